@@ -1,0 +1,49 @@
+# `make generate PROMPT="a red heart"` and `make test` set up everything they need in .venv.
+
+PROMPT = a red heart
+
+# The first Python >= 3.11 on the path; `make PYTHON=/path/to/python test` takes another.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+
+TEST = OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/python -m pytest
+
+# The shell reads PROMPT from the environment, so that it may hold quotes.
+export PROMPT
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: generate test test-slow style quality clean
+
+generate: .venv/.installed
+	.venv/bin/arimage generate "$$PROMPT" --out outputs/
+
+test: .venv/.installed-dev
+	$(TEST)
+
+test-slow: .venv/.installed-dev
+	$(TEST) -m slow --timeout 3600
+
+style: .venv/.installed-dev
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+quality: .venv/.installed-dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+
+clean:
+	rm -rf dist .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip comes last into a new environment: where it is, the environment is whole.
+.venv/bin/pip:
+	@test -n "$(PYTHON)" || { echo "arimage needs Python 3.11 or newer: none is on the path" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e .
+	touch $@
+
+.venv/.installed-dev: pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e ".[dev]"
+	touch .venv/.installed $@

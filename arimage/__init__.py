@@ -1,0 +1,47 @@
+"""Autoregressive image generation: every model a diffusers-style pipeline, every faster decoding a small object."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "AutoPipeline": "pipelines.auto",
+    "AutoregressiveDecoding": "decoding",
+    "DecodingStats": "pipelines.output",
+    "ImagePipelineOutput": "pipelines.output",
+    "LlamaGenPipeline": "pipelines.pipeline_llamagen",
+    "LlamaGenTransformer": "models.transformer_llamagen",
+    "LlamaGenVQModel": "tokenizers.vq_llamagen",
+    "Sampling": "decoding",
+    "SpeculativeJacobiDecoding": "decoding",
+    "decoding_from_name": "decoding",
+    "decoding_names": "decoding",
+}
+
+__all__ = [*_EXPORTS, "__version__"]
+
+if TYPE_CHECKING:
+    from .decoding import (
+        AutoregressiveDecoding,
+        Sampling,
+        SpeculativeJacobiDecoding,
+        decoding_from_name,
+        decoding_names,
+    )
+    from .models.transformer_llamagen import LlamaGenTransformer
+    from .pipelines.auto import AutoPipeline
+    from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .tokenizers.vq_llamagen import LlamaGenVQModel
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

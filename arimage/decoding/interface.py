@@ -1,0 +1,44 @@
+"""What a decoding asks of a model."""
+
+from typing import Any, Protocol
+
+import torch
+
+
+class TokenModel(Protocol):
+    """A next-token model of raster-ordered image codes, bound to the conditions of the B images of one call.
+
+    Attributes:
+        num_tokens: N = rows * columns codes an image.
+        vocab_size: V codes, ids 0 .. V - 1.
+        grid: rows and columns.
+        device: where its tensors live.
+    """
+
+    num_tokens: int
+    vocab_size: int
+    grid: tuple[int, int]
+    device: torch.device
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
+        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of position 0.
+
+        G is 1, or 2 under guidance: with the condition, without it.
+        """
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: Any,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Feed code `tokens[b, j]` at image position `positions[b, j]`; return the logits [G, B, Q, V] of the positions after.
+
+        Keys and values go to slot `slots[b, j]`, by default the position itself; writing again overwrites, so a rejected
+        draft needs no rollback. A query sees the slots 0 .. its own, or those of `visible` [B, Q, N + scratch]. A position
+        of -1 is padding: nothing is kept of it and its logits mean nothing. A token of -1 is a code not known yet, which
+        the model stands in for.
+        """

@@ -1,0 +1,62 @@
+"""The sampling law: from a model's logits to the probabilities that a decoding must reproduce."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next code is drawn: guidance, temperature, allowed codes, top-k, top-p, softmax, in this order.
+
+    Attributes:
+        guidance_scale: s in u + s (c - u); 1 = off. Used when the logits come with and without the condition.
+        temperature: > 0.
+        top_k: keep the codes whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
+        top_p: keep the most probable codes until their sum exceeds it, in (0, 1]; 1 = all.
+        guided_tokens: guide the first n positions of an image only; None = all.
+        allowed: bool [V], codes that may be drawn; None = all.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+
+    guidance_scale: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guided_tokens: int | None = None
+    allowed: torch.BoolTensor | None = None
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}: give a number above 0, or top_k=1 for greedy decoding")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}: give a number of codes, or 0 for all")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: give a probability above 0 and up to 1")
+
+    def law(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] in float32 of the codes at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
+        logits = logits.float()
+        if len(logits) == 2:
+            conditional, unconditional = logits
+            scale = self.guidance_scale
+            if self.guided_tokens is not None:
+                scale = torch.where(positions < self.guided_tokens, scale, 1.0)[..., None]
+            logits = unconditional + (conditional - unconditional) * scale
+        else:
+            logits = logits[0]
+        logits = logits / self.temperature
+        if self.allowed is not None:
+            logits = logits.masked_fill(~self.allowed, -torch.inf)
+        if 0 < self.top_k < logits.shape[-1]:
+            smallest = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest, -torch.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+            probabilities = ordered.softmax(-1)
+            before = probabilities.cumsum(-1) - probabilities
+            cut = (before > self.top_p).scatter(-1, order, before > self.top_p)
+            logits = logits.masked_fill(cut, -torch.inf)
+        return logits.softmax(-1)

@@ -1,0 +1,299 @@
+"""The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over raster-ordered image codes, after a
+prefix of one class embedding or of projected text embeddings."""
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
+from torch import nn
+
+from .cache import StaticCache
+
+
+def rotary_table(head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device) -> torch.Tensor:
+    """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32; the first half of the angles turns with the
+    row, the second with the column. The prefix rows are zero, so that condition tokens have zero queries and keys."""
+    quarter = head_dim // 4
+    frequencies = theta ** (-torch.arange(quarter, device=device) * 2.0 / (head_dim // 2))
+    row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
+    angles = torch.cat(
+        [
+            torch.outer(row, frequencies)[:, None].expand(-1, grid[1], -1),
+            torch.outer(column, frequencies)[None].expand(grid[0], -1, -1),
+        ],
+        dim=-1,
+    ).flatten(0, 1)
+    table = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    return F.pad(table, (0, 0, 0, 0, prefix, 0))
+
+
+def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotate neighbouring pairs of `states` [B, T, heads, head_dim] by `table` [B or 1, T, head_dim / 2, 2]."""
+    even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = table.unsqueeze(2).unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(states.dtype)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(hidden.float(), hidden.shape[-1:], eps=self.eps).to(hidden.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int, num_key_value_heads: int, dropout: float):
+        super().__init__()
+        self.head_dim = hidden_size // num_heads
+        self.widths = [hidden_size, num_key_value_heads * self.head_dim, num_key_value_heads * self.head_dim]
+        self.groups = num_heads // num_key_value_heads
+        self.qkv_proj = nn.Linear(hidden_size, sum(self.widths), bias=False)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden, table, mask, cache=None, layer=0, index=None):
+        query, key, value = (
+            states.unflatten(-1, (-1, self.head_dim)) for states in self.qkv_proj(hidden).split(self.widths, dim=-1)
+        )
+        query, key, value = (s.transpose(1, 2) for s in (rotate(query, table), rotate(key, table), value))
+        if cache is not None:
+            cache.write(layer, index, key, value)
+            key, value = cache.keys[layer], cache.values[layer]
+        if self.groups > 1:
+            key, value = (states.repeat_interleave(self.groups, dim=1) for states in (key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden):
+        return self.dropout(self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden)))
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config.hidden_size, config.num_attention_heads, kv_heads, config.dropout)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
+
+    def forward(self, hidden, table, mask, cache=None, layer=0, index=None):
+        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, cache, layer, index)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+
+class CaptionProjection(nn.Module):
+    def __init__(self, caption_dim: int, hidden_size: int, num_tokens: int):
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, hidden_size, bias=False)
+        self.fc2 = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.register_buffer("null_caption", torch.randn(num_tokens, caption_dim) / caption_dim**0.5)
+
+    def forward(self, caption):
+        return self.fc2(F.gelu(self.fc1(caption), approximate="tanh"))
+
+
+class LlamaGenTransformer(ModelMixin, ConfigMixin):
+    """The next-code transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
+
+    Args:
+        conditioning (`str`): "class" or "text".
+        grid_size (`int`): codes along each side of the image that the weights were trained for.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
+            head must be a multiple of 4.
+        num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
+        vocab_size (`int`): image codes.
+        num_classes (`int`): classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix; 1 for classes, 120 in the published text models.
+        caption_dim (`int`): width of the text embeddings.
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _supports_gradient_checkpointing = False
+
+    @register_to_config
+    def __init__(
+        self,
+        conditioning: str = "class",
+        grid_size: int = 16,
+        hidden_size: int = 768,
+        intermediate_size: int = 2048,
+        num_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        vocab_size: int = 16384,
+        num_classes: int = 1000,
+        num_condition_tokens: int = 1,
+        caption_dim: int = 2048,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if conditioning not in ("class", "text"):
+            raise ValueError(f'conditioning is {conditioning!r}: give "class" or "text"')
+        if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
+            raise ValueError(
+                f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
+            )
+        if conditioning == "class":
+            self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        else:
+            self.caption_projection = CaptionProjection(caption_dim, hidden_size, num_condition_tokens)
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.head.weight)
+
+    def embed_condition(
+        self,
+        class_labels: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        unconditional: torch.BoolTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.BoolTensor]:
+        """Prefix embeddings [B, P, hidden_size] and which of them may be attended to [B, P].
+
+        Args:
+            class_labels: [B], for "class".
+            prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
+            unconditional: [B]; the condition of these images is replaced by the learned "none". The mask stays that of
+                the prompt, as in the original.
+        """
+        if self.config.conditioning == "class":
+            if unconditional is not None:
+                class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
+            embeds = self.class_embedding(class_labels)[:, None]
+            return embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
+        mask = prompt_attention_mask.bool()
+        prompt_embeds = (prompt_embeds * mask[..., None]).to(self.dtype)
+        if unconditional is not None:
+            null = self.caption_projection.null_caption
+            prompt_embeds = torch.where(unconditional[:, None, None], null, prompt_embeds)
+        return self.caption_projection(prompt_embeds), mask
+
+    def forward(self, tokens: torch.LongTensor, **condition) -> torch.FloatTensor:
+        """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid; position
+        j sees the condition and the codes before j. `condition` are the arguments of `embed_condition`."""
+        prefix, prefix_mask = self.embed_condition(**condition)
+        hidden = self.dropout(torch.cat([prefix, self.token_embedding(tokens[:, :-1])], dim=1))
+        batch, length, _ = hidden.shape
+        start = prefix.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()
+        mask = mask.repeat(batch, 1, 1)
+        mask[:, :, :start] &= prefix_mask[:, None]
+        # A masked condition token would see nothing and become NaN.
+        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        grid = (self.config.grid_size,) * 2
+        table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, hidden.device)[None, :length]
+        for block in self.blocks:
+            hidden = block(hidden, table, mask[:, None])
+        return self.head(self.norm(hidden[:, start - 1 :])).float()
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+    @apply_forward_hook
+    def bind(self, grid: tuple[int, int], *, guided: bool = False, **condition) -> "LlamaGenTokenModel":
+        """The model of the images of one call: their condition (arguments of `embed_condition`), their grid (rows,
+        columns), and whether logits without the condition are computed beside those with it."""
+        embeds, mask = self.embed_condition(**condition)
+        if guided:
+            none = torch.ones(len(embeds), dtype=torch.bool, device=embeds.device)
+            embeds = torch.cat([embeds, self.embed_condition(**condition, unconditional=none)[0]])
+        return LlamaGenTokenModel(self, embeds, mask, grid)
+
+
+class LlamaGenTokenModel:
+    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` bound to the prompts of one call."""
+
+    def __init__(
+        self, transformer: LlamaGenTransformer, prefix: torch.Tensor, prefix_mask: torch.Tensor, grid: tuple[int, int]
+    ):
+        self.transformer, self.prefix, self.grid = transformer, prefix, grid
+        self.prefix_length = prefix.shape[1]
+        self.groups = len(prefix) // len(prefix_mask)
+        self.prefix_mask = prefix_mask.repeat(self.groups, 1)
+        self.num_tokens = grid[0] * grid[1]
+        self.vocab_size = transformer.config.vocab_size
+        self.device = prefix.device
+        theta = transformer.config.rope_theta
+        self._table = rotary_table(transformer.head_dim, grid, self.prefix_length, theta, self.device)
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[StaticCache, torch.FloatTensor]:
+        """A cache with the condition in it, and the logits [G, B, V] of position 0."""
+        config = self.transformer.config
+        rows = batch_size * self.groups
+        if rows != len(self.prefix):
+            raise ValueError(f"{batch_size} images of a model bound to {len(self.prefix) // self.groups} conditions")
+        cache = StaticCache(
+            config.num_layers,
+            rows,
+            config.num_key_value_heads or config.num_attention_heads,
+            self.transformer.head_dim,
+            prefix=self.prefix_length,
+            slots=self.num_tokens + scratch,
+            groups=self.groups,
+            dtype=self.prefix.dtype,
+            device=self.device,
+        )
+        length = self.prefix_length
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        own = torch.eye(length, dtype=torch.bool, device=self.device)
+        mask = F.pad((causal & self.prefix_mask[:, None]) | own, (0, cache.slots + 1))
+        index = torch.arange(length, device=self.device).expand(rows, -1)
+        logits = self._run(self.prefix, self._table[None, :length], mask, cache, index, slice(-1, None))
+        return cache, logits.squeeze(-2)
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: StaticCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        slots = positions if slots is None else slots
+        slots = torch.where(positions < 0, -1, slots)
+        index = cache.address(slots)
+        if visible is None:
+            visible = torch.arange(cache.slots, device=self.device) <= slots[..., None]
+        # Padding sees the slot it is thrown into, so that no row of the mask is empty.
+        mask = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
+        mask = torch.cat([self.prefix_mask[:, None].expand(-1, mask.shape[1], -1), mask], dim=-1)
+        hidden = self.transformer.token_embedding(tokens.clamp(min=0))
+        # A zero vector says nothing about the code that is not known yet.
+        hidden = hidden.masked_fill((tokens < 0)[..., None], 0).repeat(self.groups, 1, 1)
+        table = self._table[(positions.clamp(min=0) + self.prefix_length)].repeat(self.groups, 1, 1, 1)
+        return self._run(hidden, table, mask, cache, index, slice(None))
+
+    def _run(self, hidden, table, mask, cache, index, queries: slice) -> torch.FloatTensor:
+        for layer, block in enumerate(self.transformer.blocks):
+            hidden = block(hidden, table, mask[:, None], cache, layer, index)
+        logits = self.transformer.head(self.transformer.norm(hidden[:, queries])).float()
+        return logits.unflatten(0, (self.groups, -1))

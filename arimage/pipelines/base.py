@@ -1,0 +1,201 @@
+"""What the pipelines of all families share: loading and saving, seeds, the decoding loop, images."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from huggingface_hub import snapshot_download
+from PIL import Image
+
+from ..decoding import (
+    AutoregressiveDecoding,
+    Decoding,
+    Sampling,
+    TokenModel,
+    decode,
+    decoding_from_dict,
+    decoding_from_name,
+    decoding_to_dict,
+)
+from ..decoding.state import DecodingState
+from .output import DecodingStats
+
+
+GENERATION_CONFIG = "generation_config.json"
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+
+
+class ARImagePipeline(DiffusionPipeline):
+    """Base of the pipelines.
+
+    Attributes:
+        decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
+        generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
+
+    Both are kept in `generation_config.json` by `save_pretrained` and `from_pretrained`.
+    """
+
+    _callback_tensor_inputs = ["tokens", "decided"]
+
+    def __init__(self):
+        super().__init__()
+        self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        self.decoding = AutoregressiveDecoding()
+        self._interrupt = False
+
+    @property
+    def decoding(self) -> Decoding:
+        return self._decoding
+
+    @decoding.setter
+    def decoding(self, decoding: Decoding | str):
+        self._decoding = as_decoding(decoding)
+
+    @property
+    def interrupt(self) -> bool:
+        """Set `_interrupt` to True in a callback to end the call after the running pass."""
+        return self._interrupt
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
+        super().save_pretrained(save_directory, **kwargs)
+        config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
+        (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            folder = Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
+        # transformers would load in the dtype of the file, diffusers in float32: one default for all parts.
+        if "dtype" not in kwargs and "torch_dtype" not in kwargs:
+            kwargs["dtype"] = torch.float32
+        pipe = super().from_pretrained(folder, **kwargs)
+        if (folder / GENERATION_CONFIG).exists():
+            config = json.loads((folder / GENERATION_CONFIG).read_text())
+            if "decoding" in config:
+                pipe.decoding = decoding_from_dict(config.pop("decoding"))
+            pipe.generation_config.update(config)
+        return pipe
+
+    @classmethod
+    def download(cls, pretrained_model_name: str, **kwargs) -> str:
+        """Download the files of a Hub repository into the cache and return their folder."""
+        names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+        return snapshot_download(
+            pretrained_model_name,
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
+            **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
+        )
+
+    def sampling(self, **settings) -> Sampling:
+        """The `Sampling` of a call: `settings` that are not None over the checkpoint's defaults."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        return Sampling(**{**self.generation_config, **given})
+
+    def check_call(
+        self,
+        height: int | None,
+        width: int | None,
+        trained_size: int,
+        output_type: str,
+        callback_on_step_end_tensor_inputs: list[str],
+        num_images_per_prompt: int,
+    ) -> None:
+        """Refuse what no pipeline can do, before any work."""
+        if (height or trained_size) != trained_size or (width or trained_size) != trained_size:
+            raise ValueError(
+                f"height and width are {height} and {width}: this checkpoint draws {trained_size}x{trained_size} pixels "
+                "only, leave them out"
+            )
+        if output_type not in OUTPUT_TYPES:
+            raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
+        unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
+        if unknown:
+            raise ValueError(
+                f"callback_on_step_end_tensor_inputs has {sorted(unknown)}: choose among {self._callback_tensor_inputs}"
+            )
+        if num_images_per_prompt < 1:
+            raise ValueError(f"num_images_per_prompt is {num_images_per_prompt}: give at least 1")
+
+    def draw_seeds(
+        self, generator: torch.Generator | list[torch.Generator] | None, batch_size: int
+    ) -> torch.LongTensor:
+        """One seed an image [B], from one generator in turn or from one generator an image."""
+        if isinstance(generator, list):
+            if len(generator) != batch_size:
+                raise ValueError(f"{len(generator)} generators for {batch_size} images: give one an image, or a single one")
+            seeds = torch.cat([self.draw_seeds(one, 1).cpu() for one in generator])
+        else:
+            device = "cpu" if generator is None else generator.device
+            seeds = torch.randint(2**63 - 1, (batch_size,), generator=generator, device=device)
+        return seeds.to(self._execution_device)
+
+    def run_decoding(
+        self,
+        model: TokenModel,
+        decoding: Decoding | str | None,
+        sampling: Sampling,
+        seeds: torch.LongTensor,
+        callback: Callable | None,
+        callback_tensor_inputs: list[str],
+    ) -> tuple[torch.LongTensor, dict]:
+        """Decode codes [B, rows, columns]; the second value holds the fields of `DecodingStats` known by then."""
+        decoding = self.decoding if decoding is None else as_decoding(decoding)
+        self._interrupt = False
+        on_cpu = seeds.device.type == "cpu"
+        began = self._now()
+        prefill_seconds = 0.0
+
+        with self.progress_bar(total=model.num_tokens) as progress:
+
+            def on_step(state: DecodingState) -> bool:
+                nonlocal prefill_seconds
+                passes = state.forward_passes
+                if passes == 1:
+                    prefill_seconds = self._now() - began
+                # Reading how far an accelerator is waits for it.
+                if on_cpu or passes % 8 == 0:
+                    progress.update(int(state.decided.sum(1).min()) - progress.n)
+                if callback is not None:
+                    tensors = {}
+                    for name in callback_tensor_inputs:
+                        tensors[name] = getattr(state, name)
+                    callback(self, passes - 1, passes, tensors)
+                return self._interrupt
+
+            state = decode(model, decoding, sampling, seeds, on_step)
+            progress.update(int(state.decided.sum(1).min()) - progress.n)
+        return state.tokens.unflatten(1, model.grid), {
+            "forward_passes": state.forward_passes,
+            "tokens_per_pass": model.num_tokens / state.forward_passes,
+            "exact": decoding.exact,
+            "prefill_seconds": prefill_seconds,
+            "decode_seconds": self._now() - began - prefill_seconds,
+            "accepted": torch.stack(state.accepted).cpu(),
+        }
+
+    def to_images(
+        self, tokens: torch.LongTensor, decode_tokens: Callable, output_type: str, stats: dict
+    ) -> tuple[list[Image.Image] | np.ndarray | torch.Tensor, DecodingStats]:
+        """Codes [B, h, w] through `decode_tokens` to images of `output_type`, and the completed statistics."""
+        began = self._now()
+        images = tokens
+        if output_type != "latent":
+            images = VaeImageProcessor().postprocess(decode_tokens(tokens).float(), output_type=output_type)
+        return images, DecodingStats(**stats, tokenizer_seconds=self._now() - began)
+
+    def _now(self) -> float:
+        if self._execution_device.type == "cuda":
+            torch.cuda.synchronize(self._execution_device)
+        return time.perf_counter()
+
+
+def as_decoding(decoding: Decoding | str) -> Decoding:
+    """A decoding, or the one of that name."""
+    return decoding_from_name(decoding) if isinstance(decoding, str) else decoding

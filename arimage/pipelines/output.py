@@ -1,0 +1,46 @@
+"""What a pipeline returns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from diffusers.utils import BaseOutput
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class DecodingStats:
+    """What a call cost.
+
+    Attributes:
+        forward_passes: passes of the transformer over the whole batch, the prefill included.
+        tokens_per_pass: codes of an image over `forward_passes`; 1 for autoregressive decoding.
+        exact: whether the decoding samples the model's own law.
+        prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the prefill, of the other passes, and of
+            turning codes into images.
+        accepted: int64 [forward_passes, B], the codes that each pass decided in each image.
+    """
+
+    forward_passes: int
+    tokens_per_pass: float
+    exact: bool
+    prefill_seconds: float
+    decode_seconds: float
+    tokenizer_seconds: float
+    accepted: torch.LongTensor
+
+
+@dataclass
+class ImagePipelineOutput(BaseOutput):
+    """Images, their codes, and what they cost.
+
+    Attributes:
+        images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt"; or
+            the codes for "latent".
+        tokens: int64 [B, h, w], the codes.
+        stats: see `DecodingStats`.
+    """
+
+    images: list[Image.Image] | np.ndarray | torch.Tensor
+    tokens: torch.LongTensor
+    stats: DecodingStats

@@ -1,0 +1,212 @@
+"""The VQ tokenizer of LlamaGen (https://arxiv.org/abs/2406.06525): a CompVis VQGAN whose codes live on the unit sphere."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
+from torch import nn
+
+
+class ResBlock(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int, num_groups: int):
+        super().__init__()
+        self.norm1 = nn.GroupNorm(num_groups, in_channels, eps=1e-6)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(num_groups, out_channels, eps=1e-6)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        residual = self.shortcut(hidden)
+        hidden = self.conv1(F.silu(self.norm1(hidden)))
+        return residual + self.conv2(F.silu(self.norm2(hidden)))
+
+
+class SpatialAttention(nn.Module):
+    def __init__(self, channels: int, num_groups: int):
+        super().__init__()
+        self.norm = nn.GroupNorm(num_groups, channels, eps=1e-6)
+        self.to_q = nn.Conv2d(channels, channels, 1)
+        self.to_k = nn.Conv2d(channels, channels, 1)
+        self.to_v = nn.Conv2d(channels, channels, 1)
+        self.to_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(hidden)
+        query, key, value = (
+            proj(normed).flatten(2).transpose(1, 2).unsqueeze(1) for proj in (self.to_q, self.to_k, self.to_v)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return hidden + self.to_out(attended.squeeze(1).transpose(1, 2).reshape(hidden.shape))
+
+
+class Downsample(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.conv(F.pad(hidden, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.conv(F.interpolate(hidden, scale_factor=2.0, mode="nearest"))
+
+
+class Level(nn.Module):
+    """One resolution: residual blocks, each followed by attention at the lowest level, then a change of resolution."""
+
+    def __init__(self, channels: list[int], attention: bool, num_groups: int, resample: nn.Module):
+        super().__init__()
+        self.res = nn.ModuleList(ResBlock(a, b, num_groups) for a, b in pairwise(channels))
+        self.attn = nn.ModuleList(
+            SpatialAttention(c, num_groups) if attention else nn.Identity() for c in channels[1:]
+        )
+        self.resample = resample
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for res, attn in zip(self.res, self.attn, strict=True):
+            hidden = attn(res(hidden))
+        return self.resample(hidden)
+
+
+def middle(channels: int, num_groups: int) -> nn.Sequential:
+    return nn.Sequential(
+        ResBlock(channels, channels, num_groups),
+        SpatialAttention(channels, num_groups),
+        ResBlock(channels, channels, num_groups),
+    )
+
+
+class Encoder(nn.Module):
+    def __init__(self, channels: int, multipliers: list[int], blocks: int, latent_channels: int, num_groups: int):
+        super().__init__()
+        widths = [channels, *(channels * m for m in multipliers)]
+        lowest = len(multipliers) - 1
+        self.conv_in = nn.Conv2d(3, channels, 3, padding=1)
+        self.levels = nn.ModuleList(
+            Level(
+                [before] + [after] * blocks,
+                attention=i == lowest,
+                num_groups=num_groups,
+                resample=nn.Identity() if i == lowest else Downsample(after),
+            )
+            for i, (before, after) in enumerate(pairwise(widths))
+        )
+        self.mid = middle(widths[-1], num_groups)
+        self.norm_out = nn.GroupNorm(num_groups, widths[-1], eps=1e-6)
+        self.conv_out = nn.Conv2d(widths[-1], latent_channels, 3, padding=1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv_in(hidden)
+        for level in self.levels:
+            hidden = level(hidden)
+        return self.conv_out(F.silu(self.norm_out(self.mid(hidden))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, channels: int, multipliers: list[int], blocks: int, latent_channels: int, num_groups: int):
+        super().__init__()
+        widths = [channels * m for m in reversed(multipliers)]
+        highest = len(multipliers) - 1
+        self.conv_in = nn.Conv2d(latent_channels, widths[0], 3, padding=1)
+        self.mid = middle(widths[0], num_groups)
+        self.levels = nn.ModuleList(
+            Level(
+                [before] + [after] * blocks,
+                attention=i == 0,
+                num_groups=num_groups,
+                resample=nn.Identity() if i == highest else Upsample(after),
+            )
+            for i, (before, after) in enumerate(pairwise([widths[0], *widths]))
+        )
+        self.norm_out = nn.GroupNorm(num_groups, widths[-1], eps=1e-6)
+        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.mid(self.conv_in(hidden))
+        for level in self.levels:
+            hidden = level(hidden)
+        return self.conv_out(F.silu(self.norm_out(hidden)))
+
+
+class LlamaGenVQModel(ModelMixin, ConfigMixin):
+    """Turns images into grids of codes and back. The defaults are the published VQ-16; VQ-8 has multipliers (1, 2, 2, 4).
+
+    An image of H x W pixels becomes H / f x W / f codes, f = 2 ** (len(channel_multipliers) - 1). Codes are the nearest
+    rows of the l2-normalised codebook to the l2-normalised encoding.
+
+    Args:
+        channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
+        channel_multipliers (`tuple[int, ...]`): one a level, from the image's resolution down to the grid's.
+        layers_per_block (`int`): residual blocks a level in the encoder; the decoder has one more.
+        latent_channels (`int`): channels between the convolutions and the projection to the codebook.
+        codebook_size (`int`), codebook_dim (`int`): rows and width of the codebook.
+        norm_num_groups (`int`): groups of every group norm.
+    """
+
+    _no_split_modules = ["ResBlock", "SpatialAttention"]
+
+    @register_to_config
+    def __init__(
+        self,
+        channels: int = 128,
+        channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4),
+        layers_per_block: int = 2,
+        latent_channels: int = 256,
+        codebook_size: int = 16384,
+        codebook_dim: int = 8,
+        norm_num_groups: int = 32,
+    ):
+        super().__init__()
+        multipliers = list(channel_multipliers)
+        self.encoder = Encoder(channels, multipliers, layers_per_block, latent_channels, norm_num_groups)
+        self.quant_conv = nn.Conv2d(latent_channels, codebook_dim, 1)
+        self.codebook = nn.Embedding(codebook_size, codebook_dim)
+        self.post_quant_conv = nn.Conv2d(codebook_dim, latent_channels, 1)
+        self.decoder = Decoder(channels, multipliers, layers_per_block + 1, latent_channels, norm_num_groups)
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels a code along each side."""
+        return 2 ** (len(self.config.channel_multipliers) - 1)
+
+    @apply_forward_hook
+    def encode(self, images: torch.Tensor) -> torch.LongTensor:
+        """Images [B, 3, H, W] in [-1, 1], sides divisible by `scale_factor`, to codes [B, H / f, W / f].
+
+        Raises:
+            ValueError: if a side of the images is not divisible by `scale_factor`.
+        """
+        height, width = images.shape[-2:]
+        if height % self.scale_factor or width % self.scale_factor:
+            raise ValueError(
+                f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of {self.scale_factor}"
+            )
+        return self.nearest(self.quant_conv(self.encoder(images)))
+
+    def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
+        """Latents [B, codebook_dim, h, w] to the ids [B, h, w] of the codes with the greatest cosine."""
+        latents = F.normalize(latents.permute(0, 2, 3, 1), dim=-1)
+        return (latents @ F.normalize(self.codebook.weight, dim=-1).T).argmax(-1)
+
+    def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
+        """Codes [B, h, w] to their unit vectors [B, codebook_dim, h, w]."""
+        return F.normalize(self.codebook(codes), dim=-1).permute(0, 3, 1, 2)
+
+    @apply_forward_hook
+    def decode(self, codes: torch.LongTensor) -> torch.Tensor:
+        """Codes [B, h, w] to images [B, 3, h * f, w * f], nominally in [-1, 1], not clamped."""
+        return self.decode_latents(self.lookup(codes))
+
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """Code vectors [B, codebook_dim, h, w] to images [B, 3, h * f, w * f], not clamped."""
+        return self.decoder(self.post_quant_conv(latents))

@@ -1,0 +1,84 @@
+"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `captions`, `style`, `name`, `base`,
+`skin_tones` and `weight`; `image` and `alpha` are encoded pictures (`{"bytes": ..., "path": ...}`)."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+
+COLUMNS = ["image", "alpha", "caption", "captions", "style", "name", "base", "skin_tones", "weight"]
+
+
+@dataclass
+class ImageCaptions:
+    """Decoded images with their captions.
+
+    Attributes:
+        images: uint8 [M, 3, S, S] on white.
+        alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
+        captions: the caption variants of each image; the first is the primary one.
+        names, bases: the concept drawn, and the code points of its variant without skin tone.
+        weights: float32 [M], how often to draw each image.
+    """
+
+    images: torch.Tensor
+    alpha: torch.Tensor
+    captions: list[list[str]]
+    names: list[str]
+    bases: list[str]
+    weights: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Indices [count] drawn with replacement in proportion to `weights`."""
+        return torch.multinomial(self.weights, count, replacement=True, generator=generator)
+
+
+def load_captioned_images(
+    path: str | Path, image_size: int, styles: list[str] | None = None, skin_tones: bool = True
+) -> ImageCaptions:
+    """Read a parquet file, keep the rows of `styles` (all of them if `None`), without toned variants if `skin_tones` is
+    false, and box-resize the images to `image_size` pixels.
+
+    Captions that name another style than the row's own column are left out of the variants.
+
+    Raises:
+        ValueError: if the file lacks a column or no row is left.
+    """
+    table = pq.read_table(path)
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{path} lacks the columns {missing}: a training set needs {COLUMNS}")
+    rows = [
+        row
+        for row in table.select(COLUMNS).to_pylist()
+        if (styles is None or row["style"] in styles) and (skin_tones or not row["skin_tones"])
+    ]
+    if not rows:
+        raise ValueError(f"{path} has no row with a style of {styles}: choose among its values of the column `style`")
+
+    def pixels(encoded: dict, mode: str) -> torch.Tensor:
+        image = Image.open(io.BytesIO(encoded["bytes"])).convert(mode)
+        array = np.asarray(image.resize((image_size, image_size), Image.Resampling.BOX))
+        return torch.from_numpy(array.copy()).reshape(image_size, image_size, -1).permute(2, 0, 1)
+
+    return ImageCaptions(
+        images=torch.stack([pixels(row["image"], "RGB") for row in rows]),
+        alpha=torch.stack([pixels(row["alpha"], "L") for row in rows]),
+        captions=[[row["caption"], *row["captions"]] for row in rows],
+        names=[row["name"] for row in rows],
+        bases=[row["base"] for row in rows],
+        weights=torch.tensor([row["weight"] for row in rows]),
+    )
+
+
+def to_unit_range(images: torch.Tensor) -> torch.Tensor:
+    """uint8 images to float32 in [-1, 1]."""
+    return images.float() / 127.5 - 1

@@ -1,0 +1,179 @@
+"""The training loop that every recipe shares: float32 master weights, moving average, checkpoints, curve and samples."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` rules the averaged weights."""
+
+    steps: int
+    learning_rate: float
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = 50
+    gradient_clip: float = 1.0
+    ema_decay: float = 0.999
+
+    def learning_rate_at(self, step: int) -> float:
+        warmup = min(1.0, (step + 1) / self.warmup_steps)
+        progress = min(1.0, step / self.steps)
+        return self.learning_rate * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class Task(Protocol):
+    """The module that a recipe gives to `fit`: its trainable parameters and its buffers are what is trained and kept."""
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        """Write sample pictures into `out` and return held-out figures; runs with the averaged weights."""
+
+
+def training_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it faster than float32 (GPUs, CPUs with AMX), else float32."""
+    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+class MasterWeights:
+    """float32 copies of a module's parameters for the optimizer, and their exponential moving average."""
+
+    def __init__(self, module: nn.Module, settings: OptimizerSettings):
+        self.settings = settings
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.masters = [p.detach().float().clone() for p in self.parameters]
+        self.averages = [m.clone() for m in self.masters]
+        groups = [
+            {"params": [m for m in self.masters if m.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [m for m in self.masters if m.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+
+    @torch.no_grad()
+    def step(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate_at(step)
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip)
+        self.optimizer.step()
+        torch._foreach_copy_(self.parameters, self.masters)
+        decay = min(self.settings.ema_decay, (step + 1) / (step + 10))
+        torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
+
+    @torch.no_grad()
+    def load(self, averaged: bool) -> None:
+        """Put the averaged weights, or the current ones, into the module."""
+        torch._foreach_copy_(self.parameters, self.averages if averaged else self.masters)
+
+    def state_dict(self) -> dict:
+        return {"masters": self.masters, "averages": self.averages, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        torch._foreach_copy_(self.masters, state["masters"])
+        torch._foreach_copy_(self.averages, state["averages"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.load(averaged=False)
+
+
+def save_checkpoint(path: Path, state: dict) -> None:
+    """Write `state` so that an interruption leaves either the old file or the new one."""
+    temporary = path.with_suffix(".partial")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+def plot_log(log: list[dict], path: Path) -> None:
+    """One panel for every figure of the log, over the steps."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    names = sorted({name for row in log for name in row} - {"step", "seconds"})
+    figure, panels = pyplot.subplots(1, len(names), figsize=(3.5 * len(names), 3), squeeze=False)
+    for panel, name in zip(panels[0], names, strict=True):
+        points = [(row["step"], row[name]) for row in log if name in row]
+        panel.plot(*zip(*points, strict=True))
+        panel.set(title=name, xlabel="step")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def fit(
+    task: Task,
+    settings: OptimizerSettings,
+    out: str | Path,
+    *,
+    report_every_seconds: float = 300.0,
+    log_every: int = 25,
+    on_report: Callable[[], None] | None = None,
+) -> None:
+    """Train `task` to `settings.steps` steps and leave the averaged weights in them.
+
+    `out` receives `checkpoint.pt` (every report; a run that finds one continues from it and ends as if it had never been
+    interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called after each report.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = MasterWeights(task, settings)
+    buffers = dict(task.named_buffers())
+    checkpoint = out / "checkpoint.pt"
+    start, log = 0, []
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        weights.load_state_dict(state["weights"])
+        for name, buffer in buffers.items():
+            buffer.copy_(state["buffers"][name])
+        start, log = state["step"], state["log"]
+
+    def report(step: int) -> None:
+        weights.load(averaged=True)
+        task.eval()
+        with torch.no_grad():
+            log.append({"step": step, **task.report(step, out)})
+        weights.load(averaged=False)
+        task.train()
+        save_checkpoint(
+            checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
+        )
+        (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+        plot_log(log, out / "log.png")
+        if on_report is not None:
+            on_report()
+
+    task.train()
+    last_report = began = time.monotonic()
+    with tqdm(total=settings.steps, initial=start, unit="step", mininterval=5) as progress:
+        for step in range(start, settings.steps):
+            loss, figures = task.loss(step)
+            loss.backward()
+            weights.step(step)
+            progress.update()
+            if (step + 1) % log_every == 0:
+                row = {name: round(float(value), 5) for name, value in figures.items()}
+                log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
+                progress.set_postfix(row)
+            if time.monotonic() - last_report > report_every_seconds:
+                report(step + 1)
+                last_report = time.monotonic()
+    if start < settings.steps:
+        report(settings.steps)
+    weights.load(averaged=True)
+    task.eval()

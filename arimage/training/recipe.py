@@ -1,0 +1,103 @@
+"""Recipes: a TOML file that says how a packaged model was trained, and the commands that follow it."""
+
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import torch
+
+from ..decoding import decoding_from_name
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .data import ImageCaptions, load_captioned_images
+from .loop import OptimizerSettings
+from .tokenizer import TokenizerSettings, train_tokenizer
+from .transformer import TransformerSettings, train_transformer
+
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def load_recipe(name_or_path: str | Path) -> dict:
+    """The recipe of a packaged model by its name, or of a TOML file.
+
+    Raises:
+        ValueError: if there is neither.
+    """
+    path = Path(name_or_path)
+    if not path.is_file():
+        path = RECIPES / f"{name_or_path}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
+        raise ValueError(f"there is no recipe {name_or_path}: give a TOML file or one of {known}")
+    return tomllib.loads(path.read_text())
+
+
+def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
+    return load_captioned_images(path, recipe["image_size"], **recipe[part]["data"])
+
+
+def run_tokenizer(recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str) -> LlamaGenVQModel:
+    """Train the tokenizer of `recipe` on the parquet file `train`; the result lies in `out`/tokenizer."""
+    part = recipe["tokenizer"]
+    settings = TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
+    folder = Path(out) / "tokenizer"
+    data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+    return train_tokenizer(part["model"], data, heldout_data, settings, folder, device)
+
+
+def run_transformer(
+    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
+) -> LlamaGenPipeline:
+    """Train the transformer of `recipe` with the tokenizer in `out`; the pipeline lies in `out`/model, in float16.
+
+    The model is written again at every report, so that an interrupted run leaves the best so far.
+
+    Raises:
+        ValueError: if `out` has no trained tokenizer.
+    """
+    out = Path(out)
+    if not (out / "tokenizer" / "tokenizer").is_dir():
+        raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    vq = LlamaGenVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
+    part = recipe["transformer"]
+    training = dict(part["training"])
+    training["sample_prompts"] = tuple(training["sample_prompts"])
+    settings = TransformerSettings(OptimizerSettings(**part["optimizer"]), **training)
+
+    def save(pipe: LlamaGenPipeline) -> None:
+        pipe.generation_config.update(recipe["generation"]["sampling"])
+        pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
+        save_float16(pipe, out / "model")
+
+    pipe = train_transformer(
+        part["model"],
+        recipe["text_encoder"],
+        vq,
+        _load(recipe, "transformer", train),
+        _load(recipe, "transformer", heldout),
+        settings,
+        out / "transformer",
+        device,
+        on_report=save,
+    )
+    save(pipe)
+    return pipe
+
+
+def save_float16(pipe: LlamaGenPipeline, folder: Path) -> None:
+    """Save a pipeline's averaged weights in float16 without touching the pipeline; the folder is replaced at once."""
+    partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(partial, ignore_errors=True)
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+    states = {name: {key: value.clone() for key, value in part.state_dict().items()} for name, part in parts.items()}
+    dtypes = {name: part.dtype for name, part in parts.items()}
+    pipe.to(torch.float16)
+    pipe.save_pretrained(partial)
+    for name, part in parts.items():
+        part.to(dtypes[name]).load_state_dict(states[name])
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,152 @@
+"""The layer rule: nothing imports upward, no file outgrows its reader, and the light modules stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "arimage").rglob("*.py"))
+MAX_LINES = 600
+
+FLOORS = {
+    "kernels": 0,
+    "decoding": 1,
+    "models": 2,
+    "tokenizers": 2,
+    "pipelines": 3,
+    "convert": 3,
+    "training": 4,
+    "eval": 4,
+    "app": 4,
+    "cli": 4,
+    "__main__": 4,
+    "__init__": 4,  # the lazy exports reach into every room
+}
+# The packages that a room may import beside the standard library; the rooms not named here choose freely.
+PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"torch"}}
+
+
+def imported(source: str, file: str) -> list[str]:
+    """Dotted names that a source imports anywhere in it, relative ones resolved; `from a import b` gives `a.b`."""
+    package = PurePosixPath(file).parent.parts
+    names = []
+    for node in ast.walk(ast.parse(source, filename=file)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*parents, *filter(None, [node.module])])
+            names += [f"{module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def layer_violations(source: str, file: str) -> list[str]:
+    """What a source at `file`, arimage/<room>/..., imports against the layer rule."""
+    room = PurePosixPath(file).with_suffix("").parts[1]
+    if room not in FLOORS:
+        return [f"{file}: give the room {room!r} its floor"]
+    found = []
+    for name in imported(source, file):
+        top, _, rest = name.partition(".")
+        if top != "arimage":
+            allowed = PACKAGES.get(room)
+            if allowed is not None and top not in allowed and top not in sys.stdlib_module_names:
+                found.append(f"{file}: {room} imports {name}")
+            continue
+        target = rest.partition(".")[0]
+        if target == "__version__":
+            continue
+        # Any other name is an export of arimage/__init__.py.
+        floor = FLOORS.get(target, FLOORS["__init__"])
+        if floor > FLOORS[room] or (target == "decoding" and FLOORS[room] == 2):
+            found.append(f"{file}: {room} imports {name}")
+    return found
+
+
+def too_long(source: str, file: str) -> list[str]:
+    count = len(source.splitlines())
+    return [f"{file}: {count} lines, more than {MAX_LINES}"] if count > MAX_LINES else []
+
+
+def heavy_modules(code: str, heavy: set[str]) -> set[str]:
+    """Which packages of `heavy` a fresh interpreter has imported after running `code`."""
+    script = f"{code}\nimport sys\nprint('\\nimported:', *({heavy!r} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_file_keeps_the_rules(file):
+    source = (ROOT / file).read_text(encoding="utf-8")
+    assert layer_violations(source, file) + too_long(source, file) == []
+
+
+@pytest.mark.parametrize("module", ["arimage", "arimage.kernels", "arimage.decoding"])
+def test_light_modules_do_not_import_the_hugging_face_stack(module):
+    assert heavy_modules(f"import {module}", {"diffusers", "transformers", "accelerate"}) == set()
+
+
+def test_help_imports_no_framework():
+    code = """
+import sys
+from arimage.cli import main
+sys.argv = ["arimage", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+    assert heavy_modules(code, {"torch", "diffusers", "transformers"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("arimage/kernels/coupling/__init__.py", "from ...decoding import law"),
+        ("arimage/kernels/coupling/reference.py", "import numpy"),
+        ("arimage/decoding/law.py", "import diffusers"),
+        ("arimage/decoding/law.py", "def f():\n    from transformers.cache_utils import Cache"),
+        ("arimage/decoding/law.py", "from accelerate import Accelerator"),
+        ("arimage/decoding/law.py", "from ..models.cache import StaticCache"),
+        ("arimage/decoding/__init__.py", "from .. import models"),
+        ("arimage/decoding/law.py", "from .. import AutoPipeline"),
+        ("arimage/decoding/law.py", "import arimage"),
+        ("arimage/models/transformer_x.py", "from ..decoding.interface import TokenModel"),
+        ("arimage/tokenizers/vq_x.py", "import arimage.decoding"),
+        ("arimage/models/transformer_x.py", "from arimage.pipelines.base import ARImagePipeline"),
+        ("arimage/pipelines/base.py", "from ..training import loop"),
+        ("arimage/convert/x.py", "from ..cli import main"),
+        ("arimage/cellar/x.py", ""),
+    ],
+)
+def test_layer_check_finds_violations(file, source):
+    assert len(layer_violations(source, file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("arimage/kernels/coupling/__init__.py", "import math\nimport torch\nfrom . import reference"),
+        ("arimage/decoding/law.py", "import torch.nn.functional as F\nfrom ..kernels.coupling import couple"),
+        ("arimage/models/transformer_x.py", "from diffusers import ModelMixin\nfrom ..tokenizers.vq_x import VQ"),
+        ("arimage/pipelines/base.py", "from .. import __version__, decoding\nfrom ..models.cache import StaticCache"),
+        ("arimage/cli.py", "from .training.loop import fit\nfrom . import AutoPipeline"),
+        ("arimage/__init__.py", "from .pipelines.auto import AutoPipeline"),
+    ],
+)
+def test_layer_check_allows_what_the_house_allows(file, source):
+    assert layer_violations(source, file) == []
+
+
+def test_length_check_finds_long_files():
+    assert too_long("pass\n" * MAX_LINES, "arimage/x.py") == []
+    assert len(too_long("pass\n" * (MAX_LINES + 1), "arimage/x.py")) == 1
+
+
+def test_import_check_finds_heavy_modules():
+    assert heavy_modules("import sqlite3", {"sqlite3", "diffusers"}) == {"sqlite3"}
