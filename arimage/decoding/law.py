@@ -30,7 +30,9 @@ class Sampling:
 
     def __post_init__(self):
         if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}: give a number above 0, or top_k=1 for greedy decoding")
+            raise ValueError(
+                f"temperature is {self.temperature}: give a number above 0, or top_k=1 for greedy decoding"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}: give a number of codes, or 0 for all")
         if not 0 < self.top_p <= 1:

@@ -132,9 +132,7 @@ def _window(state: WindowState) -> tuple[torch.LongTensor, torch.LongTensor, tor
     return offsets, positions, positions < state.model.num_tokens
 
 
-def _write(
-    state: WindowState, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor
-) -> None:
+def _write(state: WindowState, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
     """Put `tokens` at `positions` [B, W] of the images `where` [B, W] says so."""
     size = state.model.num_tokens
     state.tokens = F.pad(state.tokens, (0, 1)).scatter(1, torch.where(where, positions, size), tokens)[:, :size]

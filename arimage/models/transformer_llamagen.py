@@ -11,7 +11,9 @@ from torch import nn
 from .cache import StaticCache
 
 
-def rotary_table(head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device) -> torch.Tensor:
+def rotary_table(
+    head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device
+) -> torch.Tensor:
     """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32; the first half of the angles turns with the
     row, the second with the column. The prefix rows are zero, so that condition tokens have zero queries and keys."""
     quarter = head_dim // 4
@@ -155,7 +157,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size, num_condition_tokens)
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.dropout = nn.Dropout(dropout)
+        self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
@@ -198,7 +200,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid; position
         j sees the condition and the codes before j. `condition` are the arguments of `embed_condition`."""
         prefix, prefix_mask = self.embed_condition(**condition)
-        hidden = self.dropout(torch.cat([prefix, self.token_embedding(tokens[:, :-1])], dim=1))
+        hidden = self.embedding_dropout(torch.cat([prefix, self.token_embedding(tokens[:, :-1])], dim=1))
         batch, length, _ = hidden.shape
         start = prefix.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()

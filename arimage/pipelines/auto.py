@@ -19,6 +19,11 @@ def packaged_models() -> list[str]:
     return sorted(path.parent.name for path in ASSETS.glob("*/model_index.json"))
 
 
+def published_models() -> list[str]:
+    """Names of the checkpoints that are downloaded and converted at their first use."""
+    return [entry.name for entry in PUBLISHED]
+
+
 class AutoPipeline:
     """Loads the pipeline that a checkpoint names; it has no instances."""
 
@@ -36,7 +41,7 @@ class AutoPipeline:
         name = str(pretrained_model_name_or_path)
         if name in packaged_models():
             folder = ASSETS / name
-        elif name in PUBLISHED:
+        elif name in published_models():
             local = {key: kwargs[key] for key in ("cache_dir", "local_files_only") if key in kwargs}
             folder = load_published(name, **local)
         else:
@@ -54,7 +59,7 @@ class AutoPipeline:
                 raise ValueError(f"{folder} has no model_index.json: give a folder written by save_pretrained")
             return ARImagePipeline.load_config(folder)["_class_name"]
         if str(folder).count("/") != 1:
-            known = ", ".join([*packaged_models(), *PUBLISHED])
+            known = ", ".join([*packaged_models(), *published_models()])
             raise ValueError(f"{folder} is no folder, no Hub repository (owner/name) and none of {known}")
         names = ("cache_dir", "local_files_only", "token", "revision")
         options = {name: kwargs[name] for name in names if name in kwargs}

@@ -129,7 +129,9 @@ class ARImagePipeline(DiffusionPipeline):
         """One seed an image [B], from one generator in turn or from one generator an image."""
         if isinstance(generator, list):
             if len(generator) != batch_size:
-                raise ValueError(f"{len(generator)} generators for {batch_size} images: give one an image, or a single one")
+                raise ValueError(
+                    f"{len(generator)} generators for {batch_size} images: give one an image, or a single one"
+                )
             seeds = torch.cat([self.draw_seeds(one, 1).cpu() for one in generator])
         else:
             device = "cpu" if generator is None else generator.device

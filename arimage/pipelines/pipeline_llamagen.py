@@ -100,7 +100,12 @@ class LlamaGenPipeline(ARImagePipeline):
                     f"this checkpoint draws classes: give class_labels, ids from 0 to {config.num_classes - 1}, and no prompt"
                 )
             labels = torch.as_tensor(class_labels).flatten()
-            if len(labels) == 0 or labels.is_floating_point() or labels.min() < 0 or labels.max() >= config.num_classes:
+            if (
+                len(labels) == 0
+                or labels.is_floating_point()
+                or labels.min() < 0
+                or labels.max() >= config.num_classes
+            ):
                 raise ValueError(
                     f"class_labels are {class_labels}: give one or more ids from 0 to {config.num_classes - 1}"
                 )
@@ -121,7 +126,9 @@ class LlamaGenPipeline(ARImagePipeline):
             return
         expected = (config.num_condition_tokens, config.caption_dim)
         if prompt_embeds.ndim != 3 or prompt_embeds.shape[1:] != expected:
-            raise ValueError(f"prompt_embeds are {tuple(prompt_embeds.shape)}: this model expects [B, {expected[0]}, {expected[1]}]")
+            raise ValueError(
+                f"prompt_embeds are {tuple(prompt_embeds.shape)}: this model expects [B, {expected[0]}, {expected[1]}]"
+            )
         if prompt_attention_mask is None or prompt_attention_mask.shape != prompt_embeds.shape[:2]:
             raise ValueError(f"prompt_attention_mask must be [B, {expected[0]}], like prompt_embeds")
         if not prompt_attention_mask.any(1).all():
@@ -211,12 +218,12 @@ class LlamaGenPipeline(ARImagePipeline):
             condition = {"class_labels": torch.as_tensor(class_labels, device=device).flatten()}
         else:
             if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt([prompt] if isinstance(prompt, str) else prompt)
+                prompt_embeds, prompt_attention_mask = self.encode_prompt(
+                    [prompt] if isinstance(prompt, str) else prompt
+                )
             embeds, mask = left_pad(prompt_embeds.to(device), prompt_attention_mask.to(device))
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        condition = {
-            name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()
-        }
+        condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
         batch_size = len(next(iter(condition.values())))
         seeds = self.draw_seeds(generator, batch_size)
 

@@ -128,7 +128,8 @@ def fit(
     """Train `task` to `settings.steps` steps and leave the averaged weights in them.
 
     `out` receives `checkpoint.pt` (every report; a run that finds one continues from it and ends as if it had never been
-    interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called after each report.
+    interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
+    the averaged weights are in `task`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -148,15 +149,13 @@ def fit(
         task.eval()
         with torch.no_grad():
             log.append({"step": step, **task.report(step, out)})
+            if on_report is not None:
+                on_report()
         weights.load(averaged=False)
         task.train()
-        save_checkpoint(
-            checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
-        )
+        save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
         (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
         plot_log(log, out / "log.png")
-        if on_report is not None:
-            on_report()
 
     task.train()
     last_report = began = time.monotonic()

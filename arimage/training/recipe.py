@@ -1,5 +1,6 @@
 """Recipes: a TOML file that says how a packaged model was trained, and the commands that follow it."""
 
+import copy
 import os
 import shutil
 import tomllib
@@ -38,7 +39,9 @@ def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
     return load_captioned_images(path, recipe["image_size"], **recipe[part]["data"])
 
 
-def run_tokenizer(recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str) -> LlamaGenVQModel:
+def run_tokenizer(
+    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
+) -> LlamaGenVQModel:
     """Train the tokenizer of `recipe` on the parquet file `train`; the result lies in `out`/tokenizer."""
     part = recipe["tokenizer"]
     settings = TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
@@ -87,16 +90,16 @@ def run_transformer(
 
 
 def save_float16(pipe: LlamaGenPipeline, folder: Path) -> None:
-    """Save a pipeline's averaged weights in float16 without touching the pipeline; the folder is replaced at once."""
+    """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
+    halves = {
+        name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
+        for name, part in pipe.components.items()
+    }
+    half = type(pipe)(**halves)
+    half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
     shutil.rmtree(partial, ignore_errors=True)
-    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-    states = {name: {key: value.clone() for key, value in part.state_dict().items()} for name, part in parts.items()}
-    dtypes = {name: part.dtype for name, part in parts.items()}
-    pipe.to(torch.float16)
-    pipe.save_pretrained(partial)
-    for name, part in parts.items():
-        part.to(dtypes[name]).load_state_dict(states[name])
+    half.save_pretrained(partial)
     if folder.exists():
         os.replace(folder, old)
     os.replace(partial, folder)

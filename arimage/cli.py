@@ -1,0 +1,231 @@
+"""The console command `arimage`. Heavy imports stay inside the commands, so that help comes at once."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+app = typer.Typer(
+    help="Draw images with autoregressive models, faster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+convert_app = typer.Typer(help="Turn published checkpoint files into a folder that every command loads.")
+train_app = typer.Typer(help="Train a model by a recipe; run a command again to continue an interrupted run.")
+app.add_typer(convert_app, name="convert", no_args_is_help=True)
+app.add_typer(train_app, name="train", no_args_is_help=True)
+
+DEFAULT_MODEL = "emoji-llamagen"
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+
+Model = Annotated[str, typer.Option(help="A packaged or published model's name, a folder, or a Hub repository.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same images.")]
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _load(model: str, device: str | None):
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    from .pipelines.auto import AutoPipeline
+
+    return AutoPipeline.from_pretrained(model).to(_device(device))
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="What to draw; one or more.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file with a prompt on every line.")] = None,
+    class_label: Annotated[list[int] | None, typer.Option(help="A class id, for class-conditional models.")] = None,
+    model: Model = DEFAULT_MODEL,
+    decoding: Annotated[str | None, typer.Option(help="ar, sjd, sjd-coupled, sjd-gumbel; else the model's.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
+    seed: Seed = 0,
+    guidance_scale: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off, 1 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="A picture file, which shows all images in a grid, or a folder of one file an image.")
+    ] = Path("outputs"),
+    device: Device = None,
+) -> None:
+    """Draw images and write them to --out."""
+    texts = list(prompts or [])
+    if file is not None:
+        texts += [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    labels = list(class_label or [])
+    if bool(texts) == bool(labels):
+        raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
+    is_file = out.suffix.lower() in IMAGE_SUFFIXES
+    if not is_file and out.suffix and not out.is_dir():
+        raise ValueError(
+            f"--out {out} is no picture file: end it in one of {', '.join(IMAGE_SUFFIXES)}, or name a folder"
+        )
+    (out.parent if is_file else out).mkdir(parents=True, exist_ok=True)
+
+    import torch
+
+    pipe = _load(model, device)
+    condition = {"prompt": texts} if texts else {"class_labels": labels}
+    output = pipe(
+        **condition,
+        num_images_per_prompt=count,
+        generator=torch.Generator().manual_seed(seed),
+        decoding=decoding,
+        guidance_scale=guidance_scale,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    images, stats = output.images, output.stats
+    if is_file:
+        from diffusers.utils import make_image_grid
+
+        # The widest grid without empty cells that is not wider than eight images or one prompt's.
+        columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
+        make_image_grid(images, rows=len(images) // columns, cols=columns).save(out)
+        written = [out]
+    else:
+        names = [text for text in (texts or [f"class {label}" for label in labels]) for _ in range(count)]
+        written = []
+        for i, (name, image) in enumerate(zip(names, images, strict=True)):
+            slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+            written.append(out / f"{slug or 'image'}-{seed}-{i}.png")
+            image.save(written[-1])
+    for path in written:
+        typer.echo(path)
+    typer.echo(
+        f"{len(images)} images, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens a pass, "
+        f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pictures",
+        err=True,
+    )
+
+
+@app.command()
+def models() -> None:
+    """List the models that are known by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from .convert.published import PUBLISHED
+    from .pipelines.auto import packaged_models
+
+    table = Table("name", "pixels", "parameters", "guidance, top-k", "from", "files", "licence")
+    for name in packaged_models():
+        table.add_row(name, "", "", "", "this package", "", "Apache-2.0, see its README.md")
+    for entry in PUBLISHED:
+        table.add_row(
+            entry.name,
+            str(entry.image_size),
+            f"{entry.parameters / 1e6:.0f} M",
+            f"{entry.sampling['guidance_scale']}, {entry.sampling['top_k']}",
+            entry.repository,
+            f"{entry.transformer_file}, {entry.tokenizer_file}",
+            entry.weights_licence or f"{entry.code_licence} (code); weights: see the repository",
+        )
+    Console().print(table)
+
+
+@app.command()
+def bench(
+    decoding: Annotated[
+        list[str] | None, typer.Option(help="A decoding to time; repeat it for more. All of them by default.")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; the batch has one image of each.")] = None,
+    class_label: Annotated[list[int] | None, typer.Option(help="A class id, for class-conditional models.")] = None,
+    model: Model = DEFAULT_MODEL,
+    batch_size: Annotated[int, typer.Option(help="Images a call; the prompts are repeated to fill it.")] = 1,
+    runs: Annotated[int, typer.Option(help="Timed calls of each decoding, taken in turn.")] = 5,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="A file for the figures as JSON.")] = None,
+    device: Device = None,
+) -> None:
+    """Measure forward passes, seconds and images a second of the decodings, side by side."""
+    from .decoding import decoding_names
+    from .eval.bench import measure, to_markdown, write_json
+
+    condition = {"class_labels": class_label} if class_label else {"prompt": prompt or ["a red heart"]}
+    pipe = _load(model, device)
+    rows = measure(pipe, condition, decoding or decoding_names(), batch_size=batch_size, runs=runs, seed=seed)
+    typer.echo(to_markdown(rows))
+    if out is not None:
+        write_json(rows, out, model=model, batch_size=batch_size, seed=seed)
+
+
+@convert_app.command("llamagen")
+def convert_llamagen_command(
+    transformer: Annotated[Path, typer.Option(help="The transformer's .pt or .safetensors file.")],
+    tokenizer: Annotated[Path, typer.Option(help="The VQ tokenizer's file.")],
+    image_size: Annotated[int, typer.Option(help="Pixels along each side that the transformer was trained for.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    num_heads: Annotated[
+        int | None, typer.Option(help="Attention heads, where the size is not a published one.")
+    ] = None,
+    text_encoder: Annotated[Path | None, typer.Option(help="A folder with the T5 encoder and its tokenizer.")] = None,
+) -> None:
+    """Convert LlamaGen's published files."""
+    from .convert import convert_llamagen
+
+    convert_llamagen(transformer, tokenizer, image_size, num_heads=num_heads, text_encoder=text_encoder, out=out)
+    typer.echo(out)
+
+
+Recipe = Annotated[str, typer.Option(help="A packaged model's name or a TOML file.")]
+Train = Annotated[Path, typer.Option("--data", help="The training set, a parquet file.")]
+Heldout = Annotated[Path, typer.Option(help="The held-out set, a parquet file.")]
+Out = Annotated[Path, typer.Option(help="The folder of the run.")]
+
+
+@train_app.command("tokenizer")
+def train_tokenizer_command(
+    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+) -> None:
+    """Train the image tokenizer of a recipe."""
+    from .training.recipe import load_recipe, run_tokenizer
+
+    run_tokenizer(load_recipe(recipe), data, heldout, out, _device(device))
+
+
+@train_app.command("transformer")
+def train_transformer_command(
+    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+) -> None:
+    """Train the transformer of a recipe; --out must hold the trained tokenizer."""
+    from .training.recipe import load_recipe, run_transformer
+
+    run_transformer(load_recipe(recipe), data, heldout, out, _device(device))
+
+
+@train_app.command("all")
+def train_all_command(
+    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+) -> None:
+    """Train the tokenizer, then the transformer: what made a packaged model; it lies in OUT/model."""
+    train_tokenizer_command(data, heldout, out, recipe, device)
+    train_transformer_command(data, heldout, out, recipe, device)
+
+
+def main() -> None:
+    """Run the command; what a user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        message = " ".join(str(error).split())
+        print(f"arimage: {message}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("arimage: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,26 @@
+"""Converters from the files that the authors of a model family published to folders of `save_pretrained`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointError
+    from .llamagen import convert_llamagen
+    from .published import PUBLISHED, PublishedCheckpoint, load_published
+
+_MODULES = {
+    "CheckpointError": ".checkpoint",
+    "convert_llamagen": ".llamagen",
+    "PUBLISHED": ".published",
+    "PublishedCheckpoint": ".published",
+    "load_published": ".published",
+}
+__all__ = ["PUBLISHED", "CheckpointError", "PublishedCheckpoint", "convert_llamagen", "load_published"]
+
+
+# The table of published checkpoints is listed by the console script, which must not wait for torch and diffusers.
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

@@ -1,0 +1,172 @@
+"""What every converter shares: reading a published file without executing anything in it, filling a model with what it
+holds, and writing the result as a whole or not at all."""
+
+import argparse
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+
+Model = TypeVar("Model", bound=nn.Module)
+WRAPPINGS = ("model", "module", "state_dict")
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be converted, in one sentence: which file, what is wrong with it, what to do."""
+
+
+def load_original(path: str | Path) -> dict[str, torch.Tensor]:
+    """The tensors of a published checkpoint by their original names, on the CPU, memory-mapped where possible.
+
+    Safetensors by their suffix, everything else as `torch.save` wrote it: the tensors themselves, or under "model",
+    "module" or "state_dict", beside which a trainer may have left its optimizer, its arguments and more. Nothing in
+    the file is executed.
+
+    Raises:
+        CheckpointError: if the file is missing, cut short, holds Python objects that would have to be executed, or is
+            no dictionary of tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file: give the path of a published checkpoint")
+    loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if isinstance(loaded, dict):
+        loaded = next((loaded[key] for key in WRAPPINGS if isinstance(loaded.get(key), dict)), loaded)
+    if not isinstance(loaded, dict) or not loaded:
+        raise CheckpointError(f"{path} holds no dictionary of tensors: give the checkpoint of a model")
+    for key, value in loaded.items():
+        if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{path} holds a {type(value).__name__} under {key!r} where a tensor was expected: give a file whose "
+                'tensors lie at its top or under "model", "module" or "state_dict"'
+            )
+    return dict(loaded)
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is cut short or not a safetensors file ({error}): download it again") from error
+
+
+def _read_torch(path: Path) -> object:
+    zipped = zipfile.is_zipfile(path)
+    with path.open("rb") as file:
+        magic = file.read(2)
+    if not zipped and magic == b"PK":
+        raise CheckpointError(f"{path} is cut short: download it again")
+    if not zipped and magic[:1] != b"\x80":
+        raise CheckpointError(
+            f"{path} is not a file of torch.save or safetensors: give the published checkpoint itself"
+        )
+    try:
+        # Trainers store their command line beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except (OSError, MemoryError):
+        raise
+    # A damaged pickle can fail in any way at all.
+    except Exception as error:
+        unsafe = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if unsafe:
+            raise CheckpointError(
+                f"{path} asks to run {unsafe[1]} when it is read, so it was not: give a file of tensors alone"
+            ) from error
+        raise CheckpointError(f"{path} is damaged or not a checkpoint of torch.save: download it again") from error
+
+
+def shape_of(
+    state: dict[str, torch.Tensor], key: str, dimensions: int, *, source: str | Path, kind: str
+) -> torch.Size:
+    """The shape of `state[key]`, which every file of this `kind` has with so many dimensions.
+
+    Raises:
+        CheckpointError: if it has not.
+    """
+    if key not in state:
+        raise CheckpointError(f"{source} has no {key!r}, as every {kind} has: give the file of a {kind}")
+    shape = state[key].shape
+    if len(shape) != dimensions:
+        raise CheckpointError(
+            f"{source} has {key!r} of shape {tuple(shape)} where {dimensions} dimensions were expected: "
+            f"give the file of a {kind}"
+        )
+    return shape
+
+
+def fill(
+    model: Model,
+    state: dict[str, torch.Tensor],
+    original_name: Callable[[str], str],
+    *,
+    dtype: torch.dtype,
+    ignored: str,
+    source: str | Path,
+) -> Model:
+    """Put the tensors of `state` into `model`, made on the meta device, without copying those that have the `dtype`
+    already, and return it in evaluation mode.
+
+    Args:
+        original_name: from a name in `model` to its name in `state`.
+        ignored: a pattern of the names in `state` that the model does without.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of another shape.
+    """
+    expected = {original_name(name): (name, tensor.shape) for name, tensor in model.state_dict().items()}
+    for key, (_, shape) in expected.items():
+        if key not in state:
+            raise CheckpointError(f"{source} has no {key!r}, expected of shape {tuple(shape)}: give a complete file")
+        if state[key].shape != shape:
+            raise CheckpointError(
+                f"{source} has {key!r} of shape {tuple(state[key].shape)} where {tuple(shape)} was expected: "
+                "give the file of one unaltered model"
+            )
+    for key in state:
+        if key not in expected and not re.fullmatch(ignored, key):
+            raise CheckpointError(
+                f"{source} has {key!r}, unknown to {type(model).__name__}: give the file of an unaltered model"
+            )
+    # Safetensors saves nothing else than contiguous tensors.
+    model.load_state_dict(
+        {name: state[key].to(dtype).contiguous() for key, (name, _) in expected.items()}, assign=True
+    )
+    return model.eval()
+
+
+def check_vacant(out: str | Path) -> None:
+    """Raise a `CheckpointError` if `out` is neither absent nor an empty folder."""
+    out = Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise CheckpointError(f"{out} exists already: give a new or empty folder to write to")
+
+
+def save_whole(save: Callable[[Path], object], out: str | Path) -> None:
+    """Let `save` write into a folder beside `out`, which becomes `out` once all of it is there.
+
+    Raises:
+        CheckpointError: if `out` is neither absent nor an empty folder.
+    """
+    check_vacant(out)
+    out = Path(out).absolute()
+    partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")
+    partial.mkdir(parents=True)
+    try:
+        save(partial)
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

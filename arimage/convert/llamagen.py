@@ -1,0 +1,270 @@
+"""From the published files of LlamaGen (https://github.com/FoundationVision/LlamaGen) to a `LlamaGenPipeline`."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
+
+from ..models.transformer_llamagen import LlamaGenTransformer
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .published import LLAMAGEN_SAMPLING
+
+
+# (hidden size, layers) of the published sizes to their heads, which no tensor tells.
+NUM_HEADS = {
+    (768, 12): 12,
+    (1024, 24): 16,
+    (1280, 36): 20,
+    (1536, 48): 24,
+    (3200, 24): 32,
+    (2048, 22): 32,
+    (4096, 32): 32,
+    (2560, 48): 40,
+}
+# Ours and the original's, replaced from top to bottom.
+TRANSFORMER_NAMES = (
+    ("token_embedding.", "tok_embeddings."),
+    ("blocks.", "layers."),
+    (".qkv_proj.", ".wqkv."),
+    (".out_proj.", ".wo."),
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
+    (".feed_forward_norm.", ".ffn_norm."),
+    ("head.", "output."),
+    ("class_embedding.", "cls_embedding.embedding_table."),
+    ("caption_projection.null_caption", "cls_embedding.uncond_embedding"),
+    ("caption_projection.", "cls_embedding.cap_proj."),
+)
+TOKENIZER_NAMES = (
+    ("codebook.", "quantize.embedding."),
+    (".levels.", ".conv_blocks."),
+    (".shortcut.", ".nin_shortcut."),
+    (".to_q.", ".q."),
+    (".to_k.", ".k."),
+    (".to_v.", ".v."),
+    (".to_out.", ".proj_out."),
+)
+NORM_NUM_GROUPS = 32
+
+
+def llamagen_transformer_from_original(
+    state: dict[str, torch.Tensor],
+    *,
+    image_size: int,
+    downsample: int,
+    num_heads: int | None = None,
+    source: str | Path = "the transformer's file",
+) -> LlamaGenTransformer:
+    """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        image_size: pixels along each side of the images that the weights were trained for, which no tensor tells.
+        downsample: pixels a code along each side.
+        num_heads: attention heads, where hidden size and layers are those of no published size.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if the image size is no multiple of `downsample`, the heads are unknown or do not fit, or a
+            tensor is missing, unknown or of an unexpected shape.
+    """
+    if image_size < 1 or image_size % downsample:
+        raise CheckpointError(
+            f"image size {image_size} does not fit a tokenizer of {downsample} pixels a code: "
+            f"give the multiple of {downsample} that {source} was trained for"
+        )
+
+    def shape(key: str) -> torch.Size:
+        return shape_of(state, key, 2, source=source, kind="LlamaGen transformer")
+
+    vocab_size, hidden_size = shape("tok_embeddings.weight")
+    num_layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
+    heads, kv_heads = _heads(shape("layers.0.attention.wqkv.weight")[0], hidden_size, num_layers, num_heads, source)
+    config = {
+        "grid_size": image_size // downsample,
+        "hidden_size": hidden_size,
+        "intermediate_size": shape("layers.0.feed_forward.w1.weight")[0],
+        "num_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": None if kv_heads == heads else kv_heads,
+        "vocab_size": vocab_size,
+    }
+    if any(key.startswith(("cls_embedding.uncond_embedding", "cls_embedding.cap_proj.")) for key in state):
+        tokens, caption_dim = shape("cls_embedding.uncond_embedding")
+        config |= {"conditioning": "text", "num_condition_tokens": tokens, "caption_dim": caption_dim}
+    else:
+        num_classes = shape("cls_embedding.embedding_table.weight")[0] - 1
+        config |= {"conditioning": "class", "num_condition_tokens": 1, "num_classes": num_classes}
+    with torch.device("meta"):
+        transformer = LlamaGenTransformer(**config)
+    return fill(
+        transformer,
+        state,
+        _transformer_name,
+        dtype=state["tok_embeddings.weight"].dtype,
+        ignored=r"freqs_cis|layers\.\d+\.attention\.kv_cache\.[kv]_cache",
+        source=source,
+    )
+
+
+def _heads(qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | None, source) -> tuple[int, int]:
+    heads = num_heads or NUM_HEADS.get((hidden_size, num_layers))
+    if heads is None:
+        raise CheckpointError(
+            f"{source} has {num_layers} layers of width {hidden_size}, which is no published size and tells nothing "
+            "of its attention heads: give their number as --num-heads (num_heads=)"
+        )
+    if heads < 1 or hidden_size % heads or hidden_size // heads % 4:
+        raise CheckpointError(
+            f"{source} has width {hidden_size}, of which {heads} heads have no whole multiple of 4 each: "
+            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
+        )
+    kv_heads, rest = divmod(qkv_width - hidden_size, 2 * hidden_size // heads)
+    if kv_heads < 1 or rest or heads % kv_heads:
+        raise CheckpointError(
+            f"{source} has 'layers.0.attention.wqkv.weight' with {qkv_width} rows, which {heads} heads of width "
+            f"{hidden_size // heads} cannot share: give the number of attention heads it was trained with as "
+            "--num-heads (num_heads=)"
+        )
+    return heads, kv_heads
+
+
+def _transformer_name(name: str) -> str:
+    for ours, original in TRANSFORMER_NAMES:
+        name = name.replace(ours, original)
+    return name
+
+
+def llamagen_tokenizer_from_original(
+    state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
+) -> LlamaGenVQModel:
+    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    def shape(key: str, dimensions: int = 4) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind="LlamaGen tokenizer")
+
+    def count(pattern: str) -> int:
+        return len({match[1] for key in state if (match := re.match(pattern, key))})
+
+    codebook_size, codebook_dim = shape("quantize.embedding.weight", 2)
+    channels = shape("encoder.conv_in.weight")[0]
+    levels = count(r"encoder\.conv_blocks\.(\d+)\.")
+    widths = [shape(f"encoder.conv_blocks.{level}.res.0.conv1.weight")[0] for level in range(levels)]
+    if (
+        levels < 1
+        or channels < 1
+        or any(width < 1 or width % channels for width in widths)
+        or channels % NORM_NUM_GROUPS
+    ):
+        raise CheckpointError(
+            f"{source} has an encoder of widths {[channels, *widths]}, expected multiples of the first, itself a "
+            f"multiple of {NORM_NUM_GROUPS}: give the file of a LlamaGen tokenizer"
+        )
+    with torch.device("meta"):
+        vq = LlamaGenVQModel(
+            channels=channels,
+            channel_multipliers=[width // channels for width in widths],
+            layers_per_block=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
+            latent_channels=shape("encoder.conv_out.weight")[0],
+            codebook_size=codebook_size,
+            codebook_dim=codebook_dim,
+            norm_num_groups=NORM_NUM_GROUPS,
+        )
+    return fill(vq, state, _tokenizer_name, dtype=torch.float32, ignored=r"quantize\.codebook_used", source=source)
+
+
+def _tokenizer_name(name: str) -> str:
+    for ours, original in TOKENIZER_NAMES:
+        name = name.replace(ours, original)
+    return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
+
+
+def convert_llamagen(
+    transformer: str | Path,
+    tokenizer: str | Path,
+    image_size: int,
+    *,
+    num_heads: int | None = None,
+    text_encoder: str | Path | None = None,
+    out: str | Path | None = None,
+) -> LlamaGenPipeline:
+    """The pipeline of two published files, with the published sampling defaults.
+
+    Args:
+        transformer, tokenizer: files such as `c2i_B_256.pt` and `vq_ds16_c2i.pt`. The tokenizers of the class and of
+            the text models look alike, but each goes with its own.
+        image_size: pixels along each side of the images that the transformer was trained for.
+        num_heads: attention heads, asked for where the transformer has no published size.
+        text_encoder: for a text model, a local folder with the transformers T5 encoder it was trained with, and its
+            tokenizer. Without it the pipeline takes `prompt_embeds` only.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a file cannot be read, does not fit the other or the image size, or `out` is taken.
+    """
+    if out is not None:
+        check_vacant(out)
+    vq = llamagen_tokenizer_from_original(load_original(tokenizer), source=tokenizer)
+    model = llamagen_transformer_from_original(
+        load_original(transformer),
+        image_size=image_size,
+        downsample=vq.scale_factor,
+        num_heads=num_heads,
+        source=transformer,
+    )
+    if model.config.vocab_size != vq.config.codebook_size:
+        raise CheckpointError(
+            f"{transformer} predicts {model.config.vocab_size} codes but {tokenizer} has {vq.config.codebook_size}: "
+            "give the tokenizer that this transformer was trained with"
+        )
+    text = (None, None) if text_encoder is None else _load_text_encoder(Path(text_encoder), model, transformer)
+    pipeline = LlamaGenPipeline(transformer=model, vq=vq, tokenizer=text[0], text_encoder=text[1])
+    pipeline.generation_config.update(LLAMAGEN_SAMPLING[model.config.conditioning])
+    if out is not None:
+        save_whole(pipeline.save_pretrained, out)
+    return pipeline
+
+
+def _load_text_encoder(
+    folder: Path, model: LlamaGenTransformer, transformer: str | Path
+) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
+    if model.config.conditioning == "class":
+        raise CheckpointError(f"{transformer} is conditioned on classes: leave out the text encoder {folder}")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        if config.get("model_type") != "t5":
+            raise CheckpointError(
+                f"{folder} is no T5 encoder: give a folder with the one {transformer} was trained with"
+            )
+        if config["d_model"] != model.config.caption_dim:
+            raise CheckpointError(
+                f"{folder} gives embeddings of width {config['d_model']} where {transformer} takes "
+                f"{model.config.caption_dim}: give the text encoder it was trained with"
+            )
+        # transformers makes up an empty tokenizer where there are no files.
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
+            raise CheckpointError(
+                f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
+            )
+        encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype="auto")
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True), encoder.eval()
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be loaded ({str(error).splitlines()[0]}): give a local folder with config.json, weights "
+            "and tokenizer of a transformers T5 encoder"
+        ) from error

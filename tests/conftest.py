@@ -1,0 +1,20 @@
+import os
+
+
+# Before anything imports huggingface_hub, which reads it once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+# Tiny models gain nothing from more threads.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> str:
+    """Every device that a test should hold on; the GPU's share runs with `-m gpu`."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an accelerator")
+    return request.param

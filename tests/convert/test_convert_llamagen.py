@@ -1,0 +1,348 @@
+import argparse
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from arimage.convert.checkpoint import CheckpointError, load_original
+from arimage.convert.llamagen import (
+    convert_llamagen,
+    llamagen_tokenizer_from_original,
+    llamagen_transformer_from_original,
+)
+from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CLASS = (FIXTURES / "llamagen_c2i" / "c2i_tiny.pt", FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt")
+TEXT = (FIXTURES / "llamagen_t2i" / "t2i_tiny.pt", FIXTURES / "llamagen_t2i" / "vq_ds4_t2i.pt")
+
+
+@pytest.fixture
+def state():
+    return load_original(CLASS[0])
+
+
+@pytest.fixture
+def make_text_encoder(tmp_path):
+    def make(width):
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+        folder = tmp_path / f"t5-{width}"
+        config = T5Config(vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+        T5EncoderModel(config).save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "heart": 3}, unk_token="<unk>"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def transformer_from(state, **settings):
+    return llamagen_transformer_from_original(state, **{"image_size": 24, "downsample": 4, "num_heads": 4} | settings)
+
+
+def published_size(hidden_size, num_layers):
+    """An original of a published width and depth, with everything else small and no memory behind it."""
+    shapes = {
+        "tok_embeddings.weight": (5, hidden_size),
+        "cls_embedding.embedding_table.weight": (3, hidden_size),
+        "norm.weight": (hidden_size,),
+        "output.weight": (5, hidden_size),
+    }
+    for i in range(num_layers):
+        shapes |= {
+            f"layers.{i}.attention.wqkv.weight": (3 * hidden_size, hidden_size),
+            f"layers.{i}.attention.wo.weight": (hidden_size, hidden_size),
+            f"layers.{i}.feed_forward.w1.weight": (8, hidden_size),
+            f"layers.{i}.feed_forward.w2.weight": (hidden_size, 8),
+            f"layers.{i}.feed_forward.w3.weight": (8, hidden_size),
+            f"layers.{i}.attention_norm.weight": (hidden_size,),
+            f"layers.{i}.ffn_norm.weight": (hidden_size,),
+        }
+    return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict"])
+def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
+    beside = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
+    beside |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
+    torch.save(state if wrapping is None else {wrapping: state, **beside}, tmp_path / "wrapped.pt")
+    loaded = load_original(tmp_path / "wrapped.pt")
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+def test_safetensors_and_the_old_torch_format_give_the_same_tensors(state, tmp_path):
+    save_file(state, tmp_path / "new.safetensors")
+    torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("new.safetensors", "old.pt"):
+        loaded = load_original(tmp_path / name)
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+class Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("write", ["zip", "old", "pickle", "beside"])
+def test_code_in_a_file_is_refused_and_not_run(state, write, tmp_path):
+    file, trace = tmp_path / "evil.pt", tmp_path / "trace"
+    if write == "pickle":
+        file.write_bytes(pickle.dumps({"model": Code(trace)}, protocol=2))
+    else:
+        content = {"model": state, "steps": Code(trace)} if write == "beside" else {"a": Code(trace)}
+        torch.save(content, file, _use_new_zipfile_serialization=write != "old")
+    with pytest.raises(CheckpointError, match=r"evil\.pt asks to run \S*mkdir when it is read"):
+        load_original(file)
+    assert not trace.exists()
+
+
+def unreadable(kind, state, path):
+    if kind in ("cut zip", "cut old", "cut safetensors"):
+        if kind == "cut safetensors":
+            save_file(state, path)
+        else:
+            torch.save(state, path, _use_new_zipfile_serialization=kind == "cut zip")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif kind == "text":
+        path.write_text("<!doctype html><p>Not found</p>")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "foreign pickle":
+        path.write_bytes(pickle.dumps({"a": 1}, protocol=4))
+    elif kind == "list":
+        torch.save([1, 2], path)
+    elif kind == "no tensors":
+        torch.save({"model": {"a": 1}}, path)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("cut zip", "cut short"),
+        ("cut old", "damaged"),
+        ("cut safetensors", "cut short"),
+        ("text", "not a file of torch.save"),
+        ("empty", "not a file of torch.save"),
+        ("foreign pickle", "damaged or not a checkpoint"),
+        ("list", "no dictionary of tensors"),
+        ("no tensors", "holds a int under 'a'"),
+        ("missing", "is not a file"),
+    ],
+)
+def test_unreadable_files_are_refused_in_one_sentence(kind, said, state, tmp_path):
+    path = tmp_path / ("file.safetensors" if kind == "cut safetensors" else "file.pt")
+    unreadable(kind, state, path)
+    with pytest.raises(CheckpointError, match=said) as refusal:
+        load_original(path)
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_shapes_of_a_class_model_are_inferred(state):
+    config = transformer_from(state).config
+    assert (config.conditioning, config.grid_size, config.num_classes, config.num_condition_tokens) == (
+        "class",
+        6,
+        10,
+        1,
+    )
+    assert (config.hidden_size, config.intermediate_size, config.num_layers, config.vocab_size) == (48, 128, 3, 128)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, None)
+
+
+def test_shapes_of_a_text_model_are_inferred():
+    config = transformer_from(load_original(TEXT[0]), image_size=16).config
+    assert (config.conditioning, config.grid_size, config.num_condition_tokens, config.caption_dim) == (
+        "text",
+        4,
+        120,
+        32,
+    )
+    assert (config.hidden_size, config.num_layers) == (48, 2)
+
+
+def test_shapes_of_a_tokenizer_are_inferred():
+    vq = llamagen_tokenizer_from_original(load_original(CLASS[1]))
+    assert vq.scale_factor == 4 and not vq.training
+    assert (vq.config.channels, list(vq.config.channel_multipliers), vq.config.layers_per_block) == (32, [2, 1, 1], 1)
+    assert (vq.config.latent_channels, vq.config.codebook_size, vq.config.codebook_dim) == (32, 128, 8)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_query_attention_is_inferred(state, kv_heads):
+    for i in range(3):
+        state[f"layers.{i}.attention.wqkv.weight"] = torch.randn(48 + 2 * kv_heads * 12, 48)
+    assert transformer_from(state).config.num_key_value_heads == kv_heads
+
+
+@pytest.mark.parametrize(
+    ("size", "heads"), [((768, 12), 12), ((1024, 24), 16), ((1280, 36), 20), ((1536, 48), 24), ((3200, 24), 32)]
+)
+def test_heads_of_published_sizes_are_known(size, heads):
+    transformer = transformer_from(published_size(*size), num_heads=None)
+    assert transformer.config.num_attention_heads == heads
+
+
+def test_remains_of_generating_and_training_are_ignored(state):
+    state |= {"freqs_cis": torch.ones(2), "layers.0.attention.kv_cache.k_cache": torch.ones(2)}
+    assert not transformer_from(state).training
+
+
+def test_weights_keep_one_dtype(state):
+    half = {key: value.bfloat16() for key, value in state.items()} | {"norm.weight": state["norm.weight"]}
+    assert {parameter.dtype for parameter in transformer_from(half).parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output.weight": None}, r"has no 'output.weight', expected of shape \(128, 48\)"),
+        ({"tok_embeddings.weight": None}, "has no 'tok_embeddings.weight', as every LlamaGen transformer has"),
+        ({"tok_embeddings.weight": torch.ones(3)}, r"'tok_embeddings.weight' of shape \(3,\) where 2 dimensions"),
+        ({"cls_embedding.embedding_table.weight": None}, "has no 'cls_embedding.embedding_table.weight'"),
+        ({"norm.weight": torch.ones(7)}, r"'norm.weight' of shape \(7,\) where \(48,\) was expected"),
+        (
+            {"layers.1.attention.bias": torch.ones(7)},
+            "'layers.1.attention.bias', unknown to LlamaGenTransformer",
+        ),
+        ({"layers.5.ffn_norm.weight": torch.ones(48)}, "has no 'layers.3"),
+        ({"layers.0.attention.wqkv.weight": torch.ones(150, 48)}, "150 rows, which 4 heads.*--num-heads"),
+    ],
+)
+def test_unfitting_tensors_are_refused_by_name(state, change, said):
+    changed = {key: value for key, value in (state | change).items() if value is not None}
+    with pytest.raises(CheckpointError, match=f"^some.pt has .*{said}|^some.pt {said}"):
+        transformer_from(changed, source="some.pt")
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "said"),
+    [(None, "3 layers of width 48.*--num-heads"), (5, "5 heads"), (24, "24 heads"), (-4, "-4 heads")],
+)
+def test_missing_or_unfitting_heads_are_asked_for(state, num_heads, said):
+    with pytest.raises(CheckpointError, match=said):
+        transformer_from(state, num_heads=num_heads)
+
+
+def test_files_given_the_wrong_way_round_are_refused_by_name():
+    with pytest.raises(
+        CheckpointError, match=r"c2i_tiny\.pt has no 'quantize.embedding.weight', as every LlamaGen tokenizer"
+    ):
+        convert_llamagen(CLASS[1], CLASS[0], 24, num_heads=4)
+
+
+@pytest.mark.parametrize("image_size", [0, 26])
+def test_image_sizes_between_codes_are_refused(image_size):
+    with pytest.raises(CheckpointError, match=f"image size {image_size} does not fit a tokenizer of 4 pixels a code"):
+        convert_llamagen(*CLASS, image_size, num_heads=4)
+
+
+def test_a_codebook_of_another_size_is_refused_naming_both_files(tmp_path):
+    state = load_original(CLASS[1])
+    state["quantize.embedding.weight"] = torch.randn(64, 8)
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=r"c2i_tiny.pt predicts 128 codes but .*other.pt has 64"):
+        convert_llamagen(CLASS[0], tmp_path / "other.pt", 24, num_heads=4)
+
+
+@pytest.mark.parametrize(
+    ("files", "image_size", "defaults"),
+    [
+        (CLASS, 24, {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0}),
+        (TEXT, 16, {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0}),
+    ],
+    ids=["class", "text"],
+)
+def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(files, image_size, defaults, tmp_path):
+    out = tmp_path / "new" / "pipe"
+    pipe = convert_llamagen(*files, image_size, num_heads=4, out=out)
+    loaded = LlamaGenPipeline.from_pretrained(out)
+    assert defaults.items() <= pipe.generation_config.items()
+    assert defaults.items() <= loaded.generation_config.items()
+    assert [path.name for path in out.parent.iterdir()] == ["pipe"]
+    for name in ("transformer", "vq"):
+        before, after = getattr(pipe, name).state_dict(), getattr(loaded, name).state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_text_encoder_is_packed_with_a_text_model(make_text_encoder, tmp_path):
+    out = tmp_path / "pipe"
+    pipe = convert_llamagen(*TEXT, 16, num_heads=4, text_encoder=make_text_encoder(32), out=out)
+    assert pipe.tokenizer("heart").input_ids == [3]
+    loaded = LlamaGenPipeline.from_pretrained(out)
+    assert loaded.text_encoder.config.d_model == 32 and loaded.tokenizer("heart").input_ids == [3]
+
+
+@pytest.mark.parametrize(
+    ("files", "image_size", "kind", "said"),
+    [
+        (TEXT, 16, "narrow", "embeddings of width 16 where .*t2i_tiny.pt takes 32"),
+        (TEXT, 16, "not T5", "is no T5 encoder"),
+        (TEXT, 16, "no tokenizer", "has neither tokenizer.json nor spiece.model"),
+        (TEXT, 16, "absent", "cannot be loaded"),
+        (CLASS, 24, "fitting", "c2i_tiny.pt is conditioned on classes"),
+    ],
+)
+def test_unfitting_text_encoders_are_refused(files, image_size, kind, said, make_text_encoder, tmp_path):
+    folder = tmp_path / "absent" if kind == "absent" else make_text_encoder(16 if kind == "narrow" else 32)
+    if kind == "not T5":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "clip"}))
+    if kind == "no tokenizer":
+        for path in folder.glob("tokenizer*"):
+            path.unlink()
+    with pytest.raises(CheckpointError, match=said) as refusal:
+        convert_llamagen(*files, image_size, num_heads=4, text_encoder=folder)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError("no space left on device")])
+def test_an_interrupted_conversion_leaves_nothing(interruption, tmp_path, monkeypatch):
+    def save(self, folder, **kwargs):
+        (Path(folder) / "half").write_text("written")
+        raise interruption
+
+    monkeypatch.setattr(LlamaGenPipeline, "save_pretrained", save)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        convert_llamagen(*CLASS, 24, num_heads=4, out=tmp_path / "pipe")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("taken", ["file", "folder"])
+def test_an_existing_output_is_refused_and_kept(taken, tmp_path):
+    out = tmp_path / "pipe"
+    kept = out if taken == "file" else out / "mine"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("kept")
+    with pytest.raises(CheckpointError, match="pipe exists already"):
+        convert_llamagen(*CLASS, 24, num_heads=4, out=out)
+    assert kept.read_text() == "kept"
+
+
+def test_tensors_in_another_memory_order_are_saved(tmp_path):
+    state = load_original(CLASS[1])
+    state = {key: v.to(memory_format=torch.channels_last) if v.ndim == 4 else v for key, v in state.items()}
+    torch.save(state, tmp_path / "vq.pt")
+    pipe = convert_llamagen(CLASS[0], tmp_path / "vq.pt", 24, num_heads=4, out=tmp_path / "pipe")
+    assert torch.equal(LlamaGenPipeline.from_pretrained(tmp_path / "pipe").vq.codebook.weight, pipe.vq.codebook.weight)
+
+
+def test_an_empty_output_folder_is_filled(tmp_path):
+    (tmp_path / "pipe").mkdir()
+    convert_llamagen(*CLASS, 24, num_heads=4, out=tmp_path / "pipe")
+    assert (tmp_path / "pipe" / "model_index.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -1,0 +1,141 @@
+"""Logits and greedy codes equal those of the authors' implementation, on random weights in their file format."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from arimage.convert.checkpoint import load_original
+from arimage.convert.llamagen import llamagen_transformer_from_original
+from arimage.models.transformer_llamagen import LlamaGenTransformer, rotary_table
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module", params=["c2i", "t2i"])
+def golden(request):
+    """The transformer, its condition, the authors' outputs and their configuration."""
+    folder = FIXTURES / f"llamagen_{request.param}"
+    config = json.loads((folder / "config.json").read_text())
+    expected = load_file(folder / "expected.safetensors")
+    transformer = llamagen_transformer_from_original(
+        load_original(folder / config["gpt_file"]),
+        image_size=4 * int(config["gpt"]["block_size"] ** 0.5),
+        downsample=4,
+        num_heads=config["gpt"]["n_head"],
+    )
+    if request.param == "c2i":
+        condition = {"class_labels": expected["class_labels"]}
+    else:
+        condition = {"prompt_embeds": expected["caption_embs"], "prompt_attention_mask": expected["emb_masks"]}
+    return transformer, condition, expected, config
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def greedy(model, batch_size, guidance_scale=1.0, last_guided=None):
+    """Codes [B, N] of the greatest logits; guided up to the position `last_guided`, everywhere if None."""
+    cache, logits = model.prefill(batch_size)
+    codes = []
+    for position in range(model.num_tokens):
+        law = logits[0]
+        if len(logits) == 2 and (last_guided is None or position <= last_guided):
+            law = logits[1] + guidance_scale * (logits[0] - logits[1])
+        codes.append(law.argmax(-1))
+        at = torch.full((batch_size, 1), position)
+        logits = model.forward(codes[-1][:, None], at, cache)[:, :, 0]
+    return torch.stack(codes, dim=1)
+
+
+def test_rotary_table_equals_the_original(golden):
+    transformer, _, expected, _ = golden
+    config = transformer.config
+    grid = (config.grid_size, config.grid_size)
+    table = rotary_table(
+        transformer.head_dim, grid, config.num_condition_tokens, config.rope_theta, torch.device("cpu")
+    )
+    torch.testing.assert_close(table, expected["rope_freqs_cis"])
+
+
+@torch.no_grad()
+def test_hidden_states_after_the_first_block_equal_the_original(golden):
+    transformer, condition, expected, _ = golden
+    hidden = []
+    hook = transformer.blocks[0].register_forward_hook(lambda module, inputs, output: hidden.append(output))
+    transformer(expected["tf_tokens"], **condition)
+    hook.remove()
+    assert_close(hidden[0], expected["tf_hidden_after_layer0"])
+
+
+@torch.no_grad()
+def test_teacher_forced_logits_equal_the_original_with_without_condition_and_guided(golden):
+    transformer, condition, expected, config = golden
+    none = torch.ones(2, dtype=torch.bool)
+    with_condition = transformer(expected["tf_tokens"], **condition)
+    without = transformer(expected["tf_tokens"], **condition, unconditional=none)
+    assert_close(with_condition, expected["tf_logits_cond"])
+    assert_close(without, expected["tf_logits_uncond"])
+    guided = without + config["cfg_scales"][-1] * (with_condition - without)
+    torch.testing.assert_close(guided, expected["tf_logits_cfg"], atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 5])
+def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
+    transformer, condition, expected, _ = golden
+    model = transformer.bind((transformer.config.grid_size,) * 2, guided=True, **condition)
+    cache, first = model.prefill(2)
+    logits = [first[:, :, None]]
+    positions = torch.arange(model.num_tokens - 1).expand(2, -1)
+    for tokens, at in zip(
+        expected["tf_tokens"][:, :-1].split(queries, dim=1), positions.split(queries, dim=1), strict=True
+    ):
+        logits.append(model.forward(tokens, at, cache))
+    with_condition, without = torch.cat(logits, dim=2)
+    assert_close(with_condition, expected["tf_logits_cond"])
+    assert_close(without, expected["tf_logits_uncond"])
+
+
+def test_greedy_codes_without_guidance_equal_the_original(golden):
+    transformer, condition, expected, _ = golden
+    model = transformer.bind((transformer.config.grid_size,) * 2, **condition)
+    assert torch.equal(greedy(model, 2), expected["greedy_tokens_cfg1"])
+
+
+@pytest.mark.parametrize("interval", [False, True], ids=["everywhere", "interval"])
+def test_greedy_codes_with_guidance_equal_the_original(golden, interval):
+    transformer, condition, expected, config = golden
+    model = transformer.bind((transformer.config.grid_size,) * 2, guided=True, **condition)
+    name = f"greedy_tokens_cfg{config['cfg_scales'][-1]:g}"
+    if interval:
+        name += f"_interval{config['cfg_interval']}"
+    last_guided = config["cfg_interval"] + 1 if interval else None
+    assert torch.equal(greedy(model, 2, config["cfg_scales"][-1], last_guided), expected[name])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_query_attention_is_the_same_cached_as_teacher_forced(kv_heads):
+    torch.manual_seed(0)
+    transformer = LlamaGenTransformer(
+        grid_size=4,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        vocab_size=20,
+        num_classes=3,
+    ).eval()
+    labels = torch.tensor([0, 2])
+    model = transformer.bind((4, 4), class_labels=labels)
+    codes = greedy(model, 2)
+    logits = transformer(codes, class_labels=labels)
+    assert len(codes.unique()) > 1
+    assert torch.equal(logits.argmax(-1), codes)

@@ -1,0 +1,90 @@
+"""Tiny pipelines with random weights: quick on a CPU, and sharp enough that every condition gives other codes."""
+
+import torch
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.training.transformer import train_text_tokenizer
+
+
+CODES = 48
+TEXT_LENGTH = 12
+TEXT_WIDTH = 16
+NUM_CLASSES = 10
+SCALE_FACTOR = 2
+
+
+def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """Draw every weight anew, so wide that logits differ by whole units, and put the module in evaluation mode."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, value in module.state_dict().items():
+        if value.ndim > 1:
+            fan_in = value[0].numel()
+            # Embeddings have no fan-in: each row is a vector of its own.
+            scale = 1.0 if "embedding" in name or "shared" in name or "null" in name else 1.5 / fan_in**0.5
+            value.copy_(torch.randn(value.shape, generator=generator) * scale)
+    return module.eval()
+
+
+def text_tokenizer(max_length: int = TEXT_LENGTH) -> PreTrainedTokenizerFast:
+    captions = ["a red heart", "a blue book, flat style", "green tree", "grinning cat face"]
+    return train_text_tokenizer(captions, 300, max_length)
+
+
+def text_encoder(vocab_size: int, width: int = TEXT_WIDTH, seed: int = 0) -> T5EncoderModel:
+    config = T5Config(
+        vocab_size=vocab_size, d_model=width, d_kv=8, num_heads=2, d_ff=32, num_layers=1, pad_token_id=0, eos_token_id=1
+    )
+    return randomise(T5EncoderModel(config), seed + 2)
+
+
+def image_tokenizer(codes: int = CODES, seed: int = 0) -> LlamaGenVQModel:
+    model = LlamaGenVQModel(
+        channels=8,
+        channel_multipliers=(1, 2),
+        layers_per_block=1,
+        latent_channels=16,
+        codebook_size=codes,
+        codebook_dim=4,
+        norm_num_groups=4,
+    )
+    return randomise(model, seed + 1)
+
+
+def transformer(conditioning: str, grid: int = 4, seed: int = 0, **changes) -> LlamaGenTransformer:
+    settings = {
+        "conditioning": conditioning,
+        "grid_size": grid,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": CODES,
+        "num_classes": NUM_CLASSES,
+        "num_condition_tokens": TEXT_LENGTH if conditioning == "text" else 1,
+        "caption_dim": TEXT_WIDTH,
+    }
+    return randomise(LlamaGenTransformer(**{**settings, **changes}), seed)
+
+
+def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
+    """Text to images of grid * SCALE_FACTOR pixels."""
+    tokenizer = text_tokenizer()
+    pipe = LlamaGenPipeline(
+        transformer("text", grid, seed),
+        image_tokenizer(seed=seed),
+        tokenizer,
+        text_encoder(len(tokenizer), seed=seed),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
+    """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
+    pipe = LlamaGenPipeline(transformer("class", grid, seed), image_tokenizer(seed=seed))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
