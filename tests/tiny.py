@@ -25,6 +25,8 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
             # Embeddings have no fan-in: each row is a vector of its own.
             scale = 1.0 if "embedding" in name or "shared" in name or "null" in name else 1.5 / fan_in**0.5
             value.copy_(torch.randn(value.shape, generator=generator) * scale)
+        elif name.endswith("bias"):
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
     return module.eval()
 
 
@@ -35,7 +37,14 @@ def text_tokenizer(max_length: int = TEXT_LENGTH) -> PreTrainedTokenizerFast:
 
 def text_encoder(vocab_size: int, width: int = TEXT_WIDTH, seed: int = 0) -> T5EncoderModel:
     config = T5Config(
-        vocab_size=vocab_size, d_model=width, d_kv=8, num_heads=2, d_ff=32, num_layers=1, pad_token_id=0, eos_token_id=1
+        vocab_size=vocab_size,
+        d_model=width,
+        d_kv=8,
+        num_heads=2,
+        d_ff=32,
+        num_layers=1,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     return randomise(T5EncoderModel(config), seed + 2)
 

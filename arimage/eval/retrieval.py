@@ -3,6 +3,31 @@
 import torch
 import torch.nn.functional as F
 
+from ..pipelines.base import ARImagePipeline
+from ..training.data import ImageCaptions
+
+
+def caption_retrieval(
+    pipe: ARImagePipeline, data: ImageCaptions, gallery: ImageCaptions, *, count: int, seed: int = 0, **settings
+) -> dict[str, float]:
+    """Draw `count` primary captions of `data`, chosen without replacement by `seed`, and look the samples up in `gallery`.
+
+    `settings` go to the pipeline. Returns the shares of `retrieval_accuracy` for the image with the very name, as
+    "top-1" and "top-5", and for any skin tone of the concept, as "top-1 of any tone" and "top-5 of any tone".
+    """
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    generator = torch.Generator().manual_seed(seed)
+    samples = torch.cat(
+        [
+            pipe([data.captions[i][0] for i in batch], generator=generator, output_type="pt", **settings).images.cpu()
+            for batch in (chosen[start : start + 25] for start in range(0, count, 25))
+        ]
+    )
+    pixels = gallery.images / 255
+    named = retrieval_accuracy(samples, [data.names[i] for i in chosen], pixels, gallery.names)
+    toned = retrieval_accuracy(samples, [data.bases[i] for i in chosen], pixels, gallery.bases)
+    return named | {f"{name} of any tone": share for name, share in toned.items()}
+
 
 def retrieval_accuracy(
     samples: torch.Tensor, concepts: list[str], gallery: torch.Tensor, gallery_concepts: list[str]

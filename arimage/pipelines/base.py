@@ -63,9 +63,11 @@ class ARImagePipeline(DiffusionPipeline):
         return self._interrupt
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
-        super().save_pretrained(save_directory, **kwargs)
+        # First, since the parent may push the folder to the Hub.
         config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
         (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):

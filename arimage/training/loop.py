@@ -3,8 +3,11 @@
 import json
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -98,6 +101,31 @@ def save_checkpoint(path: Path, state: dict) -> None:
     os.replace(temporary, path)
 
 
+@contextmanager
+def delayed_interrupt() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved; a second one acts."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def receive(number: int, frame) -> None:
+        received.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in previous:
+        signal.signal(number, receive)
+    try:
+        yield received
+    finally:
+        restore()
+
+
 def plot_log(log: list[dict], path: Path) -> None:
     """One panel for every figure of the log, over the steps."""
     import matplotlib
@@ -127,8 +155,8 @@ def fit(
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in them.
 
-    `out` receives `checkpoint.pt` (every report; a run that finds one continues from it and ends as if it had never been
-    interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
+    `out` receives `checkpoint.pt` (every report and at an interrupt; a run that finds one continues from it and ends as if it
+    had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
     the averaged weights are in `task`.
     """
     out = Path(out)
@@ -159,8 +187,13 @@ def fit(
 
     task.train()
     last_report = began = time.monotonic()
-    with tqdm(total=settings.steps, initial=start, unit="step", mininterval=5) as progress:
+    with (
+        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5) as progress,
+        delayed_interrupt() as interrupted,
+    ):
         for step in range(start, settings.steps):
+            # What a step draws must not depend on whether the run was interrupted before it.
+            torch.manual_seed(step)
             loss, figures = task.loss(step)
             loss.backward()
             weights.step(step)
@@ -169,9 +202,11 @@ def fit(
                 row = {name: round(float(value), 5) for name, value in figures.items()}
                 log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
                 progress.set_postfix(row)
-            if time.monotonic() - last_report > report_every_seconds:
+            if interrupted or time.monotonic() - last_report > report_every_seconds:
                 report(step + 1)
                 last_report = time.monotonic()
+            if interrupted:
+                raise KeyboardInterrupt
     if start < settings.steps:
         report(settings.steps)
     weights.load(averaged=True)

@@ -136,6 +136,7 @@ class TransformerTask(nn.Module):
             list(self.settings.sample_prompts),
             guidance_scale=3.0,
             top_k=100,
+            decoding="sjd-coupled",
             generator=torch.Generator().manual_seed(self.settings.seed),
             output_type="pt",
         ).images

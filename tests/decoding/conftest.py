@@ -1,0 +1,81 @@
+"""A token model small enough to enumerate: what every decoding is held against."""
+
+import pytest
+import torch
+
+
+class CodeCache:
+    """The codes that were fed, by slot [B, S + 1]; -1 was never written. The last slot takes what is to be thrown away."""
+
+    def __init__(self, batch_size, slots):
+        self.codes = torch.full((batch_size, slots + 1), -1)
+
+    def move(self, source, target):
+        """Copy the slots `source` [B, M] to `target` [B, M]; a target of -1 copies nowhere."""
+        self.codes.scatter_(1, target % self.codes.shape[1], self.codes.gather(1, source))
+
+
+class TableModel:
+    """A `TokenModel` whose every conditional law of V codes on N positions is a row of a random table.
+
+    The code that a query sees is what lies in the cache. It refuses to read a slot that was never written, and to see
+    anything but one code for each position before. The logits of padding are NaN, or `padding`.
+
+    Args:
+        groups: 2 adds a second, independent table: the logits without the condition.
+        sharpness: the logits are Gumbel noise times this; 1.2 gives laws that differ much from prefix to prefix.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, grid=(2, 2), vocab_size=3, groups=1, sharpness=1.2, seed=1, padding=float("nan")):
+        self.grid, self.vocab_size, self.groups, self.padding = grid, vocab_size, groups, padding
+        self.num_tokens = grid[0] * grid[1]
+        self.forward_passes = 0
+        generator = torch.Generator().manual_seed(seed)
+        self.tables = [
+            -sharpness * torch.empty(groups, vocab_size**n, vocab_size).exponential_(generator=generator).log()
+            for n in range(self.num_tokens)
+        ]
+        self._rows = torch.cat(self.tables, dim=1)
+        self._first_row = torch.tensor([0, *(table.shape[1] for table in self.tables[:-1])]).cumsum(0)
+
+    def prefill(self, batch_size, scratch=0):
+        self.forward_passes += 1
+        return CodeCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+
+    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
+        self.forward_passes += 1
+        slots = positions if slots is None else slots
+        live = positions >= 0
+        assert (positions < self.num_tokens).all() and (tokens[live] < self.vocab_size).all()
+        # A code not known yet is stood in for by code 0.
+        dump = cache.codes.shape[1] - 1
+        cache.codes.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
+        codes = cache.codes[:, None, :dump]
+        if visible is None:
+            visible = (torch.arange(dump) <= positions[..., None]).expand(*positions.shape, dump)
+        visible = visible & live[..., None]
+        assert not (visible & (codes < 0)).any(), "a slot is read that was never written"
+        rank = visible.long().cumsum(-1)
+        assert (rank[..., -1] == positions + 1)[live].all(), "a table needs one code for each position before"
+        place = (self.vocab_size ** torch.arange(self.num_tokens + 1))[(positions[..., None] + 1 - rank).clamp(min=0)]
+        index = (codes * place * visible).sum(-1)
+        # The last position has none after it: its logits mean nothing either.
+        live = live & (positions < self.num_tokens - 1)
+        rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
+        return self._rows[:, rows].masked_fill(~live[..., None], self.padding)
+
+    def joint(self, sampling):
+        """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest."""
+        joint = torch.ones(1, dtype=torch.float64)
+        for position, table in enumerate(self.tables):
+            law = sampling.law(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+            joint = (joint[:, None] * law / law.sum(-1, keepdim=True)).flatten()
+        return joint
+
+
+@pytest.fixture(scope="session")
+def table_model():
+    """`table_model(grid=..., vocab_size=..., groups=..., ...)` makes a `TableModel`."""
+    return TableModel

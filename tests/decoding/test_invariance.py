@@ -1,0 +1,141 @@
+"""An image depends on its own seed alone, and greedy decoding on nothing: exactly so on a model of tables."""
+
+import pytest
+import torch
+
+from arimage.decoding import AutoregressiveDecoding, Sampling, SpeculativeJacobiDecoding, decode
+
+
+REFRESHES, INITS = ("independent", "coupled", "gumbel"), ("uniform", "left", "above")
+SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
+GRID = {"grid": (2, 4), "vocab_size": 2}
+
+
+@pytest.fixture(params=REFRESHES)
+def refresh(request):
+    return request.param
+
+
+@pytest.fixture(params=INITS)
+def init(request):
+    return request.param
+
+
+@pytest.fixture(params=[1, 2, 5, 8])
+def decoding(request, refresh, init):
+    return SpeculativeJacobiDecoding(window=request.param, refresh=refresh, init=init)
+
+
+def alone(model, decoding, sampling, seeds):
+    """The same seeds, each in a batch of its own: tokens and how many passes each took."""
+    states = [decode(model, decoding, sampling, seed[None]) for seed in seeds]
+    return torch.cat([state.tokens for state in states]), [state.forward_passes for state in states]
+
+
+def passes(state):
+    """How many passes each image took of those of the batch."""
+    return (torch.stack(state.accepted) > 0).sum(0).tolist()
+
+
+def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
+    model, sampling = table_model(**GRID, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    state = decode(model, decoding, sampling, SEEDS)
+    tokens, alone_passes = alone(model, decoding, sampling, SEEDS[::2])
+    assert torch.equal(state.tokens[::2], tokens)
+    # Nor does it wait for its neighbours.
+    assert passes(state)[::2] == alone_passes and state.forward_passes == max(passes(state))
+    if decoding.window > 1:
+        assert min(passes(state)) < max(passes(state)) <= model.num_tokens
+    else:
+        assert set(passes(state)) == {model.num_tokens}
+
+
+def test_an_autoregressive_image_does_not_depend_on_its_batch(table_model):
+    model, decoding = table_model(**GRID), AutoregressiveDecoding()
+    state = decode(model, decoding, Sampling(), SEEDS)
+    tokens, alone_passes = alone(model, decoding, Sampling(), SEEDS)
+    assert torch.equal(state.tokens, tokens)
+    assert passes(state) == alone_passes == [model.num_tokens] * len(SEEDS)
+
+
+def test_the_order_of_a_batch_does_not_matter(table_model, decoding):
+    model = table_model(**GRID)
+    order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
+    state, shuffled = (decode(model, decoding, Sampling(), seeds) for seeds in (SEEDS, SEEDS[order]))
+    assert torch.equal(state.tokens[order], shuffled.tokens)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 10])
+def test_equal_seeds_give_equal_images_and_others_do_not(table_model, window, refresh):
+    model = table_model(grid=(2, 5), vocab_size=3, sharpness=0.3)
+    decoding = AutoregressiveDecoding() if window is None else SpeculativeJacobiDecoding(window, refresh)
+    seeds = torch.arange(20) // 2
+    for _ in range(2):
+        tokens = decode(model, decoding, Sampling(), seeds).tokens
+        assert torch.equal(tokens[::2], tokens[1::2])
+        assert len(tokens.unique(dim=0)) == 10
+
+
+def test_padding_and_what_was_never_written_have_no_say(table_model, decoding):
+    # The model refuses to read a slot before it is written; here the logits of padding are NaN or zero.
+    tokens = [
+        decode(table_model(**GRID, padding=padding), decoding, Sampling(), SEEDS[:7]).tokens
+        for padding in (float("nan"), 0.0)
+    ]
+    assert torch.equal(*tokens)
+
+
+def greedy(model, guidance_scale=1.0):
+    """The codes of the greatest logits, straight from the tables."""
+    codes, row = [], 0
+    for table in model.tables:
+        logits = table[0, row]
+        if model.groups == 2:
+            logits = table[1, row] + guidance_scale * (logits - table[1, row])
+        codes.append(int(logits.argmax()))
+        row = row * model.vocab_size + codes[-1]
+    return torch.tensor(codes)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_greedy_codes_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
+    for seed in (1, 2):
+        model = table_model(**GRID, groups=2, seed=seed)
+        sampling = Sampling(guidance_scale=3.0, top_k=1)
+        expected = greedy(model, 3.0).expand(batch_size, -1)
+        state = decode(model, decoding, sampling, SEEDS[:batch_size])
+        assert torch.equal(state.tokens, expected)
+        assert state.forward_passes <= model.num_tokens
+
+
+def test_autoregressive_greedy_codes_are_those_of_the_greatest_logits(table_model):
+    for seed in (1, 2):
+        model = table_model(**GRID, groups=2, seed=seed)
+        state = decode(model, AutoregressiveDecoding(), Sampling(guidance_scale=3.0, top_k=1), SEEDS)
+        assert torch.equal(state.tokens, greedy(model, 3.0).expand(8, -1))
+
+
+def test_a_window_larger_than_the_image_is_one_as_large(table_model, refresh, init):
+    model = table_model(**GRID)
+    as_large, larger = (
+        decode(model, SpeculativeJacobiDecoding(window, refresh, init), Sampling(), SEEDS) for window in (8, 99)
+    )
+    assert torch.equal(as_large.tokens, larger.tokens)
+    assert as_large.forward_passes == larger.forward_passes
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 32])
+def test_an_image_of_one_code_takes_one_pass(table_model, window, refresh, init):
+    model = table_model(grid=(1, 1))
+    decoding = AutoregressiveDecoding() if window is None else SpeculativeJacobiDecoding(window, refresh, init)
+    state = decode(model, decoding, Sampling(), SEEDS)
+    assert state.tokens.shape == (8, 1) and state.forward_passes == model.forward_passes == 1
+    assert state.decided.all() and state.finished.all()
+    assert torch.equal(state.tokens, alone(model, decoding, Sampling(), SEEDS)[0])
+
+
+@pytest.mark.parametrize("grid", [(1, 6), (6, 1), (3, 2)], ids=str)
+def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, decoding):
+    model = table_model(grid=grid, vocab_size=2)
+    state = decode(model, decoding, Sampling(), SEEDS)
+    assert state.decided.all() and state.forward_passes <= 6

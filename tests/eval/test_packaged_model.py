@@ -1,0 +1,65 @@
+"""What the model card of the packaged model claims. The data set is not part of the repository: name the folder of its two
+parquet files in ARIMAGE_EMOJI_DATA."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from arimage import AutoPipeline
+from arimage.eval.retrieval import caption_retrieval, patch_kmeans_reconstructions, psnr
+from arimage.pipelines.auto import ASSETS
+from arimage.training.data import load_captioned_images, to_unit_range
+from arimage.training.recipe import load_recipe
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    pipe = AutoPipeline.from_pretrained("emoji-llamagen")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def data_folder():
+    if "ARIMAGE_EMOJI_DATA" not in os.environ:
+        pytest.skip("ARIMAGE_EMOJI_DATA does not name the folder of train.parquet and heldout.parquet")
+    return Path(os.environ["ARIMAGE_EMOJI_DATA"])
+
+
+def test_packaged_weights_are_small():
+    assert sum(path.stat().st_size for path in (ASSETS / "emoji-llamagen").rglob("*") if path.is_file()) <= 12e6
+
+
+def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
+    image = pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="pt").images[0]
+    red, green, blue = image[:, 24:40, 24:40].mean((1, 2))
+    assert red > 0.7 and green < 0.45 and blue < 0.45
+    assert image[:, :3, :3].min() > 0.9 and image[:, -3:, :3].min() > 0.9
+
+
+def test_the_packaged_decoding_halves_the_forward_passes(pipe):
+    stats = pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="latent").stats
+    assert stats.exact and stats.forward_passes <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
+def test_the_model_draws_what_it_is_asked(pipe, data_folder, decoding):
+    recipe = load_recipe("emoji-llamagen")
+    trained_on = load_captioned_images(data_folder / "train.parquet", 64, **recipe["transformer"]["data"])
+    gallery = load_captioned_images(data_folder / "train.parquet", 64, styles=["noto"])
+    accuracy = caption_retrieval(pipe, trained_on, gallery, count=200, decoding=decoding)
+    assert accuracy["top-1"] >= 0.6
+    assert accuracy["top-5"] >= 0.8
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_the_tokenizer_beats_patch_kmeans_on_held_out_images(pipe, data_folder):
+    train = load_captioned_images(data_folder / "train.parquet", 64, styles=["noto"]).images / 255
+    heldout = load_captioned_images(data_folder / "heldout.parquet", 64, styles=["noto"]).images
+    rebuilt = torch.cat([pipe.vq.decode(pipe.vq.encode(to_unit_range(batch))) for batch in heldout.split(64)])
+    floor = patch_kmeans_reconstructions(train, heldout / 255, 4, 1024)
+    assert psnr(heldout / 255, (rebuilt.clamp(-1, 1) + 1) / 2) > psnr(heldout / 255, floor) + 0.5

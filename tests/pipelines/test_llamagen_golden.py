@@ -1,0 +1,103 @@
+"""From the condition to the pixels, the pipeline equals the authors' implementation on random weights in their format."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from arimage.convert import convert_llamagen
+from arimage.pipelines.pipeline_llamagen import left_pad
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module", params=["c2i", "t2i"])
+def golden(request):
+    """The converted pipeline, the arguments of its call, the authors' outputs and their settings."""
+    folder = FIXTURES / f"llamagen_{request.param}"
+    config = json.loads((folder / "config.json").read_text())
+    expected = load_file(folder / "expected.safetensors")
+    grid = int(config["gpt"]["block_size"] ** 0.5)
+    pipe = convert_llamagen(
+        folder / config["gpt_file"], folder / config["vq_file"], 4 * grid, num_heads=config["gpt"]["n_head"]
+    )
+    pipe.set_progress_bar_config(disable=True)
+    if request.param == "c2i":
+        arguments = {"class_labels": expected["class_labels"]}
+    else:
+        arguments = {
+            "prompt_embeds": expected["t5_last_hidden_state"],
+            "prompt_attention_mask": expected["t5_attention_mask"],
+        }
+    return pipe, arguments | {"top_k": 1}, expected, config
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
+def test_greedy_codes_equal_the_original(golden, decoding):
+    pipe, arguments, expected, config = golden
+    off, on = config["cfg_scales"]
+    # The original guides the steps up to the interval; its first step draws the second code.
+    cases = [(off, None, ""), (on, None, ""), (on, config["cfg_interval"] + 2, f"_interval{config['cfg_interval']}")]
+    for scale, guided_tokens, suffix in cases:
+        output = pipe(
+            **arguments, guidance_scale=scale, guided_tokens=guided_tokens, decoding=decoding, output_type="latent"
+        )
+        assert torch.equal(output.tokens.flatten(1), expected[f"greedy_tokens_cfg{scale:g}{suffix}"])
+
+
+def test_pixels_equal_the_original_by_both_of_its_rules(golden):
+    pipe, arguments, expected, config = golden
+    scale = config["cfg_scales"][-1]
+    decoded = pipe(**arguments, guidance_scale=scale, output_type="pt").images
+    original = expected["vq_decode_greedy_cfg"]
+    torch.testing.assert_close(decoded, (original / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
+    pictures = pipe(**arguments, guidance_scale=scale).images
+    ours = np.stack([np.asarray(picture) for picture in pictures]).astype(int)
+    for rule in ("ddp", "save_image"):
+        theirs = expected[f"image_uint8_{rule}"].numpy().astype(int)
+        assert ours.shape == theirs.shape
+        # The three rules round to the nearest level and differ in nothing but ties and float32 rounding beside them.
+        assert abs(ours - theirs).max() <= 1
+        assert (ours != theirs).mean() < 1e-3
+
+
+def test_codes_resized_for_evaluation_equal_the_original(golden):
+    pipe, _, expected, config = golden
+    grid = (-1, *(int(config["gpt"]["block_size"] ** 0.5),) * 2)
+    tokens = expected[f"greedy_tokens_cfg{config['cfg_scales'][-1]:g}"].reshape(grid)
+    with torch.no_grad():
+        images = pipe.vq.decode(tokens)
+    # Evaluation resizes before clamping, without antialiasing.
+    resized = F.interpolate(images, size=config["image_size_eval"], mode="bicubic")
+    torch.testing.assert_close(resized, expected["image_bicubic_eval"], atol=1e-4, rtol=0)
+
+
+def test_text_is_padded_on_the_left_as_in_the_original():
+    expected = load_file(FIXTURES / "llamagen_t2i" / "expected.safetensors")
+    embeds, mask = left_pad(expected["t5_last_hidden_state"], expected["t5_attention_mask"])
+    assert torch.equal(embeds, expected["caption_embs"])
+    assert mask.dtype == torch.bool and torch.equal(mask.long(), expected["emb_masks"])
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_left_padding_keeps_the_order_of_the_text(length):
+    embeds = torch.arange(1.0, 7)[None, :, None]
+    mask = (torch.arange(6) < length).long()[None]
+    padded, padded_mask = left_pad(embeds, mask)
+    assert padded.flatten().tolist() == [0] * (6 - length) + list(range(1, length + 1))
+    assert padded_mask.flatten().tolist() == [False] * (6 - length) + [True] * length
+
+
+CLEANING = json.loads((FIXTURES / "llamagen_t2i" / "caption_cleaning.json").read_text())
+
+
+@pytest.mark.parametrize("pair", CLEANING, ids=[pair["input"][:30] for pair in CLEANING])
+def test_captions_are_cleaned_as_in_the_original(pair):
+    pipe = tiny.text_pipeline()
+    assert pipe._text_preprocessing([pair["input"]], clean_caption=True) == [pair["text_preprocessing"]]

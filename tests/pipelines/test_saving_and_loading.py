@@ -1,0 +1,256 @@
+"""What a folder or repository keeps of a pipeline, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+
+from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage.convert.published import PUBLISHED
+from arimage.pipelines import auto, base
+
+
+DECODING = SpeculativeJacobiDecoding(window=5, refresh="gumbel", init="above")
+DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
+PROMPTS = ["a red heart", "Tree &amp; book"]
+
+
+def draw(pipe, **arguments):
+    pipe.set_progress_bar_config(disable=True)
+    arguments = {"prompt": PROMPTS} | arguments
+    return pipe(**arguments, generator=torch.Generator().manual_seed(2), output_type="pt")
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    pipe = tiny.text_pipeline()
+    pipe.decoding = DECODING
+    pipe.generation_config.update(DEFAULTS)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def folder(pipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "pipe"
+    pipe.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def cache(folder, tmp_path_factory):
+    """A cache of the Hub that holds the repository someone/hearts."""
+    cache = tmp_path_factory.mktemp("hub")
+    repository = cache / "models--someone--hearts"
+    shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    return cache
+
+
+@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
+def test_a_saved_pipeline_draws_the_same_images(pipe, folder, loader):
+    loaded = loader.from_pretrained(folder)
+    assert type(loaded) is LlamaGenPipeline
+    assert loaded.decoding == DECODING
+    assert loaded.generation_config == DEFAULTS
+    assert loaded.transformer.config.num_key_value_heads == 2 and not loaded.transformer.training
+    before, after = draw(pipe), draw(loaded)
+    assert torch.equal(after.tokens, before.tokens)
+    torch.testing.assert_close(after.images, before.images, atol=1e-6, rtol=0)
+
+
+def test_a_folder_may_be_given_as_text(folder):
+    assert AutoPipeline.from_pretrained(str(folder)).decoding == DECODING
+
+
+def test_the_defaults_lie_in_a_readable_file(folder):
+    config = json.loads((folder / "generation_config.json").read_text())
+    assert config.pop("decoding") == {
+        "method": "SpeculativeJacobiDecoding",
+        "window": 5,
+        "refresh": "gumbel",
+        "init": "above",
+    }
+    assert config == DEFAULTS
+
+
+def test_a_folder_without_defaults_loads_with_those_of_the_library(copy):
+    (copy / "generation_config.json").unlink()
+    pipe = AutoPipeline.from_pretrained(copy)
+    assert pipe.decoding == AutoregressiveDecoding()
+    assert pipe.generation_config == {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+def test_a_class_conditional_pipeline_survives_saving(tmp_path):
+    pipe = tiny.class_pipeline()
+    pipe.save_pretrained(tmp_path)
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    assert loaded.tokenizer is None and loaded.text_encoder is None
+    arguments = {"prompt": None, "class_labels": [0, 9]}
+    assert torch.equal(draw(loaded, **arguments).tokens, draw(pipe, **arguments).tokens)
+
+
+def test_saving_again_gives_the_same_files(folder, tmp_path):
+    AutoPipeline.from_pretrained(folder).save_pretrained(tmp_path)
+    names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    for name in names:
+        if name.suffix == ".safetensors":
+            assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+# Number formats
+
+
+@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
+def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
+    loaded = AutoPipeline.from_pretrained(folder, **{keyword: torch.bfloat16})
+    parts = (loaded.transformer, loaded.vq, loaded.text_encoder)
+    assert {part.dtype for part in parts} == {torch.bfloat16}
+    output = draw(loaded)
+    assert output.images.isfinite().all() and output.images.std() > 0.1
+    with torch.no_grad():
+        expected = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    assert (output.images - expected).abs().mean() < 0.02
+
+
+def test_half_precision_files_load_in_float32(pipe, tmp_path):
+    half = tiny.text_pipeline().to(torch.float16)
+    half.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as weights:
+        assert weights.get_tensor("head.weight").dtype == torch.float16
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {torch.float32}
+    torch.testing.assert_close(loaded.transformer.head.weight, pipe.transformer.head.weight, atol=2e-3, rtol=0)
+
+
+# Parts
+
+
+def test_a_part_may_be_replaced_while_loading(folder):
+    other = tiny.image_tokenizer(seed=5)
+    loaded = AutoPipeline.from_pretrained(folder, vq=other)
+    assert loaded.vq is other
+    output = draw(loaded)
+    with torch.no_grad():
+        expected = (other.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(output.images, expected)
+
+
+def test_a_part_that_does_not_fit_is_refused_while_loading(folder):
+    with pytest.raises(ValueError, match="the transformer has 48 codes, the image tokenizer 32"):
+        AutoPipeline.from_pretrained(folder, vq=tiny.image_tokenizer(codes=32))
+
+
+def test_the_text_encoder_may_be_left_out(pipe, folder):
+    loaded = AutoPipeline.from_pretrained(folder, text_encoder=None, tokenizer=None)
+    with pytest.raises(ValueError, match="has no text encoder"):
+        loaded("tree")
+    embeds, mask = pipe.encode_prompt(PROMPTS)
+    arguments = {"prompt": None, "prompt_embeds": embeds, "prompt_attention_mask": mask}
+    assert torch.equal(draw(loaded, **arguments).tokens, draw(pipe).tokens)
+
+
+# Names
+
+
+def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
+    loaded = AutoPipeline.from_pretrained("someone/hearts", cache_dir=cache)
+    assert loaded.decoding == DECODING and loaded.generation_config == DEFAULTS
+    assert torch.equal(draw(loaded).tokens, draw(pipe).tokens)
+    by_class = LlamaGenPipeline.from_pretrained("someone/hearts", cache_dir=cache, dtype=torch.bfloat16)
+    assert by_class.transformer.dtype == torch.bfloat16
+
+
+def test_the_options_of_a_download_reach_the_hub(folder, cache, monkeypatch):
+    asked = []
+
+    def download(repository, **options):
+        asked.append((repository, options.pop("allow_patterns"), options))
+        return str(folder)
+
+    monkeypatch.setattr(base, "snapshot_download", download)
+    options = {"cache_dir": cache, "revision": "main", "local_files_only": True}
+    AutoPipeline.from_pretrained("someone/hearts", **options)
+    (repository, patterns, given) = asked[0]
+    assert len(asked) == 1 and repository == "someone/hearts" and given == options
+    # No pickled weights and no code.
+    assert not {"*.bin", "*.pt", "*.py", "*"} & set(patterns)
+
+
+def test_a_repository_out_of_reach_is_an_os_error(tmp_path):
+    with pytest.raises(OSError):
+        AutoPipeline.from_pretrained("someone/tails", cache_dir=tmp_path)
+
+
+def test_a_published_name_is_converted_and_loaded(folder, monkeypatch, tmp_path):
+    asked = []
+
+    def load(name, **options):
+        asked.append((name, options))
+        return folder
+
+    monkeypatch.setattr(auto, "load_published", load)
+    loaded = AutoPipeline.from_pretrained("llamagen-t2i-xl-256", cache_dir=tmp_path, local_files_only=True)
+    assert loaded.decoding == DECODING
+    assert asked == [("llamagen-t2i-xl-256", {"cache_dir": tmp_path, "local_files_only": True})]
+
+
+def test_a_packaged_name_is_a_folder_of_the_package(folder, monkeypatch, tmp_path):
+    shutil.copytree(folder, tmp_path / "hearts")
+    (tmp_path / "half-written").mkdir()
+    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    assert auto.packaged_models() == ["hearts"]
+    assert AutoPipeline.from_pretrained("hearts").decoding == DECODING
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known():
+    with pytest.raises(ValueError, match="nonesuch is no folder, no Hub repository .* and none of") as refusal:
+        AutoPipeline.from_pretrained("nonesuch")
+    for entry in PUBLISHED:
+        assert entry.name in str(refusal.value)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="absent is no folder, no Hub repository"):
+        AutoPipeline.from_pretrained(tmp_path / "absent")
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no model_index.json: give a folder written by save_pretrained"):
+        AutoPipeline.from_pretrained(tmp_path)
+
+
+def test_a_pipeline_of_another_library_is_refused(tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    with pytest.raises(ValueError, match="is a StableDiffusionPipeline: this library loads LlamaGenPipeline"):
+        AutoPipeline.from_pretrained(tmp_path)
+
+
+def test_an_index_without_a_class_is_refused(tmp_path):
+    (tmp_path / "model_index.json").write_text('{"transformer": ["diffusers", "X"]}')
+    with pytest.raises(ValueError, match="model_index.json"):
+        AutoPipeline.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ('{"decoding": {"method": "Unheard"}}', "there is no decoding method 'Unheard'"),
+        ('{"decoding": {"method": "SpeculativeJacobiDecoding", "width": 3}}', "has no setting 'width'"),
+        ('{"top_k": 1, "max_new_tokens": 3}', "generation_config.json"),
+        ('{"top_k": 1', "generation_config.json"),
+    ],
+)
+def test_defaults_that_do_not_fit_are_refused(copy, content, sentence):
+    (copy / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        AutoPipeline.from_pretrained(copy)("tree", output_type="latent")

@@ -1,0 +1,347 @@
+"""The console command: what it writes, and how it refuses."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from arimage import cli
+from arimage.convert.published import PUBLISHED
+
+
+ROOT = Path(cli.__file__).parents[1]
+SIZE = 4 * tiny.SCALE_FACTOR
+PROMPTS = ["a red heart", "tree", "a blue book"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of a text-conditional and a class-conditional pipeline, by their conditioning."""
+    root = tmp_path_factory.mktemp("models")
+    tiny.text_pipeline().save_pretrained(root / "text")
+    tiny.class_pipeline().save_pretrained(root / "class")
+    return {"text": str(root / "text"), "class": str(root / "class")}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder; returns its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def refused(run):
+    """Run a command that must end with exit code 2 and one line on stderr; returns the line."""
+
+    def refused(*arguments):
+        code, out, err = run(*arguments)
+        assert code == 2
+        assert out == ""
+        assert "Traceback" not in err
+        assert err.count("\n") == 1 and err.endswith("\n"), err
+        return err.strip()
+
+    return refused
+
+
+def expected_images(kind, seed, **arguments):
+    """What the pipeline itself draws, uint8 [B, H, W, 3]."""
+    pipe = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
+    images = pipe(**arguments, generator=torch.Generator().manual_seed(seed)).images
+    return np.stack([np.asarray(image) for image in images])
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def python(*arguments):
+    """Run Python on the checkout; returns its result and the CPU seconds that it spent itself."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100"},
+    )
+    return done, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+# Help
+
+
+def test_help_comes_at_once_and_without_heavy_imports():
+    python("-m", "arimage", "--help")
+    done, seconds = python("-X", "importtime", "-m", "arimage", "--help")
+    assert done.returncode == 0
+    for command in ("generate", "convert", "train", "models", "bench"):
+        assert command in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert imported & {"torch", "diffusers", "transformers", "numpy", "PIL", "huggingface_hub"} == set()
+    assert seconds < 1.5
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [
+        (["generate"], "--decoding"),
+        (["bench"], "--runs"),
+        (["convert", "llamagen"], "--image-size"),
+        (["train", "tokenizer"], "--recipe"),
+        (["train", "transformer"], "--heldout"),
+        (["train", "all"], "--data"),
+        (["models"], "known by name"),
+    ],
+)
+def test_every_command_explains_itself(run, command, option):
+    code, out, err = run(*command, "--help")
+    assert code == 0 and option in out and err == ""
+
+
+def test_the_module_refuses_like_the_command():
+    done, _ = python("-m", "arimage", "generate")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("arimage: give prompts") and done.stderr.count("\n") == 1
+
+
+def test_importing_the_module_runs_nothing():
+    done, _ = python("-c", "import sys; sys.argv = ['x', '--help']; import arimage.__main__; print('imported')")
+    assert done.stdout == "imported\n"
+
+
+# Pictures
+
+
+def test_one_prompt_to_a_file(run, models, tmp_path):
+    out = tmp_path / "new" / "heart.png"
+    code, output, err = run("generate", PROMPTS[0], "--model", models["text"], "--out", out, "--seed", 3)
+    assert code == 0
+    assert output.splitlines() == [str(out)]
+    assert err.splitlines()[-1].startswith("1 images, 16 forward passes, 1.0 tokens a pass, ")
+    np.testing.assert_array_equal(pixels(out), expected_images("text", 3, prompt=PROMPTS[0])[0])
+
+
+def test_sampling_settings_and_decoding_reach_the_model(run, models):
+    settings = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "decoding": "sjd-gumbel"}
+    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+    code, _, err = run(
+        "generate", PROMPTS[0], "--model", models["text"], "--out", "x.png", "--device", "cpu", *options
+    )
+    assert code == 0
+    np.testing.assert_array_equal(pixels("x.png"), expected_images("text", 0, prompt=PROMPTS[0], **settings)[0])
+
+
+def test_images_to_a_folder_one_file_each(run, models):
+    code, output, _ = run("generate", *PROMPTS[:2], "-n", 2, "--model", models["text"], "--out", "pictures")
+    assert code == 0
+    names = ["a-red-heart-0-0.png", "a-red-heart-0-1.png", "tree-0-2.png", "tree-0-3.png"]
+    assert output.splitlines() == [str(Path("pictures") / name) for name in names]
+    assert sorted(path.name for path in Path("pictures").iterdir()) == names
+    expected = expected_images("text", 0, prompt=PROMPTS[:2], num_images_per_prompt=2)
+    for name, image in zip(names, expected, strict=True):
+        np.testing.assert_array_equal(pixels(Path("pictures") / name), image)
+
+
+def test_without_a_place_images_go_to_outputs(run, models):
+    code, output, _ = run("generate", "❤", "--model", models["text"], "--seed", 5)
+    assert code == 0 and output.splitlines() == [str(Path("outputs") / "image-5-0.png")]
+    assert pixels("outputs/image-5-0.png").shape == (SIZE, SIZE, 3)
+
+
+@pytest.mark.parametrize(
+    "prompts, count, rows, columns", [(1, 3, 1, 3), (2, 3, 2, 3), (3, 1, 1, 3), (10, 1, 2, 5), (1, 1, 1, 1)]
+)
+def test_a_file_shows_all_images_in_a_grid(run, models, prompts, count, rows, columns):
+    texts = [f"tree {i}" for i in range(prompts)]
+    code, *_ = run("generate", *texts, "-n", count, "--model", models["text"], "--out", "grid.png")
+    assert code == 0
+    grid = pixels("grid.png")
+    assert grid.shape == (rows * SIZE, columns * SIZE, 3)
+    cells = grid.reshape(rows, SIZE, columns, SIZE, 3).swapaxes(1, 2).reshape(-1, SIZE, SIZE, 3)
+    np.testing.assert_array_equal(cells, expected_images("text", 0, prompt=texts, num_images_per_prompt=count))
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".webp", ".PNG"])
+def test_other_picture_formats_are_written(run, models, suffix):
+    code, *_ = run("generate", "tree", "--model", models["text"], "--out", f"tree{suffix}")
+    assert code == 0 and Image.open(f"tree{suffix}").size == (SIZE, SIZE)
+
+
+def test_prompts_are_read_from_a_file_after_those_given(run, models):
+    Path("prompts.txt").write_text(f"{PROMPTS[1]}\n\n  {PROMPTS[2]}  \n")
+    code, *_ = run("generate", PROMPTS[0], "--file", "prompts.txt", "--model", models["text"], "--out", "x.png")
+    assert code == 0
+    images = pixels("x.png").reshape(SIZE, 3, SIZE, 3).swapaxes(0, 1)
+    np.testing.assert_array_equal(images, expected_images("text", 0, prompt=PROMPTS))
+
+
+def test_classes_are_drawn_by_their_ids(run, models):
+    labels = [3, 0]
+    options = [word for label in labels for word in ("--class-label", label)]
+    code, output, _ = run("generate", *options, "--model", models["class"], "--out", "classes")
+    assert code == 0
+    assert output.splitlines() == [str(Path("classes") / name) for name in ("class-3-0-0.png", "class-0-0-1.png")]
+    for path, image in zip(output.splitlines(), expected_images("class", 0, class_labels=labels), strict=True):
+        np.testing.assert_array_equal(pixels(path), image)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "kind, arguments, sentence",
+    [
+        ("text", ["x", "--decoding", "sdj"], "arimage: there is no decoding 'sdj': choose among ar, sjd"),
+        ("text", ["x", "--top-p", "2"], "arimage: top_p is 2.0: give a probability"),
+        ("text", ["x", "--temperature", "0"], "arimage: temperature is 0.0"),
+        ("text", ["x", "-n", "0"], "arimage: num_images_per_prompt is 0: give at least 1"),
+        ("text", ["--class-label", "3"], "arimage: this checkpoint draws from text"),
+        ("class", ["x"], "arimage: this checkpoint draws classes: give class_labels, ids from 0 to 9"),
+        ("class", ["--class-label", "99"], "arimage: class_labels are [99]: give one or more ids from 0 to 9"),
+        ("class", [], "arimage: give prompts"),
+        ("class", ["x", "--class-label", "3"], "arimage: give prompts"),
+        ("text", ["--file", "absent.txt"], "arimage: [Errno 2] No such file or directory: 'absent.txt'"),
+        ("text", ["x", "--out", "x.gif"], "arimage: --out x.gif is no picture file: end it in one of .png"),
+        ("text", ["x", "--device", "abacus"], "arimage: "),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_sentence(refused, models, kind, arguments, sentence):
+    line = refused("generate", *arguments, "--model", models[kind])
+    assert line.startswith(sentence)
+    assert not list(Path.cwd().rglob("*.png"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for an accelerator that is not there")
+def test_a_missing_accelerator_is_refused_in_one_sentence(refused, models):
+    assert "cuda" in refused("generate", "x", "--model", models["text"], "--device", "cuda").lower()
+
+
+def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
+    assert refused("generate", "x", "--model", "nonesuch").startswith("arimage: nonesuch is no folder")
+    assert "has no model_index.json" in refused("generate", "x", "--model", tmp_path)
+    assert "owner/nothing" in refused("generate", "x", "--model", "owner/nothing")
+
+
+def test_a_broken_model_is_refused_in_one_sentence(refused, models, tmp_path):
+    weights = Path(models["text"]) / "transformer" / "diffusion_pytorch_model.safetensors"
+    for path in Path(models["text"]).rglob("*"):
+        if path.is_file():
+            copy = tmp_path / "broken" / path.relative_to(models["text"])
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes()[:500] if path == weights else path.read_bytes())
+    assert "safetensors" in refused("generate", "x", "--model", tmp_path / "broken")
+
+
+def test_training_without_data_is_refused_in_one_sentence(refused):
+    options = ["--data", "absent.parquet", "--heldout", "absent.parquet", "--out", "run"]
+    assert "absent.parquet" in refused("train", "tokenizer", *options)
+    assert "has no trained tokenizer" in refused("train", "transformer", *options)
+    assert "there is no recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
+
+
+def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
+    options = ["--transformer", "absent.pt", "--tokenizer", "absent.pt", "--image-size", "16", "--out", "made"]
+    assert refused("convert", "llamagen", *options).startswith("arimage: absent.pt is not a file")
+    assert not Path("made").exists()
+
+
+def test_an_unknown_option_is_a_usage_error(run):
+    code, out, err = run("generate", "x", "--nonesuch")
+    assert code == 2 and out == "" and "--nonesuch" in err and "Traceback" not in err
+
+
+def test_ctrl_c_says_so(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", interrupted)
+    assert run("generate", "x") == (130, "", "arimage: interrupted\n")
+
+
+# Tables
+
+
+def test_models_lists_every_published_name_whole(run):
+    code, out, _ = run("models")
+    assert code == 0
+    for entry in PUBLISHED:
+        assert entry.name in out
+        assert entry.repository in out
+
+
+def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
+    from arimage.pipelines import auto
+
+    (tmp_path / "hearts").mkdir()
+    (tmp_path / "hearts" / "model_index.json").write_text("{}")
+    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    assert "hearts" in run("models")[1]
+
+
+def test_bench_prints_a_table_and_writes_every_figure(run, models):
+    options = ["--decoding", "ar", "--decoding", "sjd-coupled", "--batch-size", 3, "--runs", 2, "--seed", 4]
+    code, out, _ = run(
+        "bench", "--model", models["text"], "--prompt", "tree", "--prompt", "heart", *options, "--out", "bench.json"
+    )
+    assert code == 0
+    head, rule, *rows = (line for line in out.splitlines() if line.startswith("|"))
+    assert [cell.strip() for cell in head.strip("|").split("|")] == [
+        "decoding",
+        "exact",
+        "forward passes",
+        "seconds",
+        "images/s",
+    ]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[:2] for row in cells] == [["ar", "yes"], ["sjd-coupled", "yes"]]
+    assert cells[0][2] == "16 (16 to 16)"
+
+    written = json.loads(Path("bench.json").read_text())
+    assert written["settings"] == {"model": models["text"], "batch_size": 3, "seed": 4}
+    assert written["machine"]["torch"] == torch.__version__
+    ar, coupled = written["rows"]
+    assert ar["decoding"] == "ar" and ar["forward_passes"] == [16, 16]
+    assert coupled["exact"] is True and all(2 <= passes <= 16 for passes in coupled["forward_passes"])
+    for row in written["rows"]:
+        assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
+        for seconds, rate in zip(row["seconds"], row["images_per_second"], strict=True):
+            assert rate == pytest.approx(3 / seconds)
+
+
+def test_bench_takes_all_decodings_and_classes(run, models):
+    from arimage import decoding_names
+
+    code, out, _ = run("bench", "--model", models["class"], "--class-label", 1, "--runs", 1)
+    assert code == 0
+    assert [line.split("|")[1].strip() for line in out.splitlines()[2:]] == decoding_names()
+
+
+@pytest.mark.parametrize(
+    "options, word", [(["--runs", 0], "runs"), (["--batch-size", 0], "batch"), (["--decoding", "sdj"], "sdj")]
+)
+def test_bench_refuses_what_it_cannot_measure(refused, models, options, word):
+    assert word in refused("bench", "--model", models["text"], *options)

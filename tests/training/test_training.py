@@ -1,0 +1,540 @@
+"""A recipe trains on a small data set, goes on after an interruption, and leaves a model that draws."""
+
+import copy
+import functools
+import io
+import itertools
+import json
+import math
+import signal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from arimage import AutoPipeline, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage.training import loop
+from arimage.training import tokenizer as tokenizer_module
+from arimage.training import transformer as transformer_module
+from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
+from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
+from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
+from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, spherical_kmeans
+from arimage.training.transformer import TransformerSettings, TransformerTask, train_text_tokenizer
+
+
+SIZE = 16
+COLOURS = {"red": (220, 30, 30), "green": (20, 180, 60), "blue": (30, 60, 230)}
+
+RECIPE = {
+    "image_size": SIZE,
+    "tokenizer": {
+        "data": {"styles": ["flat"]},
+        "model": {
+            "channels": 8,
+            "channel_multipliers": [1, 2, 2],
+            "layers_per_block": 1,
+            "latent_channels": 16,
+            "codebook_size": 16,
+            "codebook_dim": 4,
+            "norm_num_groups": 4,
+        },
+        "optimizer": {"steps": 24, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
+        "training": {"batch_size": 8, "codebook_start": 4, "kmeans_batches": 2, "restart_every": 5},
+    },
+    "transformer": {
+        "data": {"styles": ["flat"], "skin_tones": False},
+        "model": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_layers": 1,
+            "num_attention_heads": 2,
+            "dropout": 0.1,
+        },
+        "optimizer": {"steps": 30, "learning_rate": 1e-2, "warmup_steps": 4, "ema_decay": 0.9},
+        "training": {
+            "batch_size": 8,
+            "caption_length": 8,
+            "text_vocab_size": 300,
+            "sample_prompts": ["a red square", "a blue disc"],
+        },
+    },
+    "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.1},
+    "generation": {
+        "sampling": {"guidance_scale": 2.0, "top_k": 10},
+        "decoding": {"name": "sjd-coupled", "window": 8},
+    },
+}
+
+
+def encoded(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def rows():
+    """Squares and discs of three colours in two styles, twice the size of training; half of the squares are toned."""
+    y, x = np.mgrid[: 2 * SIZE, : 2 * SIZE] - SIZE + 0.5
+    shapes = {"square": (abs(x) < 9) & (abs(y) < 9), "disc": x**2 + y**2 < 90}
+    for style, (shape, inside), (colour, rgb) in itertools.product(("flat", "line"), shapes.items(), COLOURS.items()):
+        picture = np.full((2 * SIZE, 2 * SIZE, 3), 255, np.uint8)
+        picture[inside] = rgb
+        toned = shape == "square" and colour == "red"
+        yield {
+            "image": encoded(picture),
+            "alpha": encoded(inside.astype(np.uint8) * 255),
+            "caption": f"a {colour} {shape}",
+            "captions": [f"{shape}, {colour}", f"{colour} {shape}, {style} style"],
+            "style": style,
+            "name": f"{colour} {shape}",
+            "base": f"{shape}-{colour}",
+            "skin_tones": ["light"] if toned else [],
+            "weight": 2.0 if shape == "disc" else 1.0,
+        }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "shapes.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows())), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    """The curve costs more than the training; one test asks for it."""
+    plot = loop.plot_log
+    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+    return plot
+
+
+def record_losses(monkeypatch, task_class):
+    """Loss by step of every step that is run."""
+    losses = {}
+    loss = task_class.loss
+
+    def recorded(self, step):
+        value, figures = loss(self, step)
+        losses[step] = float(value.detach())
+        return value, figures
+
+    monkeypatch.setattr(task_class, "loss", recorded)
+    return losses
+
+
+def interrupt(monkeypatch, task_class, module, at):
+    """Keep a checkpoint of every step, and press Ctrl-C in the step `at`."""
+    loss = task_class.loss
+
+    def interrupted(self, step):
+        if step == at:
+            raise KeyboardInterrupt
+        return loss(self, step)
+
+    monkeypatch.setattr(task_class, "loss", interrupted)
+    monkeypatch.setattr(module, "fit", functools.partial(fit, report_every_seconds=-1.0))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A finished run: its folder, and the losses of tokenizer and transformer."""
+    out = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+        tokenizer_losses = record_losses(monkeypatch, TokenizerTask)
+        transformer_losses = record_losses(monkeypatch, TransformerTask)
+        torch.manual_seed(1)
+        run_tokenizer(RECIPE, data, data, out, "cpu")
+        run_transformer(RECIPE, data, data, out, "cpu")
+    return out, tokenizer_losses, transformer_losses
+
+
+def weights_of(out):
+    """Every weight that a run leaves, by its file and name."""
+    return {
+        (path.relative_to(out).as_posix(), name): value
+        for path in sorted(out.rglob("*.safetensors"))
+        for name, value in load_file(path).items()
+    }
+
+
+def assert_same_weights(ours, theirs):
+    ours, theirs = weights_of(ours), weights_of(theirs)
+    assert ours.keys() == theirs.keys() and len(ours) > 50
+    differing = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert differing == []
+
+
+# Data
+
+
+def test_a_data_set_is_decoded_filtered_and_resized(data):
+    images = load_captioned_images(data, SIZE, styles=["flat"], skin_tones=False)
+    assert len(images) == 5 and "red square" not in images.names
+    assert images.images.dtype == torch.uint8 and images.images.shape == (5, 3, SIZE, SIZE)
+    assert images.alpha.dtype == torch.uint8 and images.alpha.shape == (5, 1, SIZE, SIZE)
+    disc = images.names.index("blue disc")
+    assert images.images[disc, :, SIZE // 2, SIZE // 2].tolist() == list(COLOURS["blue"])
+    assert images.images[disc, :, 0, 0].tolist() == [255, 255, 255]
+    assert images.alpha[disc, 0, SIZE // 2, SIZE // 2] == 255 and images.alpha[disc, 0, 0, 0] == 0
+    assert images.captions[disc] == ["a blue disc", "disc, blue", "blue disc, flat style"]
+    assert images.bases[disc] == "disc-blue" and images.weights[disc] == 2
+    assert len(load_captioned_images(data, SIZE)) == 12
+
+
+def test_images_are_drawn_in_proportion_to_their_weights(data):
+    images = load_captioned_images(data, SIZE, styles=["flat"])
+    drawn = images.draw(9000, torch.Generator().manual_seed(0))
+    discs = torch.tensor(["disc" in name for name in images.names])[drawn].float().mean()
+    assert abs(discs - 2 / 3) < 0.03
+    assert torch.equal(drawn, images.draw(9000, torch.Generator().manual_seed(0)))
+
+
+def test_pixels_span_the_unit_range():
+    assert to_unit_range(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
+    path = tmp_path / "poor.parquet"
+    pq.write_table(pq.read_table(data).drop_columns([column]), path)
+    with pytest.raises(ValueError, match=rf"poor.parquet lacks the columns \['{column}'\]"):
+        load_captioned_images(path, SIZE)
+
+
+def test_a_selection_without_images_is_refused(data):
+    with pytest.raises(ValueError, match=r"has no row with a style of \['noto'\]"):
+        load_captioned_images(data, SIZE, styles=["noto"])
+
+
+# The loop
+
+
+class Line(torch.nn.Module):
+    """Fit y = 2 x + 1; a buffer counts the steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(self.line.weight)
+        torch.nn.init.zeros_(self.line.bias)
+        self.register_buffer("seen", torch.zeros(()))
+        self.reported = []
+        self.stop_at = None
+
+    def loss(self, step):
+        if step == self.stop_at:
+            raise KeyboardInterrupt
+        self.seen += 1
+        x = torch.linspace(-1, 1, 8)[:, None] + torch.rand(1, generator=torch.Generator().manual_seed(step))
+        loss = (self.line(x) - 2 * x - 1).pow(2).mean()
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step, out):
+        assert not self.training
+        self.reported.append((step, self.line.weight.item()))
+        return {"slope": self.line.weight.item()}
+
+
+LINE = OptimizerSettings(steps=300, learning_rate=0.1, weight_decay=0.0, warmup_steps=10, ema_decay=0.9)
+
+
+def test_the_loop_reaches_the_minimum_and_logs_its_way(tmp_path):
+    task = Line()
+    fit(task, LINE, tmp_path)
+    assert task.line.weight.item() == pytest.approx(2, abs=0.02)
+    assert task.line.bias.item() == pytest.approx(1, abs=0.02)
+    assert not task.training and task.seen == 300
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in log if "loss" in row]
+    assert [row["step"] for row in log] == [*range(25, 301, 25), 300]
+    assert losses[-1] < 1e-3 < losses[0]
+    assert log[-1]["slope"] == pytest.approx(2, abs=0.02)
+
+
+def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
+    settings = OptimizerSettings(steps=5, learning_rate=0.1, warmup_steps=1, ema_decay=0.5)
+    task, seen = Line(), []
+    loss = task.loss
+    task.loss = lambda step: (seen.append(task.line.bias.item()), loss(step))[1]
+    fit(task, settings, tmp_path)
+    final = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["weights"]["masters"][1].item()
+    average = seen[0]
+    for step, value in enumerate([*seen[1:], final]):
+        decay = min(0.5, (step + 1) / (step + 10))
+        average = decay * average + (1 - decay) * value
+    assert average != pytest.approx(final, rel=1e-3)
+    assert task.line.bias.item() == pytest.approx(average, rel=1e-5)
+    assert task.reported == [(5, task.line.weight.item())]
+
+
+def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
+    settings = OptimizerSettings(steps=1000, learning_rate=2.0, warmup_steps=10)
+    assert settings.learning_rate_at(0) == pytest.approx(0.2)
+    assert settings.learning_rate_at(500) == pytest.approx(2 * (0.05 + 0.95 / 2))
+    assert settings.learning_rate_at(1000) == pytest.approx(0.1)
+    rates = [settings.learning_rate_at(step) for step in range(10, 1000)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 29])
+def test_an_interrupted_loop_ends_as_if_it_had_never_been(tmp_path, stop_at):
+    settings = OptimizerSettings(steps=30, learning_rate=0.1, ema_decay=0.9)
+    whole, first, second = Line(), Line(), Line()
+    fit(whole, settings, tmp_path / "whole")
+    first.stop_at = stop_at
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, settings, tmp_path / "parts", report_every_seconds=-1.0)
+    assert [step for step, _ in first.reported] == list(range(1, stop_at + 1))
+    fit(second, settings, tmp_path / "parts")
+    assert torch.equal(second.line.weight, whole.line.weight) and torch.equal(second.line.bias, whole.line.bias)
+    assert second.seen == whole.seen == 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_step_in_hand(tmp_path, number):
+    settings = OptimizerSettings(steps=12, learning_rate=0.1, ema_decay=0.9)
+    handler = signal.getsignal(number)
+    whole, first, second = Line(), Line(), Line()
+    fit(whole, settings, tmp_path / "whole")
+    loss = first.loss
+    first.loss = lambda step: (step == 6 and signal.raise_signal(number), loss(step))[1]
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, settings, tmp_path / "parts")
+    assert signal.getsignal(number) is handler
+    assert torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["step"] == 7
+    fit(second, settings, tmp_path / "parts")
+    assert torch.equal(second.line.weight, whole.line.weight) and second.seen == 12
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    settings = OptimizerSettings(steps=10, learning_rate=0.1)
+    first, second = Line(), Line()
+    fit(first, settings, tmp_path)
+    second.stop_at = 0
+    fit(second, settings, tmp_path)
+    assert torch.equal(second.line.weight, first.line.weight) and second.reported == []
+
+
+def test_a_checkpoint_is_whole_or_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"step": 1})
+    save = torch.save
+
+    def full_disk(state, file):
+        save(state, file)
+        with open(file, "r+b") as handle:
+            handle.truncate(20)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        save_checkpoint(path, {"step": 2})
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    monkeypatch.undo()
+    save_checkpoint(path, {"step": 3})
+    assert torch.load(path, weights_only=True) == {"step": 3}
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_master_weights_keep_what_bfloat16_would_round_away(tmp_path):
+    module = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    torch.nn.init.ones_(module.weight)
+    settings = OptimizerSettings(steps=100, learning_rate=1e-4, weight_decay=0.0, warmup_steps=1)
+    weights = MasterWeights(module, settings)
+    for step in range(50):
+        module.weight.sum().backward()
+        weights.step(step)
+    assert module.weight.item() < 1 and module.weight.dtype == torch.bfloat16
+    assert weights.masters[0].item() == pytest.approx(1 - sum(map(settings.learning_rate_at, range(50))), rel=1e-4)
+
+
+def test_the_curve_is_drawn(tmp_path, no_plots):
+    log = [
+        {"step": 1, "seconds": 0.1, "loss": 2.0},
+        {"step": 2, "seconds": 0.2, "loss": 1.0},
+        {"step": 2, "psnr": 9.0},
+    ]
+    no_plots(log, tmp_path / "log.png")
+    assert Image.open(tmp_path / "log.png").size == (700, 300)
+
+
+# The tasks
+
+
+def test_spherical_kmeans_finds_the_directions():
+    centres = torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, -1]]), dim=-1)
+    noise = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)) * 0.05
+    points = torch.nn.functional.normalize(centres.repeat(100, 1) + noise, dim=-1)
+    # One of several starts finds all three; none leaves a centre off the sphere.
+    found = [spherical_kmeans(points, 3, torch.Generator().manual_seed(seed)) for seed in range(8)]
+    assert all(torch.allclose(one.norm(dim=-1), torch.ones(3)) for one in found)
+    assert max((one @ centres.T).max(0).values.min() for one in found) > 0.99
+
+
+def test_codes_that_nothing_uses_are_put_on_encodings():
+    model = LlamaGenVQModel(**RECIPE["tokenizer"]["model"])
+    optimizer = OptimizerSettings(steps=100, learning_rate=1e-3)
+    task = TokenizerTask(model, None, None, TokenizerSettings(optimizer, restart_every=5, restart_until=0.5))
+    latents = torch.nn.functional.normalize(torch.randn(40, 4), dim=-1)
+    nearest = torch.zeros(40, dtype=torch.long)
+    task.counts.fill_(0.1)
+    before = task.codes.clone()
+    task.update_codebook(3, latents, nearest)
+    assert torch.allclose(task.codes[1:], before[1:], atol=1e-6)
+    task.update_codebook(5, latents, nearest)
+    assert (task.codes[1:] @ latents.T).max(-1).values.min() > 0.9999
+    assert (task.counts[1:] == 1).all()
+    moved = task.codes.clone()
+    task.counts[1:] = 0.1
+    task.update_codebook(50, latents, nearest)
+    assert torch.allclose(task.codes[1:], moved[1:], atol=1e-6)
+
+
+def test_a_text_tokenizer_lower_cases_ends_and_pads():
+    tokenizer = train_text_tokenizer(["a red heart", "a red book"] * 5, 300, 6)
+    assert tokenizer.pad_token_id == 0 and tokenizer.eos_token_id == 1 and tokenizer.model_max_length == 6
+    ids = tokenizer("A Red HEART").input_ids
+    assert ids == tokenizer("a red heart").input_ids and ids[-1] == 1 and len(ids) == 4
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "a red heart"
+    padded = tokenizer("a red", padding="max_length", max_length=6)
+    assert padded.input_ids[3:] == [0, 0, 0] and padded.attention_mask == [1, 1, 1, 0, 0, 0]
+    # Whatever is written, nothing is unknown.
+    assert tokenizer.decode(tokenizer("naïve ☃").input_ids, skip_special_tokens=True).strip() == "naïve ☃"
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("*.toml")])
+def test_packaged_recipes_are_complete(name):
+    recipe = load_recipe(name)
+    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", TransformerSettings)):
+        optimizer = OptimizerSettings(**recipe[part]["optimizer"])
+        assert optimizer.steps > 0
+        settings(optimizer, **recipe[part]["training"])
+    assert recipe["image_size"] % 2 ** (len(recipe["tokenizer"]["model"]["channel_multipliers"]) - 1) == 0
+    assert set(recipe["generation"]["sampling"]) <= {"guidance_scale", "temperature", "top_k", "top_p"}
+
+
+def test_an_unknown_recipe_is_refused_with_those_that_are_known():
+    with pytest.raises(ValueError, match="there is no recipe nonesuch: give a TOML file or one of .*emoji-llamagen"):
+        load_recipe("nonesuch")
+
+
+def test_a_recipe_may_be_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text("image_size = 32\n")
+    assert load_recipe(tmp_path / "mine.toml") == {"image_size": 32}
+
+
+def test_the_losses_fall(trained):
+    _, tokenizer_losses, transformer_losses = trained
+    assert sorted(tokenizer_losses) == list(range(24)) and sorted(transformer_losses) == list(range(30))
+    for losses, factor in ((tokenizer_losses, 0.7), (transformer_losses, 0.9)):
+        values = list(losses.values())
+        assert sum(values[-4:]) < factor * sum(values[:4])
+    # A head of zeros gives every code the same probability.
+    assert transformer_losses[0] == pytest.approx(math.log(16), abs=1e-3)
+
+
+def test_a_run_leaves_its_records(trained):
+    out, *_ = trained
+    for part, figure, picture in (
+        ("tokenizer", "held-out PSNR", "reconstructions.png"),
+        ("transformer", "held-out loss", "samples.png"),
+    ):
+        log = [json.loads(line) for line in (out / part / "log.jsonl").read_text().splitlines()]
+        assert math.isfinite(log[-1][figure])
+        assert Image.open(out / part / picture).size[0] >= 2 * SIZE
+        assert not list(out.rglob("*.partial")) and not list(out.rglob("*.old"))
+    assert (out / "model" / "model_index.json").is_file()
+
+
+def test_the_trained_tokenizer_keeps_the_codes_it_was_trained_with(trained, data):
+    out, *_ = trained
+    vq = LlamaGenVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
+    codes = torch.load(out / "tokenizer" / "checkpoint.pt", weights_only=True)["buffers"]["codes"]
+    assert torch.equal(vq.codebook.weight, codes)
+    images = to_unit_range(load_captioned_images(data, SIZE, styles=["flat"]).images)
+    with torch.no_grad():
+        reconstructions = vq.decode(vq.encode(images))
+    mean = images.mean((0, 2, 3), keepdim=True)
+    assert (reconstructions - images).pow(2).mean() < 0.8 * (mean - images).pow(2).mean()
+
+
+def test_the_trained_model_loads_by_its_folder_and_draws(trained):
+    out, *_ = trained
+    files = {name: value.dtype for (_, name), value in weights_of(out / "model").items()}
+    assert set(files.values()) == {torch.float16}
+    pipe = AutoPipeline.from_pretrained(out / "model")
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe.decoding == SpeculativeJacobiDecoding(window=8, refresh="coupled")
+    assert pipe.generation_config == {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 10, "top_p": 1.0}
+    assert pipe.transformer.dtype == torch.float32
+    output = pipe(["a red square", "a blue disc"], generator=torch.Generator().manual_seed(0))
+    assert [image.size for image in output.images] == [(SIZE, SIZE)] * 2
+    # A few steps teach no more than that the background is white.
+    border = [np.asarray(image)[[0, -1]].mean() for image in output.images]
+    assert min(border) > 160, border
+
+
+@pytest.mark.parametrize("at", [3, 10])
+def test_an_interrupted_tokenizer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, at):
+    out, losses, _ = trained
+    with monkeypatch.context() as broken:
+        interrupt(broken, TokenizerTask, tokenizer_module, at)
+        with pytest.raises(KeyboardInterrupt):
+            run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
+    assert torch.load(tmp_path / "tokenizer" / "checkpoint.pt", weights_only=True)["step"] == at
+    assert not (tmp_path / "tokenizer" / "tokenizer").exists()
+    torch.manual_seed(77)
+    resumed = record_losses(monkeypatch, TokenizerTask)
+    run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
+    assert resumed == {step: loss for step, loss in losses.items() if step >= at}
+    ours, theirs = (
+        load_file(next((run / "tokenizer" / "tokenizer").glob("*.safetensors"))) for run in (tmp_path, out)
+    )
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, dropout):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["model"]["dropout"] = recipe["text_encoder"]["dropout_rate"] = dropout
+    recipe["transformer"]["optimizer"]["steps"] = 8
+    runs = [tmp_path / "whole", tmp_path / "parts"]
+    for run in runs:
+        run.mkdir()
+        (run / "tokenizer").symlink_to(trained[0] / "tokenizer")
+    losses = record_losses(monkeypatch, TransformerTask)
+    run_transformer(recipe, data, data, runs[0], "cpu")
+    undisturbed = dict(losses)
+    with monkeypatch.context() as broken:
+        interrupt(broken, TransformerTask, transformer_module, 5)
+        with pytest.raises(KeyboardInterrupt):
+            run_transformer(recipe, data, data, runs[1], "cpu")
+    # The interrupted run has already left a model that loads.
+    assert AutoPipeline.from_pretrained(runs[1] / "model").transformer.config.vocab_size == 16
+    run_transformer(recipe, data, data, runs[1], "cpu")
+    assert losses == undisturbed
+    assert_same_weights(runs[1], runs[0])
+
+
+def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):
+    with pytest.raises(ValueError, match="has no trained tokenizer: run `arimage train tokenizer`"):
+        run_transformer(RECIPE, data, data, tmp_path, "cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_tokenizer_run_does_not_count_as_trained(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as broken:
+        interrupt(broken, TokenizerTask, tokenizer_module, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
+    with pytest.raises(ValueError, match="has no trained tokenizer"):
+        run_transformer(RECIPE, data, data, tmp_path, "cpu")
