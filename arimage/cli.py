@@ -30,10 +30,18 @@ Seed = Annotated[int, typer.Option(help="Same seed, same images.")]
 def _device(name: str | None) -> str:
     import torch
 
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    # torch and its backends each raise what they like for a device that is not there.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"--device {name} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
+    return name
 
 
 def _load(model: str, device: str | None):
+    device = _device(device)
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -41,7 +49,7 @@ def _load(model: str, device: str | None):
     transformers_logging.disable_progress_bar()
     from .pipelines.auto import AutoPipeline
 
-    return AutoPipeline.from_pretrained(model).to(_device(device))
+    return AutoPipeline.from_pretrained(model).to(device)
 
 
 @app.command()
@@ -136,7 +144,8 @@ def models() -> None:
             f"{entry.transformer_file}, {entry.tokenizer_file}",
             entry.weights_licence or f"{entry.code_licence} (code); weights: see the repository",
         )
-    Console().print(table)
+    # Whole names in a pipe, where nobody folds a table by eye.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
 
 
 @app.command()
@@ -157,6 +166,8 @@ def bench(
     from .decoding import decoding_names
     from .eval.bench import measure, to_markdown, write_json
 
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out {out} lies in no folder: make {out.parent} first")
     condition = {"class_labels": class_label} if class_label else {"prompt": prompt or ["a red heart"]}
     pipe = _load(model, device)
     rows = measure(pipe, condition, decoding or decoding_names(), batch_size=batch_size, runs=runs, seed=seed)
@@ -226,6 +237,3 @@ def main() -> None:
         message = " ".join(str(error).split())
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("arimage: interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -105,7 +105,7 @@ def decode(
 ) -> DecodingState:
     """Run `decoding` until every image is finished, or until `on_step`, called after every pass, returns True.
 
-    `seeds` is int64 [B]; an image depends on its own seed only, up to the rounding of differently shaped matrix products.
+    `seeds` is int64 [B] on the model's device; an image depends on its own seed only, up to the rounding of differently shaped matrix products.
     """
     # On an accelerator, asking whether the images are finished waits for it.
     patience = 1 if model.device.type == "cpu" else 8

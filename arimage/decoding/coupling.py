@@ -8,12 +8,12 @@ def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTe
 
     A code without weight is never drawn.
     """
-    cumulative = weights.cumsum(-1)
-    total = cumulative[..., -1]
+    # Parallel sums need not be monotone: a code without weight gets an interval that nothing exceeds.
+    cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
+    total = cumulative.amax(-1)
     # u * total may round up to the total, which no code's interval contains.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    # Parallel sums need not be monotone: asking for a weight as well keeps codes without one out.
-    return ((cumulative > target[..., None]) & (weights > 0)).byte().argmax(-1)
+    return (cumulative > target[..., None]).byte().argmax(-1)
 
 
 def couple(

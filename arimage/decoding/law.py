@@ -1,6 +1,6 @@
 """The sampling law: from a model's logits to the probabilities that a decoding must reproduce."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,7 +26,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     guided_tokens: int | None = None
-    allowed: torch.BoolTensor | None = None
+    allowed: torch.BoolTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
         if not self.temperature > 0:

@@ -10,7 +10,7 @@ from .autoregressive import AutoregressiveDecoding
 from .coupling import couple, draw
 from .interface import TokenModel
 from .law import Sampling
-from .noise import Purpose, uniforms
+from .noise import Purpose, exponentials, uniforms
 from .state import DecodingState
 
 
@@ -55,8 +55,8 @@ class SpeculativeJacobiDecoding:
     exact: ClassVar[bool] = True
 
     def __post_init__(self):
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}: give at least 1")
+        if not isinstance(self.window, int) or self.window < 1:
+            raise ValueError(f"window is {self.window!r}: give a whole number of at least 1")
         for name, values in (("refresh", Refresh), ("init", Init)):
             if getattr(self, name) not in get_args(values):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose among {', '.join(get_args(values))}")
@@ -86,8 +86,9 @@ class SpeculativeJacobiDecoding:
         elif self.refresh == "independent":
             redrawn = draw(law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1)[..., 0])
         else:
-            uniform = uniforms(state.seeds, at, Purpose.GUMBEL, 0, law.shape[-1])
-            redrawn = (law.log() - (-uniform.clamp(min=2.0**-25).log()).log()).argmax(-1)
+            # The largest of p / e is that of log p plus Gumbel noise.
+            race = exponentials(state.seeds, at, Purpose.GUMBEL, 0, law.shape[-1])
+            redrawn = (law / race).argmax(-1)
         tokens = torch.where(offsets < accepted[:, None], verified, redrawn)
         _write(state, positions, live, tokens)
         state.cursor = state.cursor + accepted

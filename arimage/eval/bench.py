@@ -21,7 +21,12 @@ def measure(
 
     Returns:
         name, exact, and the lists of `runs` forward_passes and seconds (prefill, passes and pictures together).
+
+    Raises:
+        ValueError: if there is nothing to measure.
     """
+    if min(batch_size, runs) < 1:
+        raise ValueError(f"batch size and runs are {batch_size} and {runs}: give at least 1 of each")
     (name, values), *_ = condition.items()
     condition = {name: [values[i % len(values)] for i in range(batch_size)]}
     pipe.set_progress_bar_config(disable=True)

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from .cache import StaticCache
@@ -57,11 +56,11 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden, table, mask, cache=None, layer=0, index=None):
+    def forward(self, hidden, rotary, mask, cache=None, layer=0, index=None):
         query, key, value = (
             states.unflatten(-1, (-1, self.head_dim)) for states in self.qkv_proj(hidden).split(self.widths, dim=-1)
         )
-        query, key, value = (s.transpose(1, 2) for s in (rotate(query, table), rotate(key, table), value))
+        query, key, value = (s.transpose(1, 2) for s in (rotate(query, rotary), rotate(key, rotary), value))
         if cache is not None:
             cache.write(layer, index, key, value)
             key, value = cache.keys[layer], cache.values[layer]
@@ -92,8 +91,8 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
 
-    def forward(self, hidden, table, mask, cache=None, layer=0, index=None):
-        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, cache, layer, index)
+    def forward(self, hidden, rotary, mask, cache=None, layer=0, index=None):
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer, index)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
@@ -125,7 +124,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["Block"]
-    _supports_gradient_checkpointing = False
+    _repeated_blocks = ["Block"]
 
     @register_to_config
     def __init__(
@@ -175,100 +174,137 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
         unconditional: torch.BoolTensor | None = None,
-    ) -> tuple[torch.Tensor, torch.BoolTensor]:
-        """Prefix embeddings [B, P, hidden_size] and which of them may be attended to [B, P].
+    ) -> torch.Tensor:
+        """Prefix embeddings [B, P, hidden_size].
 
         Args:
             class_labels: [B], for "class".
             prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
-            unconditional: [B]; the condition of these images is replaced by the learned "none". The mask stays that of
-                the prompt, as in the original.
+            unconditional: [B]; the condition of these images is replaced by the learned "none".
         """
         if self.config.conditioning == "class":
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
-            embeds = self.class_embedding(class_labels)[:, None]
-            return embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
-        mask = prompt_attention_mask.bool()
-        prompt_embeds = (prompt_embeds * mask[..., None]).to(self.dtype)
+            return self.class_embedding(class_labels)[:, None]
+        prompt_embeds = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
         if unconditional is not None:
-            null = self.caption_projection.null_caption
+            null = self.caption_projection.null_caption.to(prompt_embeds.device)
             prompt_embeds = torch.where(unconditional[:, None, None], null, prompt_embeds)
-        return self.caption_projection(prompt_embeds), mask
+        return self.caption_projection(prompt_embeds)
 
-    def forward(self, tokens: torch.LongTensor, **condition) -> torch.FloatTensor:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid; position
-        j sees the condition and the codes before j. `condition` are the arguments of `embed_condition`."""
-        prefix, prefix_mask = self.embed_condition(**condition)
-        hidden = self.embedding_dropout(torch.cat([prefix, self.token_embedding(tokens[:, :-1])], dim=1))
-        batch, length, _ = hidden.shape
-        start = prefix.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()
-        mask = mask.repeat(batch, 1, 1)
+    def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
+        """Which prefix positions may be seen [B, P]. Those of the prompt also where its text is replaced by "none", as in
+        the original."""
+        if self.config.conditioning == "class":
+            return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
+        return prompt_attention_mask.bool()
+
+    def forward(
+        self,
+        tokens: torch.LongTensor | None = None,
+        *,
+        rotary: torch.Tensor,
+        mask: torch.BoolTensor,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: StaticCache | None = None,
+        index: torch.LongTensor | None = None,
+        first_query: int = 0,
+    ) -> torch.FloatTensor:
+        """One pass over a prefix, over codes, or over both: logits [B, T - first_query, vocab_size] in float32.
+
+        Args:
+            tokens: codes [B, Q]; -1 is a code not known yet.
+            rotary: what `rotary_table` gives for the T fed positions, [B or 1, T, head_dim / 2, 2].
+            mask: bool [B, T, K], which keys each query sees: the T fed ones, or all slots of `cache`.
+            condition: arguments of `embed_condition`; the prefix comes before `tokens`.
+            cache, index: keys and values go to `index` [B, T] of the cache.
+            first_query: leave out the logits of the positions before it.
+        """
+        parts = [] if condition is None else [self.embed_condition(**condition)]
+        if tokens is not None:
+            # A zero vector says nothing about a code that is not known yet.
+            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+        hidden = self.embedding_dropout(torch.cat(parts, dim=1))
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary, mask[:, None], cache, layer, index)
+        return self.head(self.norm(hidden[:, first_query:])).float()
+
+    def predict(self, tokens: torch.LongTensor, **condition) -> torch.FloatTensor:
+        """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid: position
+        j sees the condition (arguments of `embed_condition`) and the codes before j. Differentiable, for training."""
+        batch, count = tokens.shape
+        prefix_mask = self.prefix_mask(**condition)
+        start = prefix_mask.shape[1]
+        length = start + count - 1
+        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
         mask[:, :, :start] &= prefix_mask[:, None]
         # A masked condition token would see nothing and become NaN.
         mask.diagonal(dim1=1, dim2=2).fill_(True)
         grid = (self.config.grid_size,) * 2
-        table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, hidden.device)[None, :length]
-        for block in self.blocks:
-            hidden = block(hidden, table, mask[:, None])
-        return self.head(self.norm(hidden[:, start - 1 :])).float()
+        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, :length]
+        return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=start - 1)
 
     @property
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
-    @apply_forward_hook
     def bind(self, grid: tuple[int, int], *, guided: bool = False, **condition) -> "LlamaGenTokenModel":
         """The model of the images of one call: their condition (arguments of `embed_condition`), their grid (rows,
         columns), and whether logits without the condition are computed beside those with it."""
-        embeds, mask = self.embed_condition(**condition)
         if guided:
-            none = torch.ones(len(embeds), dtype=torch.bool, device=embeds.device)
-            embeds = torch.cat([embeds, self.embed_condition(**condition, unconditional=none)[0]])
-        return LlamaGenTokenModel(self, embeds, mask, grid)
+            count = len(next(iter(condition.values())))
+            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
+            device = next(iter(condition.values())).device
+            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
+        return LlamaGenTokenModel(self, condition, grid, groups=2 if guided else 1)
 
 
 class LlamaGenTokenModel:
     """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` bound to the prompts of one call."""
 
     def __init__(
-        self, transformer: LlamaGenTransformer, prefix: torch.Tensor, prefix_mask: torch.Tensor, grid: tuple[int, int]
+        self,
+        transformer: LlamaGenTransformer,
+        condition: dict[str, torch.Tensor],
+        grid: tuple[int, int],
+        groups: int,
     ):
-        self.transformer, self.prefix, self.grid = transformer, prefix, grid
-        self.prefix_length = prefix.shape[1]
-        self.groups = len(prefix) // len(prefix_mask)
-        self.prefix_mask = prefix_mask.repeat(self.groups, 1)
+        self.transformer, self.condition, self.grid, self.groups = transformer, condition, grid, groups
         self.num_tokens = grid[0] * grid[1]
         self.vocab_size = transformer.config.vocab_size
-        self.device = prefix.device
+        self._prefix_mask = transformer.prefix_mask(**condition)
+        self.device = self._prefix_mask.device
         theta = transformer.config.rope_theta
-        self._table = rotary_table(transformer.head_dim, grid, self.prefix_length, theta, self.device)
+        self._rotary = rotary_table(transformer.head_dim, grid, self._prefix_mask.shape[1], theta, self.device)
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[StaticCache, torch.FloatTensor]:
         """A cache with the condition in it, and the logits [G, B, V] of position 0."""
         config = self.transformer.config
-        rows = batch_size * self.groups
-        if rows != len(self.prefix):
-            raise ValueError(f"{batch_size} images of a model bound to {len(self.prefix) // self.groups} conditions")
+        rows, length = self._prefix_mask.shape
+        if rows != batch_size * self.groups:
+            raise ValueError(f"{batch_size} images of a model bound to {rows // self.groups} conditions")
         cache = StaticCache(
             config.num_layers,
             rows,
             config.num_key_value_heads or config.num_attention_heads,
             self.transformer.head_dim,
-            prefix=self.prefix_length,
+            prefix=length,
             slots=self.num_tokens + scratch,
             groups=self.groups,
-            dtype=self.prefix.dtype,
+            dtype=self.transformer.dtype,
             device=self.device,
         )
-        length = self.prefix_length
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        mask = F.pad((causal & self.prefix_mask[:, None]) | own, (0, cache.slots + 1))
-        index = torch.arange(length, device=self.device).expand(rows, -1)
-        logits = self._run(self.prefix, self._table[None, :length], mask, cache, index, slice(-1, None))
-        return cache, logits.squeeze(-2)
+        logits = self.transformer(
+            rotary=self._rotary[None, :length],
+            mask=F.pad((causal & self._prefix_mask[:, None]) | own, (0, cache.slots + 1)),
+            condition=self.condition,
+            cache=cache,
+            index=torch.arange(length, device=self.device).expand(rows, -1),
+            first_query=length - 1,
+        )
+        return cache, logits.squeeze(1).unflatten(0, (self.groups, -1))
 
     def forward(
         self,
@@ -280,22 +316,17 @@ class LlamaGenTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        slots = positions if slots is None else slots
-        slots = torch.where(positions < 0, -1, slots)
-        index = cache.address(slots)
+        slots = torch.where(positions < 0, -1, positions if slots is None else slots)
         if visible is None:
             visible = torch.arange(cache.slots, device=self.device) <= slots[..., None]
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
-        mask = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
-        mask = torch.cat([self.prefix_mask[:, None].expand(-1, mask.shape[1], -1), mask], dim=-1)
-        hidden = self.transformer.token_embedding(tokens.clamp(min=0))
-        # A zero vector says nothing about the code that is not known yet.
-        hidden = hidden.masked_fill((tokens < 0)[..., None], 0).repeat(self.groups, 1, 1)
-        table = self._table[(positions.clamp(min=0) + self.prefix_length)].repeat(self.groups, 1, 1, 1)
-        return self._run(hidden, table, mask, cache, index, slice(None))
-
-    def _run(self, hidden, table, mask, cache, index, queries: slice) -> torch.FloatTensor:
-        for layer, block in enumerate(self.transformer.blocks):
-            hidden = block(hidden, table, mask[:, None], cache, layer, index)
-        logits = self.transformer.head(self.transformer.norm(hidden[:, queries])).float()
+        visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
+        prefix = self._prefix_mask[:, None].expand(-1, visible.shape[1], -1)
+        logits = self.transformer(
+            tokens.repeat(self.groups, 1),
+            rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
+            mask=torch.cat([prefix, visible], dim=-1),
+            cache=cache,
+            index=cache.address(slots),
+        )
         return logits.unflatten(0, (self.groups, -1))

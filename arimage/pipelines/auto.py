@@ -1,5 +1,6 @@
 """The pipeline of any checkpoint, by name."""
 
+import json
 import os
 from pathlib import Path
 
@@ -48,20 +49,24 @@ class AutoPipeline:
             folder = name
         class_name = AutoPipeline._class_name(folder, kwargs)
         if class_name not in PIPELINES:
-            raise ValueError(f"{name} is a {class_name}: this library loads {', '.join(PIPELINES)}")
+            raise ValueError(
+                f"model_index.json of {name} names the class {class_name}: this library loads {', '.join(PIPELINES)}"
+            )
         return PIPELINES[class_name].from_pretrained(folder, **kwargs)
 
     @staticmethod
-    def _class_name(folder: str | os.PathLike, kwargs: dict) -> str:
-        if Path(folder).is_dir():
-            index = Path(folder) / "model_index.json"
-            if not index.exists():
-                raise ValueError(f"{folder} has no model_index.json: give a folder written by save_pretrained")
-            return ARImagePipeline.load_config(folder)["_class_name"]
-        if str(folder).count("/") != 1:
-            known = ", ".join([*packaged_models(), *published_models()])
-            raise ValueError(f"{folder} is no folder, no Hub repository (owner/name) and none of {known}")
-        names = ("cache_dir", "local_files_only", "token", "revision")
-        options = {name: kwargs[name] for name in names if name in kwargs}
-        hf_hub_download(str(folder), "model_index.json", **options)
-        return ARImagePipeline.load_config(str(folder), **options)["_class_name"]
+    def _class_name(folder: str | os.PathLike, kwargs: dict) -> str | None:
+        index = Path(folder) / "model_index.json"
+        if not Path(folder).is_dir():
+            if str(folder).count("/") != 1:
+                known = ", ".join([*packaged_models(), *published_models()])
+                raise ValueError(f"{folder} is no folder, no Hub repository (owner/name) and none of {known}")
+            names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+            options = {name: kwargs[name] for name in names if name in kwargs}
+            try:
+                index = Path(hf_hub_download(str(folder), index.name, **options))
+            except OSError as error:
+                raise OSError(f"model_index.json of {folder} cannot be fetched: {error}") from error
+        if not index.exists():
+            raise ValueError(f"{folder} has no model_index.json: give a folder written by save_pretrained")
+        return json.loads(index.read_text()).get("_class_name")

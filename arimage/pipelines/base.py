@@ -79,11 +79,20 @@ class ARImagePipeline(DiffusionPipeline):
             kwargs["dtype"] = torch.float32
         pipe = super().from_pretrained(folder, **kwargs)
         if (folder / GENERATION_CONFIG).exists():
-            config = json.loads((folder / GENERATION_CONFIG).read_text())
-            if "decoding" in config:
-                pipe.decoding = decoding_from_dict(config.pop("decoding"))
-            pipe.generation_config.update(config)
+            pipe._load_generation_config(folder / GENERATION_CONFIG)
         return pipe
+
+    def _load_generation_config(self, path: Path) -> None:
+        try:
+            config = json.loads(path.read_text())
+            if "decoding" in config:
+                self.decoding = decoding_from_dict(config.pop("decoding"))
+            self.generation_config.update(config)
+            self.sampling()
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or mend it"
+            ) from error
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
@@ -177,7 +186,7 @@ class ARImagePipeline(DiffusionPipeline):
             progress.update(int(state.decided.sum(1).min()) - progress.n)
         return state.tokens.unflatten(1, model.grid), {
             "forward_passes": state.forward_passes,
-            "tokens_per_pass": model.num_tokens / state.forward_passes,
+            "tokens_per_pass": float(state.decided.sum(1).float().mean()) / state.forward_passes,
             "exact": decoding.exact,
             "prefill_seconds": prefill_seconds,
             "decode_seconds": self._now() - began - prefill_seconds,

@@ -131,8 +131,10 @@ class LlamaGenPipeline(ARImagePipeline):
             )
         if prompt_attention_mask is None or prompt_attention_mask.shape != prompt_embeds.shape[:2]:
             raise ValueError(f"prompt_attention_mask must be [B, {expected[0]}], like prompt_embeds")
-        if not prompt_attention_mask.any(1).all():
-            raise ValueError("a row of prompt_attention_mask is empty: keep at least the end-of-text token")
+        if not prompt_attention_mask[:, 0].all() or (prompt_attention_mask.int().diff() > 0).any():
+            raise ValueError(
+                "prompt_attention_mask must be ones, at least one a row, and then zeros: pad on the right"
+            )
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)

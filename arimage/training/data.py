@@ -1,4 +1,4 @@
-"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `captions`, `style`, `name`, `base`,
+"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`, `name`, `base`,
 `skin_tones` and `weight`; `image` and `alpha` are encoded pictures (`{"bytes": ..., "path": ...}`)."""
 
 import io
@@ -46,8 +46,6 @@ def load_captioned_images(
 ) -> ImageCaptions:
     """Read a parquet file, keep the rows of `styles` (all of them if `None`), without toned variants if `skin_tones` is
     false, and box-resize the images to `image_size` pixels.
-
-    Captions that name another style than the row's own column are left out of the variants.
 
     Raises:
         ValueError: if the file lacks a column or no row is left.

@@ -165,10 +165,10 @@ def train_tokenizer(
     torch.manual_seed(settings.seed)
     model = LlamaGenVQModel(**model_config)
     task = TokenizerTask(model, data, heldout, settings).to(device)
-    model.to(training_dtype(torch.device(device)), memory_format=torch.channels_last)
+    nn.Module.to(model, training_dtype(torch.device(device)), memory_format=torch.channels_last)
     fit(task, settings.optimizer, out)
     model.float()
     model.codebook.weight.data.copy_(task.codes)
-    model.to(memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
+    nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
     (Path(out) / "settings.txt").write_text(repr(dataclasses.asdict(settings)))
     return model

@@ -92,7 +92,7 @@ class TransformerTask(nn.Module):
         ).to(device)
         hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         embeds, mask = left_pad(hidden, text.attention_mask)
-        return self.transformer(
+        return self.transformer.predict(
             codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional.to(device)
         )
 
@@ -182,8 +182,10 @@ def train_transformer(
     transformer.init_weights()
     dtype = training_dtype(torch.device(device))
     for model in (transformer, text_encoder):
-        model.to(device, dtype)
+        nn.Module.to(model, device, dtype)
     task = TransformerTask(transformer, text_encoder, text_tokenizer, vq.to(device), data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(task.pipeline())
     fit(task, settings.optimizer, out, on_report=hook)
-    return task.pipeline().to(torch.float32)
+    for model in (transformer, text_encoder):
+        model.float()
+    return task.pipeline()

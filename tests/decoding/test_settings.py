@@ -71,7 +71,7 @@ def test_an_unknown_method_is_answered_with_the_choices(settings):
         ("ar", {"window": 3}, "AutoregressiveDecoding has no setting 'window': it has none"),
         ("sjd", {"windows": 3}, "no setting 'windows': it has window, refresh, init"),
         ("sjd", {"exact": False}, "no setting 'exact'"),
-        ("sjd", {"window": 0}, "window is 0: give at least 1"),
+        ("sjd", {"window": 0}, "window is 0: give a whole number of at least 1"),
         ("sjd", {"refresh": "none"}, "refresh is 'none': choose among independent, coupled, gumbel"),
         ("sjd", {"init": "right"}, "init is 'right': choose among uniform, left, above"),
     ],

@@ -68,7 +68,7 @@ def test_hidden_states_after_the_first_block_equal_the_original(golden):
     transformer, condition, expected, _ = golden
     hidden = []
     hook = transformer.blocks[0].register_forward_hook(lambda module, inputs, output: hidden.append(output))
-    transformer(expected["tf_tokens"], **condition)
+    transformer.predict(expected["tf_tokens"], **condition)
     hook.remove()
     assert_close(hidden[0], expected["tf_hidden_after_layer0"])
 
@@ -77,8 +77,8 @@ def test_hidden_states_after_the_first_block_equal_the_original(golden):
 def test_teacher_forced_logits_equal_the_original_with_without_condition_and_guided(golden):
     transformer, condition, expected, config = golden
     none = torch.ones(2, dtype=torch.bool)
-    with_condition = transformer(expected["tf_tokens"], **condition)
-    without = transformer(expected["tf_tokens"], **condition, unconditional=none)
+    with_condition = transformer.predict(expected["tf_tokens"], **condition)
+    without = transformer.predict(expected["tf_tokens"], **condition, unconditional=none)
     assert_close(with_condition, expected["tf_logits_cond"])
     assert_close(without, expected["tf_logits_uncond"])
     guided = without + config["cfg_scales"][-1] * (with_condition - without)
@@ -136,6 +136,6 @@ def test_grouped_query_attention_is_the_same_cached_as_teacher_forced(kv_heads):
     labels = torch.tensor([0, 2])
     model = transformer.bind((4, 4), class_labels=labels)
     codes = greedy(model, 2)
-    logits = transformer(codes, class_labels=labels)
+    logits = transformer.predict(codes, class_labels=labels)
     assert len(codes.unique()) > 1
     assert torch.equal(logits.argmax(-1), codes)

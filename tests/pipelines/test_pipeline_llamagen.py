@@ -58,8 +58,8 @@ def guided_argmax(pipe, tokens, condition, scale, guided_tokens=N):
     flat = tokens.flatten(1)
     none = torch.ones(len(flat), dtype=torch.bool)
     with torch.no_grad():
-        with_condition = pipe.transformer(flat, **condition)
-        without = pipe.transformer(flat, **condition, unconditional=none)
+        with_condition = pipe.transformer.predict(flat, **condition)
+        without = pipe.transformer.predict(flat, **condition, unconditional=none)
     guided = without + scale * (with_condition - without)
     guided[:, guided_tokens:] = with_condition[:, guided_tokens:]
     return guided.argmax(-1).reshape(tokens.shape)
@@ -324,7 +324,7 @@ MASK = torch.ones(2, tiny.TEXT_LENGTH)
         ({"prompt_embeds": EMBEDS[0]}, r"prompt_embeds are \(12, 16\): this model expects \[B, 12, 16\]"),
         ({"prompt_embeds": EMBEDS}, r"prompt_attention_mask must be \[B, 12\]"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK[:1]}, r"prompt_attention_mask must be \[B, 12\]"),
-        ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK * 0}, "a row of prompt_attention_mask is empty"),
+        ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK * 0}, "pad on the right"),
         ({"prompt": "x", "height": 16}, "height and width are 16 and None: this checkpoint draws 8x8 pixels only"),
         ({"prompt": "x", "width": 4}, "height and width are None and 4: this checkpoint draws 8x8 pixels only"),
         ({"prompt": "x", "output_type": "jpg"}, "output_type is 'jpg': choose among pil, np, pt, latent"),

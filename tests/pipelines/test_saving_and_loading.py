@@ -231,7 +231,9 @@ def test_a_folder_without_an_index_is_refused(tmp_path):
 
 def test_a_pipeline_of_another_library_is_refused(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-    with pytest.raises(ValueError, match="is a StableDiffusionPipeline: this library loads LlamaGenPipeline"):
+    with pytest.raises(
+        ValueError, match="names the class StableDiffusionPipeline: this library loads LlamaGenPipeline"
+    ):
         AutoPipeline.from_pretrained(tmp_path)
 
 
