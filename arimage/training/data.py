@@ -1,5 +1,5 @@
-"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`, `name`, `base`,
-`skin_tones` and `weight`; `image` and `alpha` are encoded pictures (`{"bytes": ..., "path": ...}`)."""
+"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`, `group`,
+`name`, `base`, `skin_tones` and `weight`; `image` and `alpha` are encoded pictures (`{"bytes": ..., "path": ...}`)."""
 
 import io
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 
-COLUMNS = ["image", "alpha", "caption", "captions", "style", "name", "base", "skin_tones", "weight"]
+COLUMNS = ["image", "alpha", "caption", "captions", "style", "group", "name", "base", "skin_tones", "weight"]
 
 
 @dataclass
@@ -42,10 +42,14 @@ class ImageCaptions:
 
 
 def load_captioned_images(
-    path: str | Path, image_size: int, styles: list[str] | None = None, skin_tones: bool = True
+    path: str | Path,
+    image_size: int,
+    styles: list[str] | None = None,
+    skin_tones: bool = True,
+    without_groups: tuple[str, ...] = (),
 ) -> ImageCaptions:
     """Read a parquet file, keep the rows of `styles` (all of them if `None`), without toned variants if `skin_tones` is
-    false, and box-resize the images to `image_size` pixels.
+    false and without the Unicode groups of `without_groups`, and box-resize the images to `image_size` pixels.
 
     Raises:
         ValueError: if the file lacks a column or no row is left.
@@ -57,10 +61,12 @@ def load_captioned_images(
     rows = [
         row
         for row in table.select(COLUMNS).to_pylist()
-        if (styles is None or row["style"] in styles) and (skin_tones or not row["skin_tones"])
+        if (styles is None or row["style"] in styles)
+        and (skin_tones or not row["skin_tones"])
+        and row["group"] not in without_groups
     ]
     if not rows:
-        raise ValueError(f"{path} has no row with a style of {styles}: choose among its values of the column `style`")
+        raise ValueError(f"{path} has no row left with styles={styles} and without_groups={without_groups}: keep more of it")
 
     def pixels(encoded: dict, mode: str) -> torch.Tensor:
         image = Image.open(io.BytesIO(encoded["bytes"])).convert(mode)

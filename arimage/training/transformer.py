@@ -24,13 +24,16 @@ class TransformerSettings:
     """How the transformer is trained.
 
     Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", `code_noise` of the codes that the model sees by random ones. `sample_prompts` are drawn at every report.
+    caption", `code_noise` of the codes that the model sees by random ones. `context_dropout` of the images lose a random
+    share of the codes that the model sees, so that it must learn from the caption what an image's own beginning would tell
+    as well. `sample_prompts` are drawn at every report.
     """
 
     optimizer: OptimizerSettings
     batch_size: int = 32
     caption_dropout: float = 0.1
     code_noise: float = 0.03
+    context_dropout: float = 0.5
     caption_length: int = 24
     text_vocab_size: int = 2048
     sample_prompts: tuple[str, ...] = ("a red heart",)
@@ -113,8 +116,12 @@ class TransformerTask(nn.Module):
         codes = self.codes[index]
         noisy = torch.rand(codes.shape, generator=generator) < settings.code_noise
         random = torch.randint(self.transformer.config.vocab_size, codes.shape, generator=generator)
+        seen = torch.where(noisy, random, codes)
+        share = torch.rand(len(index), 1, generator=generator)
+        share *= torch.rand(len(index), 1, generator=generator) < settings.context_dropout
+        seen = torch.where(torch.rand(codes.shape, generator=generator) < share, -1, seen)
         device = self.transformer.device
-        logits = self.logits(captions, torch.where(noisy, random, codes).to(device), unconditional)
+        logits = self.logits(captions, seen.to(device), unconditional)
         loss = F.cross_entropy(logits.flatten(0, 1), codes.to(device).flatten())
         return loss, {"loss": loss.detach()}
 
