@@ -46,10 +46,10 @@ def load_captioned_images(
     image_size: int,
     styles: list[str] | None = None,
     skin_tones: bool = True,
-    without_groups: tuple[str, ...] = (),
+    groups: list[str] | None = None,
 ) -> ImageCaptions:
-    """Read a parquet file, keep the rows of `styles` (all of them if `None`), without toned variants if `skin_tones` is
-    false and without the Unicode groups of `without_groups`, and box-resize the images to `image_size` pixels.
+    """Read a parquet file, keep the rows of `styles` and of the Unicode `groups` (all of them if `None`), without toned
+    variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
         ValueError: if the file lacks a column or no row is left.
@@ -63,10 +63,10 @@ def load_captioned_images(
         for row in table.select(COLUMNS).to_pylist()
         if (styles is None or row["style"] in styles)
         and (skin_tones or not row["skin_tones"])
-        and row["group"] not in without_groups
+        and (groups is None or row["group"] in groups)
     ]
     if not rows:
-        raise ValueError(f"{path} has no row left with styles={styles} and without_groups={without_groups}: keep more of it")
+        raise ValueError(f"{path} has no row left with styles={styles} and groups={groups}: keep more of it")
 
     def pixels(encoded: dict, mode: str) -> torch.Tensor:
         image = Image.open(io.BytesIO(encoded["bytes"])).convert(mode)

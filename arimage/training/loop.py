@@ -41,6 +41,9 @@ class Task(Protocol):
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
 
+    def learning_rate_scale(self, name: str) -> float:
+        """By how much to multiply the learning rate of the parameter of that name."""
+
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Write sample pictures into `out` and return held-out figures; runs with the averaged weights."""
 
@@ -54,21 +57,26 @@ def training_dtype(device: torch.device) -> torch.dtype:
 class MasterWeights:
     """float32 copies of a module's parameters for the optimizer, and their exponential moving average."""
 
-    def __init__(self, module: nn.Module, settings: OptimizerSettings):
+    def __init__(self, task: nn.Module, settings: OptimizerSettings):
         self.settings = settings
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in task.named_parameters() if p.requires_grad]
+        self.parameters = [p for _, p in named]
         self.masters = [p.detach().float().clone() for p in self.parameters]
         self.averages = [m.clone() for m in self.masters]
         groups = [
-            {"params": [m for m in self.masters if m.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [m for m in self.masters if m.ndim <= 1], "weight_decay": 0.0},
+            {
+                "params": [master],
+                "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0,
+            }
+            for master in self.masters
         ]
+        self.scales = [task.learning_rate_scale(name) for name, _ in named]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
     @torch.no_grad()
     def step(self, step: int) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate_at(step)
+        for group, scale in zip(self.optimizer.param_groups, self.scales, strict=True):
+            group["lr"] = self.settings.learning_rate_at(step) * scale
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             master.grad = parameter.grad.float()
             parameter.grad = None

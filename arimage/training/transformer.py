@@ -24,16 +24,19 @@ class TransformerSettings:
     """How the transformer is trained.
 
     Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", `code_noise` of the codes that the model sees by random ones. `context_dropout` of the images lose a random
-    share of the codes that the model sees, so that it must learn from the caption what an image's own beginning would tell
-    as well. `sample_prompts` are drawn at every report.
+    caption", `code_noise` of the codes that the model sees by random ones. The text encoder and the caption projection learn
+    at `text_learning_rate_scale` times the rate: at the full one they end in a constant that tells captions apart no more.
+    `short_share` of the steps train on the first `short_tokens` codes only, with as many more images: there the caption
+    decides most, while what follows can be told from the image's own beginning. `sample_prompts` are drawn at every report.
     """
 
     optimizer: OptimizerSettings
     batch_size: int = 32
     caption_dropout: float = 0.1
     code_noise: float = 0.03
-    context_dropout: float = 0.5
+    text_learning_rate_scale: float = 0.2
+    short_share: float = 0.75
+    short_tokens: int = 96
     caption_length: int = 24
     text_vocab_size: int = 2048
     sample_prompts: tuple[str, ...] = ("a red heart",)
@@ -102,7 +105,10 @@ class TransformerTask(nn.Module):
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-        index = self.data.draw(settings.batch_size, generator)
+        batch_size, length = settings.batch_size, self.codes.shape[1]
+        if torch.rand((), generator=generator) < settings.short_share and settings.short_tokens < length:
+            batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
+        index = self.data.draw(batch_size, generator)
         captions = []
         for i, variant, plain in zip(
             index.tolist(),
@@ -113,17 +119,17 @@ class TransformerTask(nn.Module):
             variants = self.captions[i]
             captions.append(variants[0] if plain < 0.5 else variants[int(variant * len(variants))])
         unconditional = torch.rand(len(index), generator=generator) < settings.caption_dropout
-        codes = self.codes[index]
+        codes = self.codes[index, :length]
         noisy = torch.rand(codes.shape, generator=generator) < settings.code_noise
         random = torch.randint(self.transformer.config.vocab_size, codes.shape, generator=generator)
-        seen = torch.where(noisy, random, codes)
-        share = torch.rand(len(index), 1, generator=generator)
-        share *= torch.rand(len(index), 1, generator=generator) < settings.context_dropout
-        seen = torch.where(torch.rand(codes.shape, generator=generator) < share, -1, seen)
         device = self.transformer.device
-        logits = self.logits(captions, seen.to(device), unconditional)
+        logits = self.logits(captions, torch.where(noisy, random, codes).to(device), unconditional)
         loss = F.cross_entropy(logits.flatten(0, 1), codes.to(device).flatten())
         return loss, {"loss": loss.detach()}
+
+    def learning_rate_scale(self, name: str) -> float:
+        is_text = name.startswith(("text_encoder.", "transformer.caption_projection."))
+        return self.settings.text_learning_rate_scale if is_text else 1.0
 
     def pipeline(self) -> LlamaGenPipeline:
         return LlamaGenPipeline(

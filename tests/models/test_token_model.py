@@ -1,9 +1,8 @@
 """The cache's side of the `TokenModel` contract: slots, visibility, padding and moves, on a tiny guided LlamaGen."""
 
 import pytest
-import torch
-
 import tiny
+import torch
 
 
 BATCH, FED = 2, 5
