@@ -41,9 +41,6 @@ class Task(Protocol):
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
 
-    def learning_rate_scale(self, name: str) -> float:
-        """By how much to multiply the learning rate of the parameter of that name."""
-
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Write sample pictures into `out` and return held-out figures; runs with the averaged weights."""
 
@@ -55,22 +52,27 @@ def training_dtype(device: torch.device) -> torch.dtype:
 
 
 class MasterWeights:
-    """float32 copies of a module's parameters for the optimizer, and their exponential moving average."""
+    """float32 copies of a module's parameters for the optimizer, and their exponential moving average.
 
-    def __init__(self, task: nn.Module, settings: OptimizerSettings):
+    `learning_rate_scales` maps the beginnings of parameters' names to factors of their learning rate.
+    """
+
+    def __init__(
+        self, module: nn.Module, settings: OptimizerSettings, learning_rate_scales: dict[str, float] | None = None
+    ):
         self.settings = settings
-        named = [(name, p) for name, p in task.named_parameters() if p.requires_grad]
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
         self.masters = [p.detach().float().clone() for p in self.parameters]
         self.averages = [m.clone() for m in self.masters]
         groups = [
-            {
-                "params": [master],
-                "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0,
-            }
+            {"params": [master], "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0}
             for master in self.masters
         ]
-        self.scales = [task.learning_rate_scale(name) for name, _ in named]
+        self.scales = [
+            math.prod(scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start))
+            for name, _ in named
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
     @torch.no_grad()
@@ -159,17 +161,18 @@ def fit(
     *,
     report_every_seconds: float = 300.0,
     log_every: int = 25,
+    learning_rate_scales: dict[str, float] | None = None,
     on_report: Callable[[], None] | None = None,
 ) -> None:
-    """Train `task` to `settings.steps` steps and leave the averaged weights in them.
+    """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
     `out` receives `checkpoint.pt` (every report and at an interrupt; a run that finds one continues from it and ends as if it
     had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
-    the averaged weights are in `task`.
+    the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    weights = MasterWeights(task, settings)
+    weights = MasterWeights(task, settings, learning_rate_scales)
     buffers = dict(task.named_buffers())
     checkpoint = out / "checkpoint.pt"
     start, log = 0, []

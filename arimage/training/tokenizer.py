@@ -133,9 +133,6 @@ class TokenizerTask(nn.Module):
         total = reconstruction + self.settings.commitment * commitment
         return total, {"loss": total.detach(), **figures}
 
-    def learning_rate_scale(self, name: str) -> float:
-        return 1.0
-
     def reconstruct(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images [B, 3, S, S] through codes and back, in [-1, 1]."""
         codes = self.encode(to_unit_range(images.to(self.counts.device))) @ self.codes.T

@@ -127,10 +127,6 @@ class TransformerTask(nn.Module):
         loss = F.cross_entropy(logits.flatten(0, 1), codes.to(device).flatten())
         return loss, {"loss": loss.detach()}
 
-    def learning_rate_scale(self, name: str) -> float:
-        is_text = name.startswith(("text_encoder.", "transformer.caption_projection."))
-        return self.settings.text_learning_rate_scale if is_text else 1.0
-
     def pipeline(self) -> LlamaGenPipeline:
         return LlamaGenPipeline(
             transformer=self.transformer, vq=self._vq[0], tokenizer=self.text_tokenizer, text_encoder=self.text_encoder
@@ -198,7 +194,8 @@ def train_transformer(
         nn.Module.to(model, device, dtype)
     task = TransformerTask(transformer, text_encoder, text_tokenizer, vq.to(device), data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(task.pipeline())
-    fit(task, settings.optimizer, out, on_report=hook)
+    scales = dict.fromkeys(("text_encoder.", "transformer.caption_projection."), settings.text_learning_rate_scale)
+    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=hook)
     for model in (transformer, text_encoder):
         model.float()
     return task.pipeline()

@@ -91,6 +91,7 @@ def rows():
             "caption": f"a {colour} {shape}",
             "captions": [f"{shape}, {colour}", f"{colour} {shape}, {style} style"],
             "style": style,
+            "group": f"{shape}s",
             "name": f"{colour} {shape}",
             "base": f"{shape}-{colour}",
             "skin_tones": ["light"] if toned else [],
@@ -207,8 +208,13 @@ def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
         load_captioned_images(path, SIZE)
 
 
+def test_a_group_is_selected(data):
+    images = load_captioned_images(data, SIZE, groups=["discs"])
+    assert sorted(images.bases) == sorted(2 * [f"disc-{colour}" for colour in COLOURS])
+
+
 def test_a_selection_without_images_is_refused(data):
-    with pytest.raises(ValueError, match=r"has no row with a style of \['noto'\]"):
+    with pytest.raises(ValueError, match=r"has no row left with styles=\['noto'\] and groups=None"):
         load_captioned_images(data, SIZE, styles=["noto"])
 
 
@@ -352,6 +358,16 @@ def test_master_weights_keep_what_bfloat16_would_round_away(tmp_path):
         weights.step(step)
     assert module.weight.item() < 1 and module.weight.dtype == torch.bfloat16
     assert weights.masters[0].item() == pytest.approx(1 - sum(map(settings.learning_rate_at, range(50))), rel=1e-4)
+
+
+def test_learning_rates_scale_by_the_beginning_of_a_name():
+    module = torch.nn.ModuleDict({"slow": torch.nn.Linear(1, 1), "fast": torch.nn.Linear(1, 1)})
+    weights = MasterWeights(module, LINE, {"slow.": 0.1})
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weights.step(0)
+    rates = [group["lr"] for group in weights.optimizer.param_groups]
+    assert rates == pytest.approx([0.1 * rates[2]] * 2 + [rates[2]] * 2)
 
 
 def test_the_curve_is_drawn(tmp_path, no_plots):
