@@ -1,11 +1,13 @@
 """A recipe trains on a small data set, goes on after an interruption, and leaves a model that draws."""
 
+import collections
 import copy
 import functools
 import io
 import itertools
 import json
 import math
+import shutil
 import signal
 
 import numpy as np
@@ -539,6 +541,24 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     run_transformer(recipe, data, data, runs[1], "cpu")
     assert losses == undisturbed
     assert_same_weights(runs[1], runs[0])
+
+
+def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
+    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["training"] |= {"short_share": 0.5, "short_tokens": 4}
+    shapes = collections.Counter()
+    logits = TransformerTask.logits
+
+    def recorded(task, captions, codes, unconditional):
+        if task.training:
+            shapes[len(captions), *codes.shape] += 1
+        return logits(task, captions, codes, unconditional)
+
+    monkeypatch.setattr(TransformerTask, "logits", recorded)
+    run_transformer(recipe, data, data, tmp_path, "cpu")
+    assert shapes.keys() == {(8, 8, 16), (32, 32, 4)}
+    assert min(shapes.values()) > 5
 
 
 def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):
