@@ -143,8 +143,9 @@ class TransformerTask(nn.Module):
         pipe.set_progress_bar_config(disable=True)
         images = pipe(
             list(self.settings.sample_prompts),
-            guidance_scale=3.0,
-            top_k=100,
+            guidance_scale=1.5,
+            temperature=0.5,
+            top_k=20,
             decoding="sjd-coupled",
             generator=torch.Generator().manual_seed(self.settings.seed),
             output_type="pt",
