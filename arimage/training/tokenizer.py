@@ -1,6 +1,5 @@
 """Training of the VQ tokenizer: reconstruction in colour and gradients, codes by moving averages on the unit sphere."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,5 +169,4 @@ def train_tokenizer(
     model.float()
     model.codebook.weight.data.copy_(task.codes)
     nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
-    (Path(out) / "settings.txt").write_text(repr(dataclasses.asdict(settings)))
     return model
