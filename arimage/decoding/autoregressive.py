@@ -18,8 +18,8 @@ class AutoregressiveDecoding:
 
     exact: ClassVar[bool] = True
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
-        cache, logits = model.prefill(len(seeds))
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, scratch: int = 0) -> DecodingState:
+        cache, logits = model.prefill(len(seeds), scratch)
         tokens = torch.zeros(len(seeds), model.num_tokens, dtype=torch.long, device=model.device)
         state = DecodingState(
             model=model,

@@ -13,12 +13,15 @@ class TokenModel(Protocol):
         vocab_size: V codes, ids 0 .. V - 1.
         grid: rows and columns.
         device: where its tensors live.
+        codebook: the codes' vectors in the image tokenizer [V, D], for the decodings that ask which codes look alike; None
+            where they are not known.
     """
 
     num_tokens: int
     vocab_size: int
     grid: tuple[int, int]
     device: torch.device
+    codebook: torch.Tensor | None
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of position 0.

@@ -248,15 +248,17 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
-    def bind(self, grid: tuple[int, int], *, guided: bool = False, **condition) -> "LlamaGenTokenModel":
+    def bind(
+        self, grid: tuple[int, int], *, guided: bool = False, codebook: torch.Tensor | None = None, **condition
+    ) -> "LlamaGenTokenModel":
         """The model of the images of one call: their condition (arguments of `embed_condition`), their grid (rows,
-        columns), and whether logits without the condition are computed beside those with it."""
+        columns), whether logits without the condition are computed beside those with it, and the codes' vectors [V, D]."""
         if guided:
             count = len(next(iter(condition.values())))
             condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
             device = next(iter(condition.values())).device
             condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return LlamaGenTokenModel(self, condition, grid, groups=2 if guided else 1)
+        return LlamaGenTokenModel(self, condition, grid, 2 if guided else 1, codebook)
 
 
 class LlamaGenTokenModel:
@@ -268,10 +270,12 @@ class LlamaGenTokenModel:
         condition: dict[str, torch.Tensor],
         grid: tuple[int, int],
         groups: int,
+        codebook: torch.Tensor | None,
     ):
         self.transformer, self.condition, self.grid, self.groups = transformer, condition, grid, groups
         self.num_tokens = grid[0] * grid[1]
         self.vocab_size = transformer.config.vocab_size
+        self.codebook = codebook
         self._prefix_mask = transformer.prefix_mask(**condition)
         self.device = self._prefix_mask.device
         theta = transformer.config.rope_theta

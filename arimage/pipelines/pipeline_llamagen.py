@@ -230,7 +230,8 @@ class LlamaGenPipeline(ARImagePipeline):
         seeds = self.draw_seeds(generator, batch_size)
 
         # 3. Decode the codes
-        model = self.transformer.bind(grid, guided=sampling.guidance_scale > 1, **condition)
+        guided = sampling.guidance_scale > 1
+        model = self.transformer.bind(grid, guided=guided, codebook=self.vq.code_vectors(), **condition)
         tokens, stats = self.run_decoding(
             model, decoding, sampling, seeds, callback_on_step_end, callback_on_step_end_tensor_inputs
         )

@@ -193,10 +193,14 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
             )
         return self.nearest(self.quant_conv(self.encoder(images)))
 
+    def code_vectors(self) -> torch.Tensor:
+        """The unit vectors of all codes [V, codebook_dim]."""
+        return F.normalize(self.codebook.weight, dim=-1)
+
     def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
         """Latents [B, codebook_dim, h, w] to the ids [B, h, w] of the codes with the greatest cosine."""
         latents = F.normalize(latents.permute(0, 2, 3, 1), dim=-1)
-        return (latents @ F.normalize(self.codebook.weight, dim=-1).T).argmax(-1)
+        return (latents @ self.code_vectors().T).argmax(-1)
 
     def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
         """Codes [B, h, w] to their unit vectors [B, codebook_dim, h, w]."""

@@ -32,6 +32,8 @@ class TableModel:
         self.grid, self.vocab_size, self.groups, self.padding = grid, vocab_size, groups, padding
         self.num_tokens = grid[0] * grid[1]
         self.forward_passes = 0
+        # Codes on a line: the nearest of a code are those beside it.
+        self.codebook = torch.arange(vocab_size)[:, None].float()
         generator = torch.Generator().manual_seed(seed)
         self.tables = [
             -sharpness * torch.empty(groups, vocab_size**n, vocab_size).exponential_(generator=generator).log()

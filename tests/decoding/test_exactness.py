@@ -21,6 +21,7 @@ from arimage.decoding import (
 )
 from arimage.decoding.coupling import couple, draw
 from arimage.decoding.noise import uniforms
+from arimage.decoding.window import slide_window
 
 
 WINDOWS = object()  # stands for 1 .. N
@@ -154,9 +155,10 @@ class StaleLaw(SpeculativeJacobiDecoding):
         state.stale = state.draft_law
         return super().step(state)
 
-    def _fill_window(self, state, entered):
-        state.draft_law = getattr(state, "stale", state.draft_law)
-        super()._fill_window(state, entered)
+
+def slide_stale_laws(state, accepted, init):
+    state.draft_law = state.stale
+    slide_window(state, accepted, init)
 
 
 def same_noise_at_every_pass(seeds, positions, purpose, step, count):
@@ -171,8 +173,8 @@ BROKEN = {
     "survivors stay without a residual": (COUPLED, {"couple": keep_survivors(lambda ratio, u: ratio > u)}),
     "every survivor stays": (COUPLED, {"couple": keep_survivors(lambda ratio, u: ratio >= 0)}),
     "passes share their noise": (COUPLED, {"uniforms": same_noise_at_every_pass}),
-    "stale laws, coupled": ({**COUPLED, "method": StaleLaw}, {}),
-    "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {}),
+    "stale laws, coupled": ({**COUPLED, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
+    "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
 }
 
 
