@@ -1,0 +1,176 @@
+"""Several drafts for one position: the law of what comes out, enumerated rather than sampled."""
+
+import itertools
+
+import pytest
+import torch
+
+from arimage.decoding.coupling import couple, draw
+from arimage.decoding.siblings import couple_siblings, draw_siblings
+
+
+LAST = 1 - 2.0**-53  # the largest uniform number there is
+
+
+def laws(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def random_laws(count, size, seed, zeros=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.empty(count, size, dtype=torch.float64).exponential_(generator=generator) ** 2
+    weights = weights.masked_fill(torch.rand(count, size, generator=generator) < zeros, 0)
+    weights[weights.sum(-1) == 0, 0] = 1
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def without_replacement(q, count):
+    """Every sequence [S, count] of drafts and its probability [S]; -1 once `q` is exhausted."""
+    sequences = [((), 1.0, q)]
+    for _ in range(count):
+        longer = []
+        for codes, chance, left in sequences:
+            if left.sum() == 0:
+                longer.append(((*codes, -1), chance, left))
+            for code in left.nonzero().flatten().tolist():
+                rest = left.clone()
+                rest[code] = 0
+                longer.append(((*codes, code), chance * float(left[code] / left.sum()), rest))
+        sequences = longer
+    return torch.tensor([codes for codes, _, _ in sequences]), laws([chance for _, chance, _ in sequences])[0]
+
+
+def share_below(condition, shape):
+    """How much of [0, 1) fulfils `condition`, which holds up to some number and not beyond."""
+    low, high = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
+    for _ in range(50):
+        middle = (low + high) / 2
+        holds = condition(middle)
+        low, high = torch.where(holds, middle, low), torch.where(holds, high, middle)
+    return low
+
+
+def output_law(p, q, count, verify=couple_siblings, drafts_from=None):
+    """The law [V] of y if `count` drafts are drawn from `drafts_from` (by default `q`) without replacement."""
+    x, chance = without_replacement(q if drafts_from is None else drafts_from, count)
+    size = len(p)
+    p, q = p.expand(len(x), -1), q.expand(len(x), -1)
+    law = torch.zeros(size, dtype=torch.float64)
+    for k in range(count):
+
+        def keeps(uniform, k=k):
+            noise = torch.full((len(x), count + 1), LAST, dtype=torch.float64)
+            noise[:, k] = uniform
+            return verify(p, q, x, noise)[1] == k
+
+        share = share_below(keeps, len(x))
+        law.index_add_(0, x[:, k].clamp(min=0), chance * share)
+        chance = chance * (1 - share)
+
+    def at_most(uniform):
+        noise = torch.full((*uniform.shape, count + 1), LAST, dtype=torch.float64)
+        noise[..., -1] = uniform
+        arguments = (value[:, None].expand(-1, size, -1) for value in (p, q, x))
+        y, which = verify(*arguments, noise)
+        return torch.where(which < 0, y, 0) <= torch.arange(size)
+
+    return law + chance @ share_below(at_most, (len(x), size)).diff(dim=1, prepend=torch.zeros(len(x), 1))
+
+
+PAIRS = {
+    "equal": laws([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
+    "far": laws([0.9, 0.1, 0.0], [0.1, 0.1, 0.8]),
+    "disjoint": laws([0.0, 0.0, 0.4, 0.6], [0.7, 0.3, 0.0, 0.0]),
+    "draft one-hot": laws([0.2, 0.5, 0.3], [0.0, 1.0, 0.0]),
+    "draft uniform": laws([0.7, 0.2, 0.1, 0.0], [0.25] * 4),
+    "target one-hot": laws([0.0, 0.0, 1.0], [0.2, 0.5, 0.3]),
+    "both one-hot, apart": laws([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
+    **{f"random {seed}": random_laws(2, 5, seed, zeros=0.25) for seed in range(8)},
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_drafts_without_replacement_become_a_draw_of_the_target(pair, count):
+    p, q = PAIRS[pair]
+    assert (output_law(p, q, count) - p).abs().sum() / 2 < 1e-9
+
+
+def verify_without_residual(p, q, x, noise):
+    """Tries every draft against the first target."""
+    y, which = couple_siblings(p, q, x, noise)
+    for k in range(x.shape[-1] - 1, -1, -1):
+        kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])[1] & (x[..., k] >= 0)
+        y, which = torch.where(kept, x[..., k], y), torch.where(kept, k, which)
+    return y, which
+
+
+def verify_with_replacement(p, q, x, noise):
+    """Forgets that the drafts tried before cannot come again."""
+    which = torch.full_like(x[..., 0], -1)
+    for k in range(x.shape[-1]):
+        drawn, kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])
+        which = torch.where((which < 0) & kept & (x[..., k] >= 0), k, which)
+        residual = (p - q).clamp(min=0)
+        p = torch.where(residual.sum(-1, keepdim=True) > 0, residual / residual.sum(-1, keepdim=True), p)
+    chosen = x.gather(-1, which.clamp(min=0)[..., None]).squeeze(-1)
+    return torch.where(which < 0, draw(p, noise[..., -1]), chosen), which
+
+
+FLAWS = {
+    "drafts are drawn from the residual but verified as draws of another law": {"drafts_from": "residual"},
+    "every draft is tried against the first target": {"verify": verify_without_residual},
+    "drafts are verified as drawn with replacement": {"verify": verify_with_replacement},
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_the_check_rejects_a_verification_in_which(flaw):
+    p, q = random_laws(2, 5, 3)
+    settings = dict(FLAWS[flaw])
+    if settings.pop("drafts_from", None):
+        settings["drafts_from"] = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
+    assert (output_law(p, q, 2, **settings) - p).abs().sum() / 2 > 1e-3
+
+
+def test_one_draft_is_the_coupling_of_a_pair():
+    p, q = random_laws(2, 1000 * 6, 0).float().view(2, 1000, 6)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(1000, 2, generator=generator)
+    x = draw(q, torch.rand(1000, generator=generator))
+    y, which = couple_siblings(p, q, x[:, None], noise)
+    expected, kept = couple(p, q, x, noise)
+    assert torch.equal(which == 0, kept) and torch.equal(y[kept], expected[kept])
+    assert ((p - q).gather(-1, y[~kept, None].new_zeros(1000, 1) + y[:, None])[~kept] > 0).all()
+
+
+def test_siblings_are_drawn_without_replacement():
+    q = laws([0.5, 0.3, 0.0, 0.2])[0]
+    steps = 60
+    grid = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    noise = torch.cartesian_prod(grid, grid)
+    drawn = draw_siblings(q.expand(len(noise), -1), noise)
+    sequences, chance = without_replacement(q, 2)
+    for codes, expected in zip(sequences, chance, strict=True):
+        assert abs((drawn == codes).all(1).double().mean() - expected) < 2 / steps
+
+
+def test_siblings_run_out_with_their_law():
+    q = laws([0.0, 0.6, 0.4], [0.0, 0.0, 1.0])
+    drawn = draw_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
+    assert drawn.tolist() == [[1, 2, -1, -1], [2, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("size", [3, 50, 4096])
+def test_what_comes_out_may_always_be_drawn(size):
+    p, q = (random_laws(400, size, seed, zeros=0.6).float() for seed in (1, 2))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(400, 9, generator=generator)
+    x = draw_siblings(q, noise[:, :4])
+    y, which = couple_siblings(p, q, x, noise[:, 4:])
+    assert (p.gather(1, y[:, None]) > 0).all()
+    kept = which >= 0
+    assert torch.equal(y[kept], x[kept].gather(1, which[kept, None])[:, 0])
+    for first, second in itertools.combinations(range(4), 2):
+        assert ((x[:, first] != x[:, second]) | (x[:, first] < 0)).all()
