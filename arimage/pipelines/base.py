@@ -32,7 +32,7 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
 class ARImagePipeline(DiffusionPipeline):
-    """Base of the pipelines.
+    """Base of the pipelines. Each has `bind`, which takes the condition of a call and returns the `TokenModel` of its images.
 
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.

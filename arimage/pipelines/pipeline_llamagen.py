@@ -7,7 +7,7 @@ from diffusers.pipelines.pixart_alpha.pipeline_pixart_alpha import PixArtAlphaPi
 from diffusers.utils import logging, replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import Decoding
+from ..decoding import Decoding, TokenModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .base import ARImagePipeline
@@ -92,7 +92,8 @@ class LlamaGenPipeline(ARImagePipeline):
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
 
-    def check_inputs(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> None:
+    def check_inputs(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
+        """Refuse a condition that the checkpoint cannot draw; return how many prompts or classes there are."""
         config = self.transformer.config
         if config.conditioning == "class":
             if class_labels is None or prompt is not None or prompt_embeds is not None:
@@ -109,7 +110,7 @@ class LlamaGenPipeline(ARImagePipeline):
                 raise ValueError(
                     f"class_labels are {class_labels}: give one or more ids from 0 to {config.num_classes - 1}"
                 )
-            return
+            return len(labels)
         if class_labels is not None:
             raise ValueError("this checkpoint draws from text: give a prompt instead of class_labels")
         if (prompt is None) == (prompt_embeds is None):
@@ -123,7 +124,7 @@ class LlamaGenPipeline(ARImagePipeline):
             texts = [prompt] if isinstance(prompt, str) else prompt
             if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"prompt is {prompt!r}: give a string or a list of strings")
-            return
+            return len(texts)
         expected = (config.num_condition_tokens, config.caption_dim)
         if prompt_embeds.ndim != 3 or prompt_embeds.shape[1:] != expected:
             raise ValueError(
@@ -135,6 +136,34 @@ class LlamaGenPipeline(ARImagePipeline):
             raise ValueError(
                 "prompt_attention_mask must be ones, at least one a row, and then zeros: pad on the right"
             )
+        return len(prompt_embeds)
+
+    @torch.no_grad()
+    def bind(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | list[int] | torch.LongTensor | None = None,
+        guidance_scale: float | None = None,
+        num_images_per_prompt: int = 1,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+    ) -> TokenModel:
+        """The next-code model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
+        self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        config, device = self.transformer.config, self._execution_device
+        if config.conditioning == "class":
+            condition = {"class_labels": torch.as_tensor(class_labels, device=device).flatten()}
+        else:
+            if prompt_embeds is None:
+                prompt_embeds, prompt_attention_mask = self.encode_prompt(
+                    [prompt] if isinstance(prompt, str) else prompt
+                )
+            embeds, mask = left_pad(prompt_embeds.to(device), prompt_attention_mask.to(device))
+            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
+        guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
+        grid = (config.grid_size, config.grid_size)
+        return self.transformer.bind(grid, guided=guided, codebook=self.vq.code_vectors(), **condition)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
@@ -199,13 +228,11 @@ class LlamaGenPipeline(ARImagePipeline):
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         # 1. Check inputs
-        config = self.transformer.config
-        grid = (config.grid_size, config.grid_size)
-        trained_size = config.grid_size * self.vq.scale_factor
+        trained_size = self.transformer.config.grid_size * self.vq.scale_factor
         self.check_call(
             height, width, trained_size, output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt
         )
-        self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        count = self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         sampling = self.sampling(
             guidance_scale=guidance_scale,
             temperature=temperature,
@@ -213,25 +240,14 @@ class LlamaGenPipeline(ARImagePipeline):
             top_p=top_p,
             guided_tokens=guided_tokens,
         )
+        seeds = self.draw_seeds(generator, count * num_images_per_prompt)
 
         # 2. Encode the condition
-        device = self._execution_device
-        if config.conditioning == "class":
-            condition = {"class_labels": torch.as_tensor(class_labels, device=device).flatten()}
-        else:
-            if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt(
-                    [prompt] if isinstance(prompt, str) else prompt
-                )
-            embeds, mask = left_pad(prompt_embeds.to(device), prompt_attention_mask.to(device))
-            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
-        batch_size = len(next(iter(condition.values())))
-        seeds = self.draw_seeds(generator, batch_size)
+        model = self.bind(
+            prompt, class_labels, guidance_scale, num_images_per_prompt, prompt_embeds, prompt_attention_mask
+        )
 
         # 3. Decode the codes
-        guided = sampling.guidance_scale > 1
-        model = self.transformer.bind(grid, guided=guided, codebook=self.vq.code_vectors(), **condition)
         tokens, stats = self.run_decoding(
             model, decoding, sampling, seeds, callback_on_step_end, callback_on_step_end_tensor_inputs
         )
