@@ -1,0 +1,13 @@
+"""Kernels: one folder an operation, its definition in torch and its form in Triton. Imports only torch and, late, triton."""
+
+from importlib.util import find_spec
+
+import torch
+
+
+_TRITON = find_spec("triton") is not None
+
+
+def runs_triton(tensor: torch.Tensor) -> bool:
+    """Whether an operation on this tensor takes its Triton form: on a GPU, where Triton is installed."""
+    return tensor.is_cuda and _TRITON

@@ -1,0 +1,63 @@
+"""Drawing from a law, and turning a draw from one law into a draw from another while changing it as rarely as possible."""
+
+import torch
+
+from .. import runs_triton
+from . import reference
+
+
+def _operations(law: torch.Tensor):
+    if runs_triton(law):
+        from . import triton
+
+        return triton
+    return reference
+
+
+def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+    """Codes [...] drawn in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
+
+    A code without weight is never drawn.
+    """
+    return _operations(weights).draw(weights, uniform)
+
+
+def couple(
+    p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    """Maximal coupling: if x ~ q, then y ~ p, and y = x as often as any coupling allows, 1 - TV(p, q).
+
+    x is kept with probability min(1, p[x] / q[x]), else y is drawn from norm(max(p - q, 0)); where that is empty, from p.
+    This is at once verification, residual sampling (speculative sampling, https://arxiv.org/abs/2302.01318) and the next
+    draft of coupled speculative Jacobi decoding (https://arxiv.org/abs/2510.24211).
+
+    Args:
+        p, q: laws [..., V].
+        x: codes [...].
+        noise: uniforms [..., 2] in [0, 1): one to keep, one to draw.
+
+    Returns:
+        y [...] and whether x was kept [...] (bool).
+    """
+    return _operations(p).couple(p, q, x, noise)
+
+
+def couple_window(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    noise: torch.FloatTensor,
+    live: torch.BoolTensor,
+) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+    """`couple` over windows [B, W], and how many leading drafts of each window are live and kept.
+
+    Args:
+        p, q: laws [B, W, V].
+        x: codes [B, W].
+        noise: uniforms [B, W, 2] in [0, 1).
+        live: bool [B, W], the positions that count.
+
+    Returns:
+        y [B, W], kept [B, W] (bool, as `couple` gives it), leading [B] in 0 .. W.
+    """
+    return _operations(p).couple_window(p, q, x, noise, live)

@@ -1,0 +1,55 @@
+"""The codes nearest to a code, and how much probability they hold: what LANTERN relaxes its acceptance by."""
+
+import torch
+
+from .. import runs_triton
+from . import reference
+
+
+# Distances held at a time: 64 MiB in float32.
+_DISTANCES = 1 << 24
+
+
+def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
+    """For each of the V rows of `codebook` [V, D] its `count` nearest others [V, count] (int32), the nearest first.
+
+    By L2 distance in float32; equally distant ones come in any order. A table to make once and keep.
+
+    Raises:
+        ValueError: if `count` is not in 1 .. V - 1.
+    """
+    size = len(codebook)
+    if not 1 <= count < size:
+        raise ValueError(f"count is {count}: a code of {size} has 1 to {size - 1} neighbours")
+    codebook = codebook.detach().float()
+    table = torch.empty(size, count, dtype=torch.int32, device=codebook.device)
+    for rows in torch.arange(size, device=codebook.device).split(max(1, _DISTANCES // size)):
+        # By differences: the matrix product loses the small distances, which are what counts here.
+        distance = torch.cdist(codebook[rows], codebook, compute_mode="donot_use_mm_for_euclid_dist")
+        distance.scatter_(1, rows[:, None], torch.inf)
+        table[rows] = distance.topk(count, largest=False).indices.int()
+    return table
+
+
+def neighbour_mass(
+    p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
+) -> tuple[torch.FloatTensor, torch.LongTensor]:
+    """The longest prefix of each code's neighbours whose summed probability does not exceed a bound.
+
+    LANTERN (https://arxiv.org/abs/2410.03355) bounds it by a constant delta, LANTERN++ (https://arxiv.org/abs/2502.06352)
+    by (lambda - 1) p[x].
+
+    Args:
+        p: laws [B, W, V].
+        x: codes [B, W].
+        neighbours: the table [V, K] of `nearest_neighbours`.
+        bound: [B, W], float32.
+
+    Returns:
+        The sum over the prefix [B, W] and how many neighbours it has [B, W], 0 .. K.
+    """
+    if runs_triton(p):
+        from . import triton
+
+        return triton.neighbour_mass(p, x, neighbours, bound)
+    return reference.neighbour_mass(p, x, neighbours, bound)
