@@ -1,0 +1,139 @@
+"""The measured deviation is at its floor for exact decodings, and never above what it bounds for the others."""
+
+import math
+
+import pytest
+import tiny
+import torch
+
+from arimage.decoding import Sampling, decode, decoding_from_name, decoding_names
+from arimage.eval.deviation import code_ranks, deviation
+
+
+EXACT = [
+    name for name in ("ar", "sjd", "sjd-coupled", "sjd-gumbel", "sjd-lazy", "sjd-tree") if name in decoding_names()
+]
+
+
+class CodeTable:
+    """A `TokenModel` of four codes on eight positions: a random law after each code and position."""
+
+    grid, num_tokens, vocab_size, codebook = (2, 4), 8, 4, None
+    device = torch.device("cpu")
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.randn(self.num_tokens, self.vocab_size, self.vocab_size, generator=generator)
+
+    def prefill(self, batch_size, scratch=0):
+        return None, self.table[0, 0].expand(1, batch_size, -1)
+
+    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
+        return self.table[(positions + 1).clamp(max=self.num_tokens - 1), tokens][None]
+
+
+def images(model, sampling, count, decoding="ar"):
+    return decode(model, decoding_from_name(decoding), sampling, torch.arange(count)).tokens
+
+
+def measure(model, sampling, tokens):
+    return deviation(*code_ranks(model, sampling, tokens, torch.arange(len(tokens))))
+
+
+def true_total_variation(model, wrong, right):
+    """The mean over the codes of images drawn under `wrong` of the total variation between the two laws of a code."""
+    codes = torch.eye(1, model.vocab_size, dtype=torch.float64)
+    total = 0.0
+    for position, table in enumerate(model.table):
+        laws = [law.law(table[None, None], torch.tensor([[position]]))[0].double() for law in (wrong, right)]
+        total += float((codes @ (laws[0] - laws[1]).abs().sum(-1, keepdim=True) / 2).sum())
+        codes = codes @ laws[0]
+    return total / model.num_tokens
+
+
+@pytest.mark.parametrize("decoding", EXACT)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6, top_k=3)], ids=["plain", "top-k"])
+def test_exact_decodings_are_at_the_floor(decoding, sampling):
+    model = CodeTable()
+    found = measure(model, sampling, images(model, sampling, 4000, decoding))
+    assert found.codes == 32_000
+    assert found.floor == pytest.approx(math.sqrt(19 / (2 * math.pi * 32_000)))
+    assert found.total_variation < 2 * found.floor and found.chance > 1e-4 and found.impossible == 0
+
+
+def test_the_floor_is_what_uniform_ranks_have_on_average():
+    ranks = torch.rand(400, 2000, generator=torch.Generator().manual_seed(0))
+    found = [deviation(row, torch.ones_like(row)) for row in ranks]
+    assert sum(each.total_variation for each in found) / 400 == pytest.approx(found[0].floor, rel=0.05)
+    assert sum(each.chance < 0.1 for each in found) / 400 == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [Sampling(temperature=0.7), Sampling(temperature=1.6), Sampling(top_k=3), Sampling(top_p=0.8)], ids=str
+)
+def test_a_wrong_law_is_found_and_never_overstated(wrong):
+    model, right = CodeTable(), Sampling()
+    found = measure(model, right, images(model, wrong, 8000))
+    bound = true_total_variation(model, wrong, right)
+    assert found.chance < 1e-9
+    # Chance moves the histogram's distance by little more than the floor (McDiarmid).
+    noise = found.floor + math.sqrt(math.log(1e4) / (2 * found.codes))
+    assert bound / 5 < found.total_variation < bound + noise
+
+
+def test_a_biased_verification_is_found(monkeypatch):
+    from arimage.decoding import speculative_jacobi
+
+    couple = speculative_jacobi.couple
+    monkeypatch.setattr(speculative_jacobi, "couple", lambda p, q, x, noise: couple(1.3 * p, q, x, noise))
+    model = CodeTable()
+    assert measure(model, Sampling(), images(model, Sampling(), 8000, "sjd-coupled")).chance < 1e-6
+
+
+def test_codes_that_cannot_be_are_counted():
+    model, right = CodeTable(), Sampling(top_k=2)
+    tokens = images(model, Sampling(), 1000)
+    ranks, probabilities = code_ranks(model, right, tokens, torch.arange(1000))
+    found = deviation(ranks, probabilities)
+    assert found.impossible == float((probabilities == 0).double().mean()) > 0.1
+    assert (ranks[probabilities == 0] > 1 - 1e-6).all() and (ranks[probabilities > 0] <= 1).all()
+
+
+def test_likelier_codes_rank_first_and_split_their_own_share():
+    model = CodeTable()
+    tokens = images(model, Sampling(), 6)
+    ranks, probabilities = code_ranks(model, Sampling(), tokens, torch.arange(6))
+    for image, codes in enumerate(tokens.tolist()):
+        for position, code in enumerate(codes):
+            law = model.table[position, codes[position - 1] if position else 0].softmax(-1).tolist()
+            before = sum(p for p in law if p > law[code])
+            assert probabilities[image, position] == pytest.approx(law[code])
+            assert before - 1e-6 <= ranks[image, position] <= before + law[code] + 1e-6
+
+
+@pytest.mark.parametrize("groups", ["plain", "guided"])
+@torch.no_grad()
+def test_the_law_is_the_one_that_a_pipeline_samples(groups):
+    pipe = tiny.text_pipeline()
+    scale = 1.0 if groups == "plain" else 3.0
+    prompts = ["a red heart", "tree"]
+    sampling = pipe.sampling(guidance_scale=scale, top_k=1)
+    tokens = pipe(prompts, guidance_scale=scale, top_k=1, output_type="latent").tokens.flatten(1)
+    _, probabilities = code_ranks(pipe.bind(prompts, guidance_scale=scale), sampling, tokens, torch.arange(2))
+    # Greedy codes are certain under the law of the same prompts, and impossible under that of others.
+    assert (probabilities == 1).all()
+    other = pipe.bind(prompts[::-1], guidance_scale=scale)
+    assert deviation(*code_ranks(other, sampling, tokens, torch.arange(2))).impossible > 0.1
+
+
+@pytest.mark.parametrize("decoding", EXACT)
+def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
+    pipe = tiny.class_pipeline()
+    labels, seeds = [i % tiny.NUM_CLASSES for i in range(200)], torch.arange(200)
+    model, sampling = pipe.bind(class_labels=labels), Sampling(top_k=20)
+    with torch.no_grad():
+        tokens = decode(model, decoding_from_name(decoding), sampling, seeds).tokens
+    found = deviation(*code_ranks(model, sampling, tokens, seeds))
+    assert found.chance > 1e-4 and found.impossible < 1e-3
+    sharper = deviation(*code_ranks(model, Sampling(top_k=20, temperature=1.5), tokens, seeds))
+    assert sharper.chance < 1e-6 and sharper.total_variation > 2 * sharper.floor
