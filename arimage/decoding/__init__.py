@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 
+from .acceptance import Acceptance, ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .interface import TokenModel
 from .law import Sampling
@@ -17,6 +18,9 @@ __all__ = [
     "AutoregressiveDecoding",
     "Decoding",
     "DecodingState",
+    "ExactAcceptance",
+    "GroupAcceptance",
+    "NeighbourAcceptance",
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TokenModel",
@@ -45,11 +49,16 @@ class Decoding(Protocol):
 
 
 _METHODS = {method.__name__: method for method in (AutoregressiveDecoding, SpeculativeJacobiDecoding)}
+_PARTS = {part.__name__: part for part in get_args(Acceptance)}
 _PRESETS = {
     "ar": (AutoregressiveDecoding, {}),
     "sjd": (SpeculativeJacobiDecoding, {"refresh": "independent"}),
     "sjd-coupled": (SpeculativeJacobiDecoding, {"refresh": "coupled"}),
     "sjd-gumbel": (SpeculativeJacobiDecoding, {"refresh": "gumbel"}),
+    "sjd++": (SpeculativeJacobiDecoding, {"refresh": "independent", "reuse": 0.8}),
+    "gsd": (SpeculativeJacobiDecoding, {"acceptance": GroupAcceptance()}),
+    "lantern": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance()}),
+    "lantern++": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance(10, delta=1.0, relative=True)}),
 }
 
 
@@ -72,7 +81,9 @@ def decoding_from_name(name: str, **settings) -> Decoding:
 
 def decoding_to_dict(decoding: Decoding) -> dict:
     """The settings of a decoding as JSON-ready values; `decoding_from_dict` is the inverse."""
-    return {"method": type(decoding).__name__, **dataclasses.asdict(decoding)}
+    settings = {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
+    parts = {name: decoding_to_dict(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
+    return {"method": type(decoding).__name__, **settings, **parts}
 
 
 def decoding_from_dict(settings: dict) -> Decoding:
@@ -81,19 +92,24 @@ def decoding_from_dict(settings: dict) -> Decoding:
     Raises:
         ValueError: if the method or a setting is unknown.
     """
+    return _from_dict("decoding", settings, _METHODS)
+
+
+def _from_dict(kind: str, settings: dict, methods: dict[str, type]):
     settings = dict(settings)
     method = settings.pop("method", None)
-    if method not in _METHODS:
-        raise ValueError(f"there is no decoding method {method!r}: choose among {', '.join(_METHODS)}")
-    return _build(_METHODS[method], settings)
+    if method not in methods:
+        raise ValueError(f"there is no {kind} method {method!r}: choose among {', '.join(methods)}")
+    return _build(methods[method], settings)
 
 
-def _build(method: type, settings: dict) -> Decoding:
+def _build(method: type, settings: dict):
     names = [field.name for field in dataclasses.fields(method)]
     unknown = [name for name in settings if name not in names]
     if unknown:
         raise ValueError(f"{method.__name__} has no setting {unknown[0]!r}: it has {', '.join(names) or 'none'}")
-    return method(**settings)
+    parts = {name: _from_dict(name, part, _PARTS) for name, part in settings.items() if isinstance(part, dict)}
+    return method(**{**settings, **parts})
 
 
 def decode(

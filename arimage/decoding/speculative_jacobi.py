@@ -1,10 +1,11 @@
 """Speculative Jacobi decoding: draft a window, verify it in one pass, and let that same pass draft the next window."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 
+from .acceptance import Acceptance, ExactAcceptance, Keeps
 from .coupling import couple, draw
 from .interface import TokenModel
 from .law import Sampling
@@ -15,13 +16,24 @@ from .window import Init, WindowState, open_window, slide_window, window_positio
 Refresh = Literal["independent", "coupled", "gumbel"]
 
 
+@dataclass
+class JacobiState(WindowState):
+    """Adds to `WindowState`: `keeps`, the test that decides drafts."""
+
+    keeps: Keeps = None
+
+
 @dataclass(frozen=True)
 class SpeculativeJacobiDecoding:
-    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact for every setting.
+    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse` say not.
 
     A pass evaluates `window` drafts after an image's cursor. The leading drafts that survive verification are decided, the
     first that does not is replaced by a draw from the residual law and decided too. The other drafts are drawn anew from
     the laws just computed. Every image has a cursor of its own, so none waits for another.
+
+    A relaxed test decides drafts; it has no say in how the others are drawn anew. So a draft follows its recorded law
+    whatever the test, and where the law of one code, given those before it, is off by a total variation of at most e, that
+    of an image of N codes is off by at most 1 - (1 - e) ** (N - 1).
 
     Attributes:
         window: drafts a pass, >= 1; 1 is autoregressive decoding.
@@ -31,6 +43,12 @@ class SpeculativeJacobiDecoding:
             other coupling).
         init: the draft at a position that enters the window: a code drawn from the "uniform" law, or a copy of the code to
             the "left" or "above" it.
+        acceptance: the test of a draft, exact, by groups of codes or by neighbours in the codebook.
+        relax: what the probability to keep a draft is multiplied by, >= 1; 1 is exact with an exact acceptance, where
+            e = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
+        reuse: the drafts not decided stay where their probability is more than `reuse` times what it was, and are drawn anew
+            as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the independent refresh). Not exact,
+            without a bound: what stays does not follow the law that is recorded for it. None is off.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -39,8 +57,9 @@ class SpeculativeJacobiDecoding:
     window: int = 32
     refresh: Refresh = "coupled"
     init: Init = "uniform"
-
-    exact: ClassVar[bool] = True
+    acceptance: Acceptance = field(default_factory=ExactAcceptance)
+    relax: float = 1.0
+    reuse: float | None = None
 
     def __post_init__(self):
         if not isinstance(self.window, int) or self.window < 1:
@@ -48,11 +67,23 @@ class SpeculativeJacobiDecoding:
         for name, values in (("refresh", Refresh), ("init", Init)):
             if getattr(self, name) not in get_args(values):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose among {', '.join(get_args(values))}")
+        if not isinstance(self.acceptance, Acceptance):
+            choices = ", ".join(f"{choice.__name__}()" for choice in get_args(Acceptance))
+            raise ValueError(f"acceptance is {self.acceptance!r}: choose among {choices}")
+        if not self.relax >= 1:
+            raise ValueError(f"relax is {self.relax!r}: give a factor of at least 1")
+        if self.reuse is not None and not self.reuse >= 0:
+            raise ValueError(f"reuse is {self.reuse!r}: give a ratio of at least 0, or None")
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> WindowState:
-        return open_window(model, sampling, seeds, self.window, self.init)
+    @property
+    def exact(self) -> bool:
+        return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
-    def step(self, state: WindowState) -> WindowState:
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
+        keeps = self.acceptance.bind(model)
+        return JacobiState(**vars(open_window(model, sampling, seeds, self.window, self.init)), keeps=keeps)
+
+    def step(self, state: JacobiState) -> JacobiState:
         offsets, positions, live = window_positions(state)
         at = positions.clamp(max=state.model.num_tokens - 1)
         previous = state.tokens.gather(1, (at - 1).clamp(min=0))
@@ -61,7 +92,8 @@ class SpeculativeJacobiDecoding:
         drafts = state.tokens.gather(1, at)
         passes = state.forward_passes
         noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2)
-        verified, kept = couple(law, state.draft_law, drafts, noise)
+        verified, _ = couple(law, state.draft_law, drafts, noise)
+        kept = state.keeps(law, state.draft_law, drafts, noise[..., 0] / self.relax)
         leading = (kept & live).long().cumprod(1).sum(1)
         accepted = torch.minimum(leading + 1, live.sum(1))
         if self.refresh == "coupled":
@@ -72,7 +104,11 @@ class SpeculativeJacobiDecoding:
             # The largest of p / e is that of log p plus Gumbel noise.
             race = exponentials(state.seeds, at, Purpose.GUMBEL, 0, law.shape[-1])
             redrawn = (law / race).argmax(-1)
-        write_tokens(state, positions, live, torch.where(offsets < accepted[:, None], verified, redrawn))
+        if self.reuse is not None:
+            now, before = (laws.gather(-1, drafts[..., None]).squeeze(-1) for laws in (law, state.draft_law))
+            redrawn = torch.where(now > self.reuse * before, drafts, redrawn)
+        decided = torch.where(kept, drafts, verified)
+        write_tokens(state, positions, live, torch.where(offsets < accepted[:, None], decided, redrawn))
         state.draft_law = law
         slide_window(state, accepted, self.init)
         return state

@@ -8,6 +8,7 @@ import torch
 
 from arimage.decoding import (
     AutoregressiveDecoding,
+    NeighbourAcceptance,
     Sampling,
     SpeculativeJacobiDecoding,
     decode,
@@ -32,9 +33,31 @@ def test_changed_settings_survive_json():
     decoding = decoding_from_name("sjd-gumbel", window=7, init="above")
     assert decoding == SpeculativeJacobiDecoding(window=7, refresh="gumbel", init="above")
     written = json.loads(json.dumps(decoding_to_dict(decoding)))
-    assert written == {"method": "SpeculativeJacobiDecoding", "window": 7, "refresh": "gumbel", "init": "above"}
+    assert written == {
+        "method": "SpeculativeJacobiDecoding",
+        "window": 7,
+        "refresh": "gumbel",
+        "init": "above",
+        "acceptance": {"method": "ExactAcceptance"},
+        "relax": 1.0,
+        "reuse": None,
+    }
     assert decoding_from_dict(written) == decoding
     assert written["method"] == "SpeculativeJacobiDecoding"  # what was read stays whole
+
+
+def test_an_acceptance_survives_json_and_may_be_given_as_a_dict():
+    decoding = decoding_from_name("lantern", acceptance=NeighbourAcceptance(delta=0.2), relax=1.1)
+    written = json.loads(json.dumps(decoding_to_dict(decoding)))
+    assert written["acceptance"] == {
+        "method": "NeighbourAcceptance",
+        "neighbours": 1000,
+        "delta": 0.2,
+        "relative": False,
+    }
+    assert decoding_from_dict(written) == decoding
+    assert decoding_from_name("sjd", acceptance=written["acceptance"]).acceptance == decoding.acceptance
+    assert decoding_from_name("gsd", acceptance={"method": "GroupAcceptance"}) == decoding_from_name("gsd")
 
 
 def test_settings_left_out_are_the_defaults():
@@ -74,6 +97,24 @@ def test_an_unknown_method_is_answered_with_the_choices(settings):
         ("sjd", {"window": 0}, "window is 0: give a whole number of at least 1"),
         ("sjd", {"refresh": "none"}, "refresh is 'none': choose among independent, coupled, gumbel"),
         ("sjd", {"init": "right"}, "init is 'right': choose among uniform, left, above"),
+        ("sjd", {"acceptance": "gsd"}, r"acceptance is 'gsd': choose among ExactAcceptance\(\), Group"),
+        ("sjd", {"acceptance": {"method": "Gsd"}}, "no acceptance method 'Gsd': choose among ExactAcceptance, Group"),
+        (
+            "sjd",
+            {"acceptance": {"method": "GroupAcceptance", "k": 3}},
+            "GroupAcceptance has no setting 'k': it has size",
+        ),
+        (
+            "gsd",
+            {"acceptance": {"method": "GroupAcceptance", "size": 0}},
+            "size is 0: give a whole number of at least 1",
+        ),
+        ("gsd", {"acceptance": {"method": "GroupAcceptance", "max_distance": -1}}, "max_distance is -1: give"),
+        ("lantern", {"acceptance": {"method": "NeighbourAcceptance", "neighbours": 0.5}}, "neighbours is 0.5: give"),
+        ("lantern", {"acceptance": {"method": "NeighbourAcceptance", "delta": -0.1}}, "delta is -0.1: give"),
+        ("sjd", {"relax": 0.9}, "relax is 0.9: give a factor of at least 1"),
+        ("sjd", {"relax": float("nan")}, "relax is nan: give"),
+        ("sjd", {"reuse": -1}, "reuse is -1: give a ratio of at least 0, or None"),
     ],
 )
 def test_wrong_settings_are_refused(preset, settings, message):
