@@ -45,3 +45,33 @@ class TokenModel(Protocol):
         of -1 is padding: nothing is kept of it and its logits mean nothing. A token of -1 is a code not known yet, which
         the model stands in for.
         """
+
+
+class Drafter(Protocol):
+    """A small network that continues what a model has computed. A `TokenModel` that has one offers it as its attribute
+    `drafter`, and its features on request: `prefill(..., return_features=True)` and `forward(..., return_features=True)`
+    return as one more value what the logits were made from, [G, B, D] of position 0 and [G, B, Q, D]."""
+
+    def bind(self, model: TokenModel) -> "DraftModel":
+        """The drafter for the images that `model` is bound to."""
+
+
+class DraftModel(Protocol):
+    """A drafter bound to the B images of one call."""
+
+    def open_cache(self, batch_size: int, scratch: int) -> Any:
+        """An empty cache of N + `scratch` slots."""
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        features: torch.FloatTensor,
+        positions: torch.LongTensor,
+        cache: Any,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """Feed code `tokens[b, j]` at image position `positions[b, j]` with the features [G, B, Q, D] that the logits of that
+        position were made from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and
+        the features [G, B, Q, D] of the positions after. `visible` and `slots` as in `TokenModel.forward`."""

@@ -209,7 +209,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         cache: StaticCache | None = None,
         index: torch.LongTensor | None = None,
         first_query: int = 0,
-    ) -> torch.FloatTensor:
+        return_features: bool = False,
+    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """One pass over a prefix, over codes, or over both: logits [B, T - first_query, vocab_size] in float32.
 
         Args:
@@ -219,6 +220,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
             cache, index: keys and values go to `index` [B, T] of the cache.
             first_query: leave out the logits of the positions before it.
+            return_features: return, too, what the head made the logits from, [B, T - first_query, hidden_size].
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
@@ -227,11 +229,16 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, mask[:, None], cache, layer, index)
-        return self.head(self.norm(hidden[:, first_query:])).float()
+        features = self.norm(hidden[:, first_query:])
+        logits = self.head(features).float()
+        return (logits, features) if return_features else logits
 
-    def predict(self, tokens: torch.LongTensor, **condition) -> torch.FloatTensor:
+    def predict(
+        self, tokens: torch.LongTensor, *, return_features: bool = False, **condition
+    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid: position
-        j sees the condition (arguments of `embed_condition`) and the codes before j. Differentiable, for training."""
+        j sees the condition (arguments of `embed_condition`) and the codes before j. Differentiable, for training.
+        `return_features` as in `forward`."""
         batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
         start = prefix_mask.shape[1]
@@ -242,23 +249,37 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         mask.diagonal(dim1=1, dim2=2).fill_(True)
         grid = (self.config.grid_size,) * 2
         rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, :length]
-        return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=start - 1)
+        return self(
+            tokens[:, :-1],
+            rotary=rotary,
+            mask=mask,
+            condition=condition,
+            first_query=start - 1,
+            return_features=return_features,
+        )
 
     @property
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
     def bind(
-        self, grid: tuple[int, int], *, guided: bool = False, codebook: torch.Tensor | None = None, **condition
+        self,
+        grid: tuple[int, int],
+        *,
+        guided: bool = False,
+        codebook: torch.Tensor | None = None,
+        drafter: nn.Module | None = None,
+        **condition,
     ) -> "LlamaGenTokenModel":
         """The model of the images of one call: their condition (arguments of `embed_condition`), their grid (rows,
-        columns), whether logits without the condition are computed beside those with it, and the codes' vectors [V, D]."""
+        columns), whether logits without the condition are computed beside those with it, the codes' vectors [V, D], and the
+        `LlamaGenDrafter` of this transformer."""
         if guided:
             count = len(next(iter(condition.values())))
             condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
             device = next(iter(condition.values())).device
             condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return LlamaGenTokenModel(self, condition, grid, 2 if guided else 1, codebook)
+        return LlamaGenTokenModel(self, condition, grid, 2 if guided else 1, codebook, drafter)
 
 
 class LlamaGenTokenModel:
@@ -271,18 +292,19 @@ class LlamaGenTokenModel:
         grid: tuple[int, int],
         groups: int,
         codebook: torch.Tensor | None,
+        drafter: nn.Module | None,
     ):
         self.transformer, self.condition, self.grid, self.groups = transformer, condition, grid, groups
         self.num_tokens = grid[0] * grid[1]
         self.vocab_size = transformer.config.vocab_size
-        self.codebook = codebook
+        self.codebook, self.drafter = codebook, drafter
         self._prefix_mask = transformer.prefix_mask(**condition)
         self.device = self._prefix_mask.device
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, grid, self._prefix_mask.shape[1], theta, self.device)
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[StaticCache, torch.FloatTensor]:
-        """A cache with the condition in it, and the logits [G, B, V] of position 0."""
+    def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
+        """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         config = self.transformer.config
         rows, length = self._prefix_mask.shape
         if rows != batch_size * self.groups:
@@ -300,15 +322,17 @@ class LlamaGenTokenModel:
         )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        logits = self.transformer(
+        outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=F.pad((causal & self._prefix_mask[:, None]) | own, (0, cache.slots + 1)),
             condition=self.condition,
             cache=cache,
             index=torch.arange(length, device=self.device).expand(rows, -1),
             first_query=length - 1,
+            return_features=True,
         )
-        return cache, logits.squeeze(1).unflatten(0, (self.groups, -1))
+        logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
+        return (cache, logits, features) if return_features else (cache, logits)
 
     def forward(
         self,
@@ -318,7 +342,8 @@ class LlamaGenTokenModel:
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.FloatTensor:
+        return_features: bool = False,
+    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
         slots = torch.where(positions < 0, -1, positions if slots is None else slots)
         if visible is None:
@@ -326,11 +351,13 @@ class LlamaGenTokenModel:
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
         visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
         prefix = self._prefix_mask[:, None].expand(-1, visible.shape[1], -1)
-        logits = self.transformer(
+        outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
             mask=torch.cat([prefix, visible], dim=-1),
             cache=cache,
             index=cache.address(slots),
+            return_features=True,
         )
-        return logits.unflatten(0, (self.groups, -1))
+        logits, features = (output.unflatten(0, (self.groups, -1)) for output in outputs)
+        return (logits, features) if return_features else logits

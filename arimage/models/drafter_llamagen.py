@@ -1,0 +1,146 @@
+"""A drafter for LlamaGen in the manner of EAGLE (https://arxiv.org/abs/2401.15077): one decoder layer that continues the
+transformer's features."""
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from .cache import StaticCache
+from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
+
+
+class LlamaGenDrafter(ModelMixin, ConfigMixin):
+    """Guesses the feature of a code's position, and by the transformer's own head the next code, from the code and the
+    feature of the position before. Embedding, final norm and head are the transformer's; they are no part of this module.
+
+    Args:
+        hidden_size, intermediate_size, num_attention_heads (`int`): the layer's shape; `hidden_size` is the transformer's.
+        num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
+        dropout (`float`): of residual branches, in training.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        hidden_size: int = 768,
+        intermediate_size: int = 2048,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.block = Block(self.config)
+
+    @classmethod
+    def for_transformer(cls, transformer: LlamaGenTransformer, **changes) -> "LlamaGenDrafter":
+        """A new drafter, its layer of the shape of the transformer's but for `changes`, initialised for training."""
+        names = (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "rope_theta",
+            "norm_eps",
+        )
+        drafter = cls(**{**{name: transformer.config[name] for name in names}, **changes})
+        for parameter in drafter.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+        return drafter
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        *,
+        rotary: torch.Tensor,
+        mask: torch.BoolTensor,
+        cache: StaticCache | None = None,
+        index: torch.LongTensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [B, T, hidden_size] before the transformer's final norm.
+
+        Args:
+            embedded: embeddings of the codes [B, T, hidden_size].
+            features: the features that those codes were drawn from [B, T, hidden_size].
+            rotary, mask, cache, index: as in `LlamaGenTransformer.forward`.
+        """
+        hidden = self.fc(torch.cat([embedded, features], dim=-1))
+        return self.block(hidden, rotary, mask[:, None], cache, 0, index)
+
+    def predict(
+        self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
+    ) -> tuple[torch.FloatTensor, torch.Tensor]:
+        """Logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the codes [B, T] at an image's
+        beginning, from the features that these were drawn from. Differentiable, for training."""
+        length = tokens.shape[1]
+        grid = (transformer.config.grid_size,) * 2
+        rotary = rotary_table(self.head_dim, grid, 0, self.config.rope_theta, tokens.device)[None, :length]
+        mask = torch.ones(1, length, length, dtype=torch.bool, device=tokens.device).tril()
+        hidden = self(transformer.token_embedding(tokens), features, rotary=rotary, mask=mask)
+        features = transformer.norm(hidden)
+        return transformer.head(features).float(), features
+
+    def bind(self, model: LlamaGenTokenModel) -> "LlamaGenDraftModel":
+        """The drafter for the images that `model` is bound to."""
+        return LlamaGenDraftModel(self, model)
+
+
+class LlamaGenDraftModel:
+    """A `DraftModel` (see `arimage.decoding.interface`): a `LlamaGenDrafter` bound to the images of one call."""
+
+    def __init__(self, drafter: LlamaGenDrafter, model: LlamaGenTokenModel):
+        self.drafter, self.model = drafter, model
+        self._rotary = rotary_table(drafter.head_dim, model.grid, 0, drafter.config.rope_theta, model.device)
+
+    def open_cache(self, batch_size: int, scratch: int) -> StaticCache:
+        """An empty cache of N + `scratch` slots."""
+        config = self.drafter.config
+        return StaticCache(
+            1,
+            batch_size * self.model.groups,
+            config.num_key_value_heads or config.num_attention_heads,
+            self.drafter.head_dim,
+            prefix=0,
+            slots=self.model.num_tokens + scratch,
+            groups=self.model.groups,
+            dtype=self.drafter.dtype,
+            device=self.model.device,
+        )
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        features: torch.Tensor,
+        positions: torch.LongTensor,
+        cache: StaticCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> tuple[torch.FloatTensor, torch.Tensor]:
+        """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see `DraftModel.forward`."""
+        groups, transformer = self.model.groups, self.model.transformer
+        slots = torch.where(positions < 0, -1, positions if slots is None else slots)
+        if visible is None:
+            visible = torch.arange(cache.slots, device=positions.device) <= slots[..., None]
+        # Padding sees the slot it is thrown into, so that no row of the mask is empty.
+        visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(groups, 1, 1)
+        hidden = self.drafter(
+            transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
+            features.flatten(0, 1),
+            rotary=self._rotary[positions.clamp(min=0)].repeat(groups, 1, 1, 1),
+            mask=visible,
+            cache=cache,
+            index=cache.address(slots),
+        )
+        features = transformer.norm(hidden)
+        logits = transformer.head(features).float()
+        return logits.unflatten(0, (groups, -1)), features.unflatten(0, (groups, -1))
