@@ -5,14 +5,16 @@ import torch
 
 
 class CodeCache:
-    """The codes that were fed, by slot [B, S + 1]; -1 was never written. The last slot takes what is to be thrown away."""
+    """The codes that were fed and their positions, by slot [B, S + 1]; -1 was never written. The last slot takes what is to
+    be thrown away."""
 
     def __init__(self, batch_size, slots):
-        self.codes = torch.full((batch_size, slots + 1), -1)
+        self.codes, self.positions = (torch.full((batch_size, slots + 1), -1) for _ in range(2))
 
     def move(self, source, target):
         """Copy the slots `source` [B, M] to `target` [B, M]; a target of -1 copies nowhere."""
-        self.codes.scatter_(1, target % self.codes.shape[1], self.codes.gather(1, source))
+        for values in (self.codes, self.positions):
+            values.scatter_(1, target % values.shape[1], values.gather(1, source))
 
 
 class TableModel:
@@ -24,12 +26,16 @@ class TableModel:
     Args:
         groups: 2 adds a second, independent table: the logits without the condition.
         sharpness: the logits are Gumbel noise times this; 1.2 gives laws that differ much from prefix to prefix.
+        truncated: whether a query may see fewer codes; code 0 stands in for the others.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, grid=(2, 2), vocab_size=3, groups=1, sharpness=1.2, seed=1, padding=float("nan")):
+    def __init__(
+        self, grid=(2, 2), vocab_size=3, groups=1, sharpness=1.2, seed=1, padding=float("nan"), truncated=False
+    ):
         self.grid, self.vocab_size, self.groups, self.padding = grid, vocab_size, groups, padding
+        self.truncated = truncated
         self.num_tokens = grid[0] * grid[1]
         self.forward_passes = 0
         # Codes on a line: the nearest of a code are those beside it.
@@ -54,15 +60,21 @@ class TableModel:
         # A code not known yet is stood in for by code 0.
         dump = cache.codes.shape[1] - 1
         cache.codes.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
-        codes = cache.codes[:, None, :dump]
+        cache.positions.scatter_(1, torch.where(live, slots, dump), positions)
+        codes, fed_at = cache.codes[:, None, :dump], cache.positions[:, None, :dump]
         if visible is None:
             visible = (torch.arange(dump) <= positions[..., None]).expand(*positions.shape, dump)
         visible = visible & live[..., None]
         assert not (visible & (codes < 0)).any(), "a slot is read that was never written"
-        rank = visible.long().cumsum(-1)
-        assert (rank[..., -1] == positions + 1)[live].all(), "a table needs one code for each position before"
-        place = (self.vocab_size ** torch.arange(self.num_tokens + 1))[(positions[..., None] + 1 - rank).clamp(min=0)]
-        index = (codes * place * visible).sum(-1)
+        assert not (visible & (fed_at > positions[..., None])).any(), "a query sees what comes after it"
+        place = fed_at.clamp(min=0).expand_as(visible)
+        seen, times = torch.zeros(2, *positions.shape, self.num_tokens, dtype=torch.long)
+        seen.scatter_add_(2, place, codes * visible)
+        times.scatter_add_(2, place, visible.long())
+        assert (times <= 1).all(), "a query sees two codes for one position"
+        assert self.truncated or (times.sum(2) == positions + 1)[live].all(), "a table needs every code before"
+        distance = positions[..., None] - torch.arange(self.num_tokens)
+        index = (seen * self.vocab_size ** distance.clamp(min=0)).sum(2)
         # The last position has none after it: its logits mean nothing either.
         live = live & (positions < self.num_tokens - 1)
         rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
