@@ -25,6 +25,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 Model = Annotated[str, typer.Option(help="A packaged or published model's name, a folder, or a Hub repository.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same images.")]
+GuidanceScale = Annotated[float | None, typer.Option(help="1 is off; the model's by default, as the next three.")]
+Temperature = Annotated[float | None, typer.Option(help="Above 0.")]
+TopK = Annotated[int | None, typer.Option(help="0 is off, 1 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="1 is off.")]
 
 
 def _device(name: str | None) -> str:
@@ -58,13 +62,15 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="A text file with a prompt on every line.")] = None,
     class_label: Annotated[list[int] | None, typer.Option(help="A class id, for class-conditional models.")] = None,
     model: Model = DEFAULT_MODEL,
-    decoding: Annotated[str | None, typer.Option(help="ar, sjd, sjd-coupled, sjd-gumbel; else the model's.")] = None,
+    decoding: Annotated[
+        str | None, typer.Option(help="The model's by default; `arimage decodings` lists them.")
+    ] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
     seed: Seed = 0,
-    guidance_scale: Annotated[float | None, typer.Option(help="1 is off.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Above 0.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off, 1 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    guidance_scale: GuidanceScale = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     out: Annotated[
         Path, typer.Option(help="A picture file, which shows all images in a grid, or a folder of one file an image.")
     ] = Path("outputs"),
@@ -149,31 +155,122 @@ def models() -> None:
 
 
 @app.command()
+def decodings() -> None:
+    """List the decodings that are known by name, with their settings."""
+    from dataclasses import fields, is_dataclass
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from .decoding import decoding_from_name, decoding_names
+
+    table = Table("name", "exact", "what it does", "settings", "papers (arXiv)")
+    for name in decoding_names():
+        decoding = decoding_from_name(name)
+        settings = {field.name: getattr(decoding, field.name) for field in fields(decoding)}
+        parts = [value for value in settings.values() if is_dataclass(value)]
+        # The paper of a part says more about a preset than those of the method around it.
+        texts = "".join(type(one).__doc__ for one in [*parts, decoding])
+        line = re.sub(r"\s+\(https?:[^)]*\)", "", type(decoding).__doc__.partition("\n\n")[0])
+        table.add_row(
+            name,
+            "yes" if decoding.exact else "no",
+            " ".join(line.split()),
+            ", ".join(f"{key}={type(v).__name__ if v in parts else v}" for key, v in settings.items()),
+            ", ".join(dict.fromkeys(re.findall(r"arxiv\.org/abs/([\d.]*\d)", texts))),
+        )
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
+
+
+@app.command()
 def bench(
     decoding: Annotated[
-        list[str] | None, typer.Option(help="A decoding to time; repeat it for more. All of them by default.")
+        list[str] | None,
+        typer.Option(
+            help="A decoding to measure, with settings if need be, as in sjd-coupled:window=16,init=left; repeat it for "
+            "more. All that the model can do by default; `arimage decodings` lists them."
+        ),
     ] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; the batch has one image of each.")] = None,
+    window: Annotated[
+        list[int] | None, typer.Option(help="Drafts ahead, for every decoding that has a window; repeat it for more.")
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="Images a call, 1 by default; repeat it for more.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"As in `arimage generate`, {DEFAULT_MODEL} by default; repeat it for more."),
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; a batch has one image of each in turn.")] = None,
     class_label: Annotated[list[int] | None, typer.Option(help="A class id, for class-conditional models.")] = None,
-    model: Model = DEFAULT_MODEL,
-    batch_size: Annotated[int, typer.Option(help="Images a call; the prompts are repeated to fill it.")] = 1,
+    guidance_scale: GuidanceScale = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     runs: Annotated[int, typer.Option(help="Timed calls of each decoding, taken in turn.")] = 5,
+    images: Annotated[
+        int, typer.Option(help="Images that tell how far a decoding is from the model's law; 0 skips this.")
+    ] = 32,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="A file for the figures as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for every run's figures; see `bench-compare`.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A picture file for the figures as bars; needs matplotlib.")
+    ] = None,
     device: Device = None,
 ) -> None:
-    """Measure forward passes, seconds and images a second of the decodings, side by side."""
-    from .decoding import decoding_names
-    from .eval.bench import measure, to_markdown, write_json
+    """Measure passes, seconds, memory and faithfulness of the decodings, side by side."""
+    import importlib.util
 
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out} lies in no folder: make {out.parent} first")
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} {path} lies in no folder: make {path.parent} first")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'arimage[eval]'")
+    if images < 0:
+        raise ValueError(f"--images is {images}: give a number of images, or 0 to skip")
+
+    from .eval import bench
+
     condition = {"class_labels": class_label} if class_label else {"prompt": prompt or ["a red heart"]}
-    pipe = _load(model, device)
-    rows = measure(pipe, condition, decoding or decoding_names(), batch_size=batch_size, runs=runs, seed=seed)
-    typer.echo(to_markdown(rows))
+    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling = {name: value for name, value in options.items() if value is not None}
+    rows = []
+    for name in model or [DEFAULT_MODEL]:
+        pipe = _load(name, device)
+        chosen, left_out = bench.choose_decodings(pipe, condition, decoding or [], window or [], sampling)
+        for text, why in left_out.items():
+            typer.echo(f"{name}: left out {text}: {why}", err=True)
+        measured = []
+        for size in batch_size or [1]:
+            measured += bench.measure(
+                pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling
+            )
+        judged = {}
+        if images:
+            for text, one in chosen.items():
+                judged[text] = bench.judge(pipe, condition, one, images=images, seed=seed, sampling=sampling)
+        rows += [{"model": name, **row, **judged.get(row["decoding"], {})} for row in measured]
+    results = {
+        "machine": bench.machine(pipe._execution_device),
+        "settings": {"condition": condition, "runs": runs, "images": images, "seed": seed},
+        "rows": rows,
+    }
+    typer.echo(bench.to_markdown(results))
     if out is not None:
-        write_json(rows, out, model=model, batch_size=batch_size, seed=seed)
+        bench.write_json(results, out)
+    if plot is not None:
+        bench.plot(results, plot)
+
+
+@app.command("bench-compare")
+def bench_compare(
+    old: Annotated[Path, typer.Argument(help="A file that `arimage bench --out` wrote.")],
+    new: Annotated[Path, typer.Argument(help="Another one, of the same models on the same machine.")],
+) -> None:
+    """Show two results of `arimage bench` side by side."""
+    from .eval.bench import compare, read_json
+
+    typer.echo(compare(read_json(old), read_json(new)))
 
 
 @convert_app.command("llamagen")
@@ -218,6 +315,21 @@ def train_transformer_command(
     from .training.recipe import load_recipe, run_transformer
 
     run_transformer(load_recipe(recipe), data, heldout, out, _device(device))
+
+
+@train_app.command("drafter")
+def train_drafter_command(
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+) -> None:
+    """Train a drafter for a finished model, for the decodings "eagle"; OUT/model is the model with its drafter."""
+    from .training.recipe import load_recipe, run_drafter
+
+    run_drafter(load_recipe(recipe), _load(model, device), data, heldout, out)
 
 
 @train_app.command("all")

@@ -97,7 +97,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
     python("-m", "arimage", "--help")
     done, seconds = python("-X", "importtime", "-m", "arimage", "--help")
     assert done.returncode == 0
-    for command in ("generate", "convert", "train", "models", "bench"):
+    for command in ("generate", "convert", "train", "models", "decodings", "bench", "bench-compare"):
         assert command in done.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "typer" in imported
@@ -110,6 +110,8 @@ def test_help_comes_at_once_and_without_heavy_imports():
     [
         (["generate"], "--decoding"),
         (["bench"], "--runs"),
+        (["bench-compare"], "side by side"),
+        (["decodings"], "known by name"),
         (["convert", "llamagen"], "--image-size"),
         (["train", "tokenizer"], "--recipe"),
         (["train", "transformer"], "--heldout"),
@@ -302,46 +304,102 @@ def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
     assert "hearts" in run("models")[1]
 
 
-def test_bench_prints_a_table_and_writes_every_figure(run, models):
-    options = ["--decoding", "ar", "--decoding", "sjd-coupled", "--batch-size", 3, "--runs", 2, "--seed", 4]
-    code, out, _ = run(
-        "bench", "--model", models["text"], "--prompt", "tree", "--prompt", "heart", *options, "--out", "bench.json"
-    )
-    assert code == 0
-    head, rule, *rows = (line for line in out.splitlines() if line.startswith("|"))
-    assert [cell.strip() for cell in head.strip("|").split("|")] == [
-        "decoding",
-        "exact",
-        "forward passes",
-        "seconds",
-        "images/s",
-    ]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row[:2] for row in cells] == [["ar", "yes"], ["sjd-coupled", "yes"]]
-    assert cells[0][2] == "16 (16 to 16)"
-
-    written = json.loads(Path("bench.json").read_text())
-    assert written["settings"] == {"model": models["text"], "batch_size": 3, "seed": 4}
-    assert written["machine"]["torch"] == torch.__version__
-    ar, coupled = written["rows"]
-    assert ar["decoding"] == "ar" and ar["forward_passes"] == [16, 16]
-    assert coupled["exact"] is True and all(2 <= passes <= 16 for passes in coupled["forward_passes"])
-    for row in written["rows"]:
-        assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
-        for seconds, rate in zip(row["seconds"], row["images_per_second"], strict=True):
-            assert rate == pytest.approx(3 / seconds)
-
-
-def test_bench_takes_all_decodings_and_classes(run, models):
+def test_decodings_lists_every_name_with_its_papers(run):
     from arimage import decoding_names
 
-    code, out, _ = run("bench", "--model", models["class"], "--class-label", 1, "--runs", 1)
+    code, out, _ = run("decodings")
     assert code == 0
-    assert [line.split("|")[1].strip() for line in out.splitlines()[2:]] == decoding_names()
+    names = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+    assert list(filter(None, names)) == decoding_names()
+    assert "2410.01699" in out and "refresh=gumbel" in out
+
+
+def table(text):
+    """The cells of the Markdown tables in `text`, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] != "decoding" and not row[0].startswith("---")]
+
+
+def test_bench_prints_a_table_and_writes_every_figure(run, models):
+    options = ["--decoding", "ar", "--decoding", "sjd-coupled", "--batch-size", 3, "--runs", 2, "--seed", 4]
+    options += ["--prompt", "tree", "--prompt", "heart", "--top-k", 5, "--images", 20]
+    code, out, _ = run("bench", "--model", models["text"], *options, "--out", "bench.json", "--plot", "bench.png")
+    assert code == 0
+    ar, coupled = table(out)
+    assert ar[:6] == ["ar", ar[1], "16.0", "16", "1.00", "1.0"] and ar[8] == "1.00"
+    assert coupled[0] == "sjd-coupled" and coupled[1].startswith("exact (0.")
+    assert "top_k 5" in out and "3 images a call" in out and torch.__version__ in out
+    assert Image.open("bench.png").width > 500
+
+    written = json.loads(Path("bench.json").read_text())
+    assert written["settings"] == {"condition": {"prompt": ["tree", "heart"]}, "runs": 2, "images": 20, "seed": 4}
+    assert written["machine"]["torch"] == torch.__version__
+    ar, coupled = written["rows"]
+    assert ar["decoding"] == "ar" and ar["passes"] == ar["batch_passes"] == [16, 16]
+    assert ar["model"] == models["text"] and ar["sampling"]["top_k"] == 5
+    assert coupled["exact"] is True and all(2 <= passes <= 16 for passes in coupled["passes"])
+    assert coupled["settings"]["refresh"] == "coupled"
+
+
+def test_bench_crosses_models_windows_and_batch_sizes(run, models, tmp_path):
+    (tmp_path / "twin").symlink_to(models["text"])
+    options = ["--decoding", "ar", "--decoding", "sjd:init=left", "--decoding", "sjd-gumbel:window=2"]
+    options += ["--window", 3, "--window", 4, "--batch-size", 1, "--batch-size", 2, "--runs", 1, "--images", 0]
+    code, out, _ = run("bench", "--model", models["text"], "--model", "twin", *options)
+    assert code == 0
+    names = ["ar", "sjd:init=left,window=3", "sjd:init=left,window=4", "sjd-gumbel:window=2"]
+    assert [row[0] for row in table(out)] == names * 4
+    assert {row[1] for row in table(out)} == {"exact"}
+
+
+def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, models, monkeypatch):
+    from arimage import AutoregressiveDecoding, decoding_names
+
+    def start(self, model, sampling, seeds, scratch=0):
+        raise ValueError("this one needs a crystal ball")
+
+    monkeypatch.setattr(AutoregressiveDecoding, "start", start, raising=True)
+    line = run(
+        "bench", "--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0, "--decoding", "ar"
+    )[2]
+    assert line == "arimage: this one needs a crystal ball\n"
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(models["class"]).parent)
+    code, out, err = run("bench", "--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0)
+    assert code == 0
+    left_out = [line.split(": ")[1].removeprefix("left out ") for line in err.splitlines() if "left out" in line]
+    assert sorted([row[0] for row in table(out)] + left_out) == sorted(decoding_names())
+    assert {"ar", "sjd", "sjd-coupled"} <= {row[0] for row in table(out)}
+
+
+def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
+    options = ["--model", models["text"], "--decoding", "sjd", "--runs", 1, "--images", 0]
+    run("bench", *options, "--decoding", "ar", "--out", "old.json")
+    run("bench", *options, "--out", "new.json")
+    run("bench", *options, "--top-k", 3, "--out", "other.json")
+    code, out, _ = run("bench-compare", "old.json", "new.json")
+    assert code == 0
+    assert [row[:1] + row[3:4] for row in table(out)] == [["sjd", "1.00"]]
+    assert out.splitlines()[-1] == "In one of the two only: ar."
+    assert "differ in their sampling" in refused("bench-compare", "old.json", "other.json")
+    Path("text.json").write_text("none")
+    assert "text.json is no JSON" in refused("bench-compare", "old.json", "text.json")
 
 
 @pytest.mark.parametrize(
-    "options, word", [(["--runs", 0], "runs"), (["--batch-size", 0], "batch"), (["--decoding", "sdj"], "sdj")]
+    "options, word",
+    [
+        (["--runs", 0], "runs"),
+        (["--batch-size", 0], "batch"),
+        (["--images", -1], "--images is -1"),
+        (["--decoding", "sdj"], "sdj"),
+        (["--decoding", "sjd:window"], "write it as key=value"),
+        (["--decoding", "sjd:windows=3"], "no setting 'windows'"),
+        (["--decoding", "sjd", "--window", 0], "window is 0"),
+        (["--out", "absent/x.json"], "make absent first"),
+        (["--plot", "absent/x.png"], "make absent first"),
+    ],
 )
 def test_bench_refuses_what_it_cannot_measure(refused, models, options, word):
     assert word in refused("bench", "--model", models["text"], *options)

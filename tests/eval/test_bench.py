@@ -1,0 +1,167 @@
+"""What the benchmark counts, and what it refuses to compare."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+
+from arimage.decoding import decoding_from_name
+from arimage.eval import bench
+
+
+LABELS = {"class_labels": [3, 1]}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.class_pipeline()
+
+
+@pytest.fixture(scope="module")
+def results(pipe):
+    decodings = {name: decoding_from_name(name) for name in ("ar", "sjd")}
+    rows = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=3, seed=0)
+    for row, decoding in zip(rows, decodings.values(), strict=True):
+        row.update(model="tiny", **bench.judge(pipe, LABELS, decoding, images=20, seed=0))
+    settings = {"condition": LABELS, "runs": 3, "images": 20, "seed": 0}
+    return {"machine": bench.machine(torch.device("cpu")), "settings": settings, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ar", ("ar", {})),
+        ("sjd-lazy:window=128,tokens=64", ("sjd-lazy", {"window": 128, "tokens": 64})),
+        ("x:a=0.5, b=-1,c=true,d=False,e=left", ("x", {"a": 0.5, "b": -1, "c": True, "d": False, "e": "left"})),
+    ],
+)
+def test_a_decoding_is_read_with_its_settings(text, expected):
+    name, settings = bench.parse_decoding(text)
+    assert (name, settings) == expected
+    assert [type(value) for value in settings.values()] == [type(value) for value in expected[1].values()]
+
+
+def test_every_run_gives_every_figure(results):
+    for row in results["rows"]:
+        for figure in ("passes", "batch_passes", "tokens_per_pass", "seconds", "images_per_second", "speedup"):
+            assert len(row[figure]) == 3 and min(row[figure]) > 0
+        for passes, whole, codes in zip(row["passes"], row["batch_passes"], row["tokens_per_pass"], strict=True):
+            # An image ends with its batch or before it.
+            assert 2 <= passes <= whole <= 16 and codes == pytest.approx(16 / passes)
+        for seconds, rate in zip(row["seconds"], row["images_per_second"], strict=True):
+            assert rate == pytest.approx(2 / seconds)
+    ar, sjd = results["rows"]
+    assert ar["speedup"] == [1, 1, 1]
+    assert sjd["speedup"] == pytest.approx([a / b for a, b in zip(ar["seconds"], sjd["seconds"], strict=True)])
+
+
+def test_memory_is_the_peak_of_a_call_or_unknown(results):
+    for row in results["rows"]:
+        assert len(row["peak_memory"]) in (0, 3) and all(10 < peak < 1e5 for peak in row["peak_memory"])
+
+
+def test_codes_fed_are_counted_without_padding(pipe, results):
+    ar, sjd = results["rows"]
+    assert ar["tokens_fed"] == 1
+    # The window of 32 reaches over the end of 16 codes from the start.
+    assert 1 < sjd["tokens_fed"] < 15
+    narrow = bench.judge(pipe, LABELS, decoding_from_name("sjd", window=2), images=3, seed=0)
+    assert 1 < narrow["tokens_fed"] <= 2
+
+
+def test_the_law_is_judged_on_as_many_images_as_asked(results):
+    for row in results["rows"]:
+        assert row["deviation"]["codes"] == 20 * 16
+        assert row["deviation"]["chance"] > 1e-4 and row["deviation"]["impossible"] == 0
+
+
+def test_another_law_reaches_the_model(pipe):
+    decodings = {"sjd": decoding_from_name("sjd")}
+    (flat,) = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0, sampling={"temperature": 5.0})
+    (sharp,) = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0)
+    # Drafts come from the uniform law, which this one is near.
+    assert sum(flat["passes"]) < sum(sharp["passes"]) / 2
+    assert (flat["sampling"]["temperature"], sharp["sampling"]["temperature"]) == (5.0, 1.0)
+
+
+def test_a_window_is_given_to_the_decodings_that_have_one(pipe):
+    chosen, left_out = bench.choose_decodings(pipe, LABELS, ["ar", "sjd", "sjd:window=5"], [2, 4], {})
+    assert left_out == {}
+    assert {name: getattr(decoding, "window", None) for name, decoding in chosen.items()} == {
+        "ar": None,
+        "sjd:window=2": 2,
+        "sjd:window=4": 4,
+        "sjd:window=5": 5,
+    }
+    # What is printed can be typed in again.
+    assert bench.choose_decodings(pipe, LABELS, list(chosen), [], {})[0] == chosen
+
+
+def test_presets_that_do_not_start_are_left_out_with_their_reason(pipe, monkeypatch):
+    def names():
+        return ["ar", "sjd", "none-such"]
+
+    monkeypatch.setattr(bench, "decoding_names", names)
+    chosen, left_out = bench.choose_decodings(pipe, LABELS, [], [], {})
+    assert list(chosen) == ["ar", "sjd"]
+    assert list(left_out) == ["none-such"] and "there is no decoding 'none-such'" in left_out["none-such"]
+    with pytest.raises(ValueError, match="there is no decoding 'none-such'"):
+        bench.choose_decodings(pipe, LABELS, ["none-such"], [], {})
+    monkeypatch.setattr(bench, "decoding_names", lambda: ["none-such"])
+    with pytest.raises(ValueError, match="no decoding starts on this model"):
+        bench.choose_decodings(pipe, LABELS, [], [], {})
+
+
+def test_results_survive_their_file(results, tmp_path):
+    bench.write_json(results, tmp_path / "x.json")
+    assert bench.read_json(tmp_path / "x.json") == results
+    (tmp_path / "y.json").write_text("[]")
+    with pytest.raises(ValueError, match="y.json holds no figures"):
+        bench.read_json(tmp_path / "y.json")
+
+
+def changed(results, change):
+    other = copy.deepcopy(results)
+    change(other)
+    return other
+
+
+def halve(results):
+    results["rows"][1]["passes"] = [value / 2 for value in results["rows"][1]["passes"]]
+
+
+def test_a_ratio_above_one_means_fewer_passes(results):
+    lines = bench.compare(results, changed(results, halve)).splitlines()
+    assert [line.split("|")[4].strip() for line in lines if line.startswith("| ar") or line.startswith("| sjd")] == [
+        "1.00",
+        "2.00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r["machine"].update(device="another"), "differ in their device"),
+        (lambda r: r["machine"].update(threads=99), "differ in their threads"),
+        (lambda r: r["settings"].update(condition={"class_labels": [0]}), "differ in their condition"),
+        (lambda r: [row.update(model="other") for row in r["rows"]], "of tiny at batch 2 and of other at batch 2"),
+        (lambda r: [row.update(batch_size=4) for row in r["rows"]], "of tiny at batch 2 and of tiny at batch 4"),
+        (lambda r: [row["sampling"].update(top_k=3) for row in r["rows"]], "differ in their sampling"),
+    ],
+)
+def test_what_was_measured_otherwise_is_not_compared(results, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        bench.compare(results, changed(results, change))
+
+
+def test_a_deviation_is_shown_beside_what_is_claimed(results):
+    text = bench.to_markdown(results)
+    exact = results["rows"][0]["deviation"]
+    assert f"exact ({exact['total_variation']:.3f}, floor {exact['floor']:.3f})" in text
+
+    def relax(other):
+        other["rows"][1]["exact"] = False
+        other["rows"][1]["deviation"] = {"total_variation": 0.25, "floor": 0.01, "impossible": 0.031}
+
+    assert "| 0.250, floor 0.010, 3.10% impossible |" in bench.to_markdown(changed(results, relax))
