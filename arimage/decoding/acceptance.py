@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.neighbours import nearest_neighbours, neighbour_mass
 from .interface import TokenModel
 
 
 Keeps = Callable[[torch.FloatTensor, torch.FloatTensor, torch.LongTensor, torch.FloatTensor], torch.BoolTensor]
 """`keeps(p, q, x, uniform)`: which drafts x [...] of the laws q [..., V] are kept under the laws p [..., V], by a uniform
-number [...] in [0, 1) each. A code that p excludes is never kept."""
+number [...] in [0, 1) each. A code that p excludes is never kept, so top-k, top-p and greedy decoding hold as they stand."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class ExactAcceptance:
 @dataclass(frozen=True)
 class GroupAcceptance:
     """Keep x with probability min(1, p(G) / q(G)), where G are codes like x: grouped speculative decoding
-    (https://arxiv.org/abs/2508.07747). Exact at size 1 only.
+    (https://arxiv.org/abs/2508.07747). Exact where the settings leave x alone in its group, as size 1 does.
 
     G are the codes next to x in the order of their probability p, `size // 2` on either side or as many as there are, that
     are also near x in the codebook. Where p[x] / q[x] is larger it counts instead; the paper would then keep x more rarely
-    than the exact test does. How far a law is off has no bound of its own but the total variation of p and q.
+    than the exact test does. A law is off by a total variation of at most that of p and q.
 
     Attributes:
         size: about how many codes a group has, >= 1.
@@ -69,7 +70,7 @@ class GroupAcceptance:
         side = min(self.size // 2, len(codebook) - 1)
 
         def keeps(p, q, x, uniform):
-            x = x[..., None]
+            x, uniform = x[..., None], uniform[..., None]
             p_x, q_x = p.gather(-1, x), q.gather(-1, x)
             # Codes that p excludes are in no group: their order means nothing.
             above = torch.where(p > p_x, -p, -torch.inf).topk(side, dim=-1)
@@ -79,10 +80,8 @@ class GroupAcceptance:
             p_codes, q_codes = p.gather(-1, codes), q.gather(-1, codes)
             distance = (codebook[codes] - codebook[x]).norm(dim=-1)
             group = found & ((p_codes - p_x).abs() < self.max_probability_gap) & (distance < self.max_distance)
-            p_group, q_group = (
-                law_x[..., 0] + (law * group).sum(-1) for law_x, law in ((p_x, p_codes), (q_x, q_codes))
-            )
-            return _exact(p, q, x[..., 0], uniform) | ((uniform * q_group < p_group) & (p_x[..., 0] > 0))
+            p_group, q_group = (law + (near * group).sum(-1, True) for law, near in ((p_x, p_codes), (q_x, q_codes)))
+            return (((uniform * q_x < p_x) | (uniform * q_group < p_group)) & (p_x > 0)).squeeze(-1)
 
         return keeps
 
@@ -93,9 +92,9 @@ class NeighbourAcceptance:
     (https://arxiv.org/abs/2410.03355) and LANTERN++ (https://arxiv.org/abs/2502.06352). Exact at delta 0 only.
 
     A are as many of the nearest codes as have a probability p(A) of at most `delta`, or of `delta` p[x] where it is
-    `relative` (LANTERN++, whose lambda is 1 + delta). A law is off by a total variation of at most the sum over x of
-    min(delta, max(q[x] - p[x], 0)), and of 1 - 1 / (1 + delta) where delta is relative. The paper takes A from the residual
-    too; here it stays, which keeps the result closer to p.
+    `relative` (LANTERN++, whose lambda is 1 + delta). Without `relax`, a law is off by a total variation of at most the sum
+    over x of min(delta, max(q[x] - p[x], 0)), and of 1 - 1 / (1 + delta) where delta is relative. The paper takes A out of
+    the residual too; here it stays, which keeps the result closer to p.
 
     Attributes:
         neighbours: how many of the nearest codes may count, >= 1; all, where the codebook has fewer.
@@ -121,8 +120,6 @@ class NeighbourAcceptance:
 
     def bind(self, model: TokenModel) -> Keeps:
         """The test, with what it needs to know of `model`."""
-        from ..kernels.neighbours import nearest_neighbours, neighbour_mass
-
         codebook = _codebook(model)
         table = nearest_neighbours(codebook, min(self.neighbours, len(codebook) - 1))
 

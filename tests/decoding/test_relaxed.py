@@ -1,0 +1,327 @@
+"""Relaxed verification: nothing changes at the neutral settings, and elsewhere the law is the one that is claimed."""
+
+import math
+
+import pytest
+import torch
+
+from arimage.decoding import (
+    ExactAcceptance,
+    GroupAcceptance,
+    NeighbourAcceptance,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    decode,
+    decoding_from_name,
+)
+from arimage.decoding.coupling import draw
+
+
+def jacobi(window=3, **settings):
+    return SpeculativeJacobiDecoding(window=window, **settings)
+
+
+NEUTRAL = {
+    "group of one": {"acceptance": GroupAcceptance(size=1, max_probability_gap=1.0, max_distance=9.0)},
+    "no probability gap": {"acceptance": GroupAcceptance(max_probability_gap=0.0, max_distance=9.0)},
+    "no distance": {"acceptance": GroupAcceptance(max_distance=0.0)},
+    "delta 0": {"acceptance": NeighbourAcceptance(delta=0.0)},
+    "relative delta 0": {"acceptance": NeighbourAcceptance(delta=0.0, relative=True)},
+}
+STRONG = {
+    "relax": {"relax": 2.0},
+    "group": {"acceptance": GroupAcceptance(size=3, max_probability_gap=1.0, max_distance=9.0)},
+    "delta": {"acceptance": NeighbourAcceptance(delta=0.2)},
+    "relative delta": {"acceptance": NeighbourAcceptance(delta=1.0, relative=True)},
+    "relax and relative delta": {"acceptance": NeighbourAcceptance(delta=0.5, relative=True), "relax": 1.5},
+    "reuse": {"reuse": 0.3},
+    "reuse, independent": {"reuse": 0.3, "refresh": "independent"},
+}
+SAMPLINGS = {
+    "plain": Sampling(),
+    "everything": Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9, guided_tokens=3),
+    "allowed": Sampling(guidance_scale=2.0, allowed=torch.tensor([True, False, True])),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
+@pytest.mark.parametrize("neutral", NEUTRAL)
+def test_neutral_settings_give_the_images_of_the_exact_method(table_model, neutral, refresh, sampling):
+    relaxed = jacobi(refresh=refresh, **NEUTRAL[neutral])
+    assert relaxed.exact
+    model = table_model(groups=2)
+    runs = [
+        decode(model, decoding, SAMPLINGS[sampling], torch.arange(2000))
+        for decoding in (relaxed, jacobi(refresh=refresh))
+    ]
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
+    assert torch.equal(torch.stack(runs[0].accepted), torch.stack(runs[1].accepted))
+
+
+def test_reuse_of_what_the_coupling_keeps_anyway_changes_nothing(table_model):
+    runs = [decode(table_model(), jacobi(reuse=reuse), Sampling(), torch.arange(2000)) for reuse in (1.0, None)]
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
+
+
+@pytest.mark.parametrize("strong", STRONG)
+def test_relaxed_settings_do_not_claim_to_be_exact(strong):
+    assert not jacobi(**STRONG[strong]).exact
+
+
+@pytest.mark.parametrize("preset", ["gsd", "lantern", "lantern++", "sjd++"])
+def test_the_presets_of_relaxed_methods_are_not_exact(preset):
+    assert not decoding_from_name(preset).exact
+    assert decoding_from_name(preset, acceptance=ExactAcceptance(), reuse=None).exact
+
+
+# The law of one code, from the definitions and one code at a time.
+
+
+def keep_rate(acceptance, x, p, q, codebook):
+    """How often x is kept, before `relax`; more than 1 is always."""
+    p, q = p.tolist(), q.tolist()
+    if p[x] == 0:
+        return 0.0
+    exact = p[x] / q[x] if q[x] > 0 else math.inf
+    distances = (codebook - codebook[x]).norm(dim=-1).tolist()
+    if isinstance(acceptance, GroupAcceptance):
+        ranking = sorted((code for code in range(len(p)) if p[code] > 0), key=lambda code: p[code])
+        rank, side = ranking.index(x), acceptance.size // 2
+        group = [
+            code
+            for code in ranking[max(0, rank - side) : rank + side + 1]
+            if code == x
+            or (abs(p[code] - p[x]) < acceptance.max_probability_gap and distances[code] < acceptance.max_distance)
+        ]
+        q_group = sum(q[code] for code in group)
+        return max(exact, sum(p[code] for code in group) / q_group if q_group > 0 else math.inf)
+    if isinstance(acceptance, NeighbourAcceptance):
+        bound = acceptance.delta * (p[x] if acceptance.relative else 1.0)
+        mass = 0.0
+        for code in sorted(set(range(len(p))) - {x}, key=lambda code: distances[code])[: acceptance.neighbours]:
+            if mass + p[code] > bound:
+                break
+            mass += p[code]
+        return (p[x] + mass) / q[x] if q[x] > 0 else math.inf
+    return exact
+
+
+def keep_rates(acceptance, relax, p, q, codebook):
+    rates = [min(1.0, relax * keep_rate(acceptance, x, p, q, codebook)) for x in range(len(p))]
+    return torch.tensor(rates, dtype=torch.float64)
+
+
+def relaxed_law(rates, p, q, residual=None):
+    """The law of a code drafted from q, kept at `rates`, else drawn from a residual law, by default norm(max(p - q, 0))."""
+    if residual is None:
+        residual = (p - q).clamp(min=0)
+        residual = (residual if residual.sum() > 0 else p) / residual.sum().clamp(min=1e-30)
+    return q * rates + (1 - (q * rates).sum()) * residual
+
+
+def random_case(seed, size=9):
+    """Laws p and q, some codes excluded, and a codebook; distances differ."""
+    generator = torch.Generator().manual_seed(seed)
+    laws = torch.empty(2, size, dtype=torch.float64).exponential_(generator=generator) ** 1.5
+    laws[torch.rand(2, size, generator=generator) < 0.2] = 0
+    return *(laws / laws.sum(-1, keepdim=True)), torch.randn(size, 2, generator=generator)
+
+
+class Codebook:
+    """All of a model that an acceptance asks for."""
+
+    def __init__(self, codebook):
+        self.codebook = codebook
+
+
+TESTS = [
+    (ExactAcceptance(), 1.0),
+    (ExactAcceptance(), 1.3),
+    *(
+        (GroupAcceptance(size, gap, distance), 1.0)
+        for size in (1, 2, 4, 14, 99)
+        for gap, distance in ((1, 9), (0.1, 1.5))
+    ),
+    (GroupAcceptance(4, 1, 9), 1.3),
+    *((NeighbourAcceptance(count, delta), 1.0) for count in (1, 3, 1000) for delta in (0.0, 0.1, 0.4)),
+    *((NeighbourAcceptance(1000, delta, relative=True), 1.0) for delta in (0.0, 0.5, 2.0)),
+    (NeighbourAcceptance(1000, 0.5, relative=True), 1.3),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
+def test_a_draft_is_kept_as_often_as_defined(acceptance, relax, seed):
+    p, q, codebook = random_case(seed)
+    steps, size = 4000, len(p)
+    uniform = ((torch.arange(steps) + 0.5) / steps)[:, None].expand(-1, size)
+    laws = (law.float().expand(steps, size, -1) for law in (p, q))
+    kept = acceptance.bind(Codebook(codebook))(*laws, torch.arange(size).expand(steps, -1), uniform / relax)
+    torch.testing.assert_close(
+        kept.double().mean(0), keep_rates(acceptance, relax, p, q, codebook), atol=1.01 / steps, rtol=0
+    )
+
+
+def bound(acceptance, relax, p, q):
+    """The total variation that the docstrings promise not to exceed at one code."""
+    distance = (p - q).abs().sum() / 2
+    if isinstance(acceptance, ExactAcceptance):
+        return min(distance, 1 - 1 / relax)
+    if isinstance(acceptance, NeighbourAcceptance) and acceptance.relative:
+        return min(distance, 1 - 1 / (relax * (1 + acceptance.delta)))
+    if isinstance(acceptance, NeighbourAcceptance):
+        return (q - p).clamp(0, acceptance.delta).sum()
+    return distance
+
+
+@pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
+def test_the_law_of_a_code_is_as_far_off_as_claimed_and_no_other_residual_is_nearer(acceptance, relax):
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        p, q, codebook = random_case(seed)
+        rates = keep_rates(acceptance, relax, p, q, codebook)
+        distance = (relaxed_law(rates, p, q) - p).abs().sum() / 2
+        assert abs(distance - (q * rates - p).clamp(min=0).sum()) < 1e-12
+        assert distance < bound(acceptance, relax, p, q) + 1e-12
+        if relax == 1 and acceptance.exact:
+            assert distance < 1e-12
+        for _ in range(20):
+            other = torch.empty_like(p).exponential_(generator=generator) ** 3
+            other = relaxed_law(rates, p, q, other / other.sum())
+            assert (other - p).abs().sum() / 2 > distance - 1e-12
+
+
+# The law of an image.
+
+
+def joint_of(tokens, vocab_size):
+    powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
+    return torch.bincount((tokens * powers).sum(1), minlength=vocab_size ** tokens.shape[1]).double() / len(tokens)
+
+
+def distance_and_limit(tokens, joint, vocab_size):
+    """Total variation from `joint`, and what as many draws from it exceed one time in 10,000 (McDiarmid)."""
+    distance = (joint_of(tokens, vocab_size) - joint).abs().sum() / 2
+    floor = (2 * joint * (1 - joint) / (math.pi * len(tokens))).sqrt().sum() / 2
+    return float(distance), float(floor + math.sqrt(math.log(1e4) / (2 * len(tokens))))
+
+
+class Relaxed:
+    """In place of a `Sampling`: the law of codes that were drafted from the uniform law and verified by a relaxed test."""
+
+    def __init__(self, sampling, decoding, codebook):
+        self.sampling, self.decoding, self.codebook = sampling, decoding, codebook
+
+    def law(self, logits, positions):
+        law = self.sampling.law(logits, positions).double()
+        if positions[0, 0] == 0:
+            return law
+        q = torch.ones(law.shape[-1], dtype=torch.float64)
+        if self.sampling.allowed is not None:
+            q = self.sampling.allowed.double()
+        q = q / q.sum()
+        settings = self.decoding.acceptance, self.decoding.relax
+        return torch.stack([relaxed_law(keep_rates(*settings, p, q, self.codebook), p, q) for p in law[0]])[None]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("strong", [name for name in STRONG if "reuse" not in name])
+def test_images_of_a_window_of_one_follow_the_relaxed_law(table_model, strong, sampling):
+    sampling, decoding = SAMPLINGS[sampling], jacobi(window=1, **STRONG[strong])
+    model = table_model(groups=2)
+    tokens = decode(model, decoding, sampling, torch.arange(30_000)).tokens
+    distance, limit = distance_and_limit(tokens, model.joint(Relaxed(sampling, decoding, model.codebook)), 3)
+    assert distance < limit
+
+
+def promised(decoding, num_tokens, vocab_size):
+    """The total variation of an image that the docstrings promise not to exceed, whatever the model."""
+    acceptance = decoding.acceptance
+    if decoding.reuse is not None or isinstance(acceptance, GroupAcceptance):
+        return 1.0
+    if isinstance(acceptance, ExactAcceptance):
+        code = 1 - 1 / decoding.relax
+    elif acceptance.relative:
+        code = 1 - 1 / (decoding.relax * (1 + acceptance.delta))
+    else:
+        code = (vocab_size - 1) * acceptance.delta
+    return 1 - (1 - code) ** (num_tokens - 1)
+
+
+@pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.parametrize("strong", STRONG)
+def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_model, strong, window):
+    decoding = jacobi(window, **STRONG[strong])
+    # What reuse does shows only after several passes over a draft.
+    model = table_model(grid=(1, 7), vocab_size=2) if decoding.reuse else table_model()
+    tokens = decode(model, decoding, Sampling(), torch.arange(30_000)).tokens
+    distance, limit = distance_and_limit(tokens, model.joint(Sampling()), model.vocab_size)
+    assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
+
+
+@pytest.mark.parametrize("sampling", ["everything", "allowed"])
+@pytest.mark.parametrize("strong", STRONG)
+def test_codes_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
+    sampling, model = SAMPLINGS[sampling], table_model(groups=2)
+    for window in (1, 3):
+        tokens = decode(model, jacobi(window, init="left", **STRONG[strong]), sampling, torch.arange(2000)).tokens
+        assert joint_of(tokens, 3)[model.joint(sampling) == 0].sum() == 0
+
+
+@pytest.mark.parametrize("strong", STRONG)
+def test_greedy_codes_stay_those_of_the_greatest_logits(table_model, strong):
+    model, sampling, seeds = table_model(grid=(2, 4), vocab_size=3), Sampling(top_k=1), torch.arange(50)
+    expected = decode(model, decoding_from_name("ar"), sampling, seeds).tokens
+    assert torch.equal(decode(model, jacobi(4, **STRONG[strong]), sampling, seeds).tokens, expected)
+
+
+@pytest.mark.parametrize("strong", STRONG)
+def test_an_image_does_not_depend_on_its_batch(table_model, strong):
+    model, decoding = table_model(grid=(2, 4), groups=2), jacobi(5, **STRONG[strong])
+    sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(40)
+    together = decode(model, decoding, sampling, seeds).tokens
+    alone = torch.cat([decode(model, decoding, sampling, seed[None]).tokens for seed in seeds])
+    assert torch.equal(together, alone)
+
+
+KNOBS = {
+    "relax": [{"relax": relax} for relax in (1.0, 1.3, 2.0, 5.0)],
+    "group": [{"acceptance": GroupAcceptance(size, 1.0, 9.0)} for size in (1, 3, 5)],
+    "delta": [{"acceptance": NeighbourAcceptance(delta=delta)} for delta in (0.0, 0.1, 0.3, 0.6)],
+    "relative delta": [
+        {"acceptance": NeighbourAcceptance(delta=delta, relative=True)} for delta in (0.0, 0.5, 1.5, 4.0)
+    ],
+}
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_the_stronger_the_knob_the_fewer_the_passes(table_model, knob):
+    model, passes = table_model(grid=(2, 4)), []
+    for settings in KNOBS[knob]:
+        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(4000))
+        passes.append((torch.stack(state.accepted) > 0).sum(0).double())
+    for weaker, stronger in zip(passes, passes[1:], strict=False):
+        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(4000)
+    assert passes[-1].mean() < passes[0].mean() - 0.1
+
+
+@pytest.mark.parametrize("preset", ["gsd", "lantern", "lantern++"])
+def test_a_model_without_codebook_is_refused(table_model, preset):
+    model = table_model()
+    model.codebook = None
+    with pytest.raises(ValueError, match="give its `codebook`"):
+        decode(model, decoding_from_name(preset), Sampling(), torch.arange(2))
+
+
+def test_the_published_settings_decode_a_large_vocabulary():
+    codebook = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    p = torch.empty(2, 3, 2000).exponential_(generator=torch.Generator().manual_seed(1)) ** 4
+    p[p < p.topk(500, -1).values[..., -1:]] = 0
+    p = p / p.sum(-1, keepdim=True)
+    q = p.roll(1, -1)
+    x, uniform = draw(q, torch.rand(2, 3)), torch.rand(2, 3)
+    exact = ExactAcceptance().bind(None)(p, q, x, uniform)
+    for acceptance in (GroupAcceptance(), NeighbourAcceptance(), NeighbourAcceptance(10, 1.0, relative=True)):
+        kept = acceptance.bind(Codebook(codebook))(p, q, x, uniform)
+        assert kept.shape == (2, 3) and kept.dtype == torch.bool and kept[exact].all()
