@@ -74,6 +74,13 @@ def generate(
     out: Annotated[
         Path, typer.Option(help="A picture file, which shows all images in a grid, or a folder of one file an image.")
     ] = Path("outputs"),
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="An animation, .webp or .gif, of how the first image was decoded, pass by pass."),
+    ] = None,
+    acceptance_map: Annotated[
+        Path | None, typer.Option(help="A picture of which pass decided each code of the first image.")
+    ] = None,
     device: Device = None,
 ) -> None:
     """Draw images and write them to --out."""
@@ -88,11 +95,21 @@ def generate(
         raise ValueError(
             f"--out {out} is no picture file: end it in one of {', '.join(IMAGE_SUFFIXES)}, or name a folder"
         )
-    (out.parent if is_file else out).mkdir(parents=True, exist_ok=True)
+    for option, path, suffixes in (
+        ("--trace", trace, (".webp", ".gif")),
+        ("--acceptance-map", acceptance_map, IMAGE_SUFFIXES),
+    ):
+        if path is not None and path.suffix.lower() not in suffixes:
+            raise ValueError(f"{option} {path} cannot be written: end it in one of {', '.join(suffixes)}")
+    for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
+        folder.mkdir(parents=True, exist_ok=True)
 
     import torch
 
+    from .eval.trace import Trace, animate, draw_acceptance_map
+
     pipe = _load(model, device)
+    recorder = Trace() if trace or acceptance_map else None
     condition = {"prompt": texts} if texts else {"class_labels": labels}
     output = pipe(
         **condition,
@@ -103,6 +120,8 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        callback_on_step_end=recorder,
+        callback_on_step_end_tensor_inputs=Trace.inputs,
     )
     images, stats = output.images, output.stats
     if is_file:
@@ -119,6 +138,17 @@ def generate(
             slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
             written.append(out / f"{slug or 'image'}-{seed}-{i}.png")
             image.save(written[-1])
+    if recorder is not None:
+        tokens, decided = recorder.of_image(0)
+        grid = output.tokens.shape[1:]
+        title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
+        if trace is not None:
+            with torch.no_grad():
+                animate(tokens.to(pipe.device), decided, grid, pipe.vq.decode, title, trace)
+            written.append(trace)
+        if acceptance_map is not None:
+            draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
+            written.append(acceptance_map)
     for path in written:
         typer.echo(path)
     typer.echo(

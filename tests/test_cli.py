@@ -211,6 +211,18 @@ def test_classes_are_drawn_by_their_ids(run, models):
         np.testing.assert_array_equal(pixels(path), image)
 
 
+def test_pictures_of_the_decoding_are_written_beside_the_images(run, models):
+    options = ["--trace", "new/x.webp", "--acceptance-map", "new/map.png", "--decoding", "sjd", "--out", "x.png"]
+    code, output, _ = run("generate", *PROMPTS[:2], "--model", models["text"], *options)
+    assert code == 0 and output.splitlines() == ["x.png", "new/x.webp", "new/map.png"]
+    with Image.open("new/x.webp") as animation:
+        assert 3 <= animation.n_frames <= 17
+    assert min(Image.open("new/map.png").size) >= 384
+    # Watching changes nothing.
+    expected = expected_images("text", 0, prompt=PROMPTS[:2], decoding="sjd")
+    np.testing.assert_array_equal(pixels("x.png"), np.concatenate(list(expected), axis=1))
+
+
 # Refusals
 
 
@@ -228,6 +240,12 @@ def test_classes_are_drawn_by_their_ids(run, models):
         ("class", ["x", "--class-label", "3"], "arimage: give prompts"),
         ("text", ["--file", "absent.txt"], "arimage: [Errno 2] No such file or directory: 'absent.txt'"),
         ("text", ["x", "--out", "x.gif"], "arimage: --out x.gif is no picture file: end it in one of .png"),
+        ("text", ["x", "--trace", "x.png"], "arimage: --trace x.png cannot be written: end it in one of .webp, .gif"),
+        (
+            "text",
+            ["x", "--acceptance-map", "x"],
+            "arimage: --acceptance-map x cannot be written: end it in one of .png",
+        ),
         ("text", ["x", "--device", "abacus"], "arimage: "),
     ],
 )

@@ -1,0 +1,178 @@
+"""Pictures of how the codes of an image came about, pass by pass."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+
+ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 156), (214, 218, 224)
+INK, FAINT, PAPER = (30, 34, 40), (110, 116, 124), (255, 255, 255)
+# Early to late, as in matplotlib's viridis.
+COLOURS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=float)
+# Pictures are enlarged to at least so many pixels.
+SMALLEST = 384
+MARGIN = 10
+
+
+class Trace:
+    """Records every pass of a pipeline's call: `pipe(..., callback_on_step_end=trace, callback_on_step_end_tensor_inputs=
+    Trace.inputs)`."""
+
+    inputs = ["tokens", "decided"]
+
+    def __init__(self):
+        self._tokens, self._decided = [], []
+
+    def __call__(self, pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        self._tokens.append(tensors["tokens"].clone())
+        self._decided.append(tensors["decided"].clone())
+
+    def of_image(self, image: int = 0) -> tuple[torch.LongTensor, torch.BoolTensor]:
+        """The codes, drafts included, and which of them are decided, [T, N] each, after the T passes of an image."""
+        tokens = torch.stack([each[image] for each in self._tokens]).cpu()
+        decided = torch.stack([each[image] for each in self._decided]).cpu()
+        # An image may wait for others of its batch.
+        passes = int((~decided.all(1)).sum()) + 1
+        return tokens[:passes], decided[:passes]
+
+
+def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
+    """The pass, counted from 1, that decided each code [N], from what was `decided` [T, N] after every pass."""
+    return (~decided).sum(0) + 1
+
+
+def animate(
+    tokens: torch.LongTensor,
+    decided: torch.BoolTensor,
+    grid: tuple[int, int],
+    decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
+    title: str,
+    path: Path,
+) -> None:
+    """Write an animation, WebP or GIF: a frame for every pass, eight seconds where that fits, and the finished picture.
+
+    Args:
+        tokens, decided: what `Trace.of_image` gives.
+        grid: rows and columns.
+        decode_tokens: from codes [B, rows, columns] to pictures [B, 3, H, W] in [-1, 1].
+    """
+    pictures = []
+    for codes in tokens.clamp(min=0).unflatten(1, grid).split(16):
+        pixels = ((decode_tokens(codes).float().clamp(-1, 1) + 1) * 127.5).round().byte()
+        pictures += [_enlarge(picture) for picture in pixels.permute(0, 2, 3, 1).cpu().numpy()]
+    frames = []
+    known = torch.zeros_like(decided[0])
+    drafts = torch.zeros_like(tokens[0])
+    for number, (picture, codes, done) in enumerate(zip(pictures, tokens, decided, strict=True), start=1):
+        new = done & ~known
+        # Where nothing was drafted yet, codes are 0 or -1.
+        rejected = new & (drafts > 0) & (codes != drafts)
+        marks = {
+            ACCEPTED: new & ~rejected,
+            REJECTED: rejected,
+            DRAFT: ~done & (codes > 0),
+            NOTHING: ~done & (codes <= 0),
+        }
+        count = int(done.sum())
+        caption = f"pass {number} of {len(tokens)}: {count} of {len(codes)} codes, {count / number:.1f} a pass"
+        picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
+        frames.append(_frame(picture, title, caption))
+        known, drafts = done, codes
+    frames.append(_frame(pictures[-1], title, f"{count} codes in {number} passes: {count / number:.1f} a pass"))
+    duration = min(400, max(40, 8000 // len(frames)))
+    durations = [duration] * (len(frames) - 1) + [2500]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=4)
+
+
+def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image: Image.Image, title: str, path: Path):
+    """Write a picture of which pass decided each code, beside the finished image.
+
+    Args:
+        decided: what `Trace.of_image` gives.
+        grid: rows and columns.
+    """
+    passes = deciding_passes(decided).view(grid).numpy()
+    last = int(passes.max())
+    picture = _enlarge(np.asarray(image.convert("RGB")))
+    height, width = picture.shape[:2]
+    cell = height // grid[0], width // grid[1]
+    heat = _colours((passes - 1) / max(1, last - 1))
+    bar, top = 34, 54
+    canvas = Image.new("RGB", (2 * width + 3 * MARGIN, top + height + bar + MARGIN), PAPER)
+    canvas.paste(Image.fromarray(heat.repeat(cell[0], 0).repeat(cell[1], 1)), (MARGIN, top))
+    canvas.paste(Image.fromarray(picture), (width + 2 * MARGIN, top))
+    pen = ImageDraw.Draw(canvas)
+    pen.text((MARGIN, 8), title, INK, _font(16))
+    pen.rectangle((width + 2 * MARGIN - 1, top - 1, 2 * width + 2 * MARGIN, top + height), outline=NOTHING)
+    text = f"{passes.size} codes in {last} passes: {passes.size / last:.1f} a pass. Left: the pass that decided each code."
+    pen.text((MARGIN, 30), text, FAINT, _font(13))
+    if min(cell) >= 20:
+        for (row, column), number in np.ndenumerate(passes):
+            at = MARGIN + (column + 0.5) * cell[1], top + (row + 0.5) * cell[0]
+            ink = PAPER if heat[row, column].mean() < 120 else INK
+            pen.text(at, str(number), ink, _font(min(cell) * 0.42), anchor="mm")
+    ramp = _colours(np.linspace(0, 1, width)[None].repeat(10, 0))
+    canvas.paste(Image.fromarray(ramp), (MARGIN, top + height + 8))
+    pen.text((MARGIN, top + height + 20), "pass 1", FAINT, _font(12))
+    pen.text((MARGIN + width, top + height + 20), f"pass {last}", FAINT, _font(12), anchor="ra")
+    canvas.save(path)
+
+
+def _enlarge(pixels: np.ndarray) -> np.ndarray:
+    """A picture [H, W, 3] without smoothing, so that small ones show their pixels."""
+    scale = math.ceil(SMALLEST / min(pixels.shape[:2]))
+    return pixels.repeat(scale, 0).repeat(scale, 1)
+
+
+def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
+    """Tint the cells of a picture by `marks`, bool [rows, columns] for each colour, and outline those just decided."""
+    strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
+    picture = picture.astype(float)
+    for colour, mark in marks.items():
+        cell = picture.shape[0] // mark.shape[0], picture.shape[1] // mark.shape[1]
+        alpha = strength[colour] * mark.repeat(cell[0], 0).repeat(cell[1], 1)[..., None]
+        picture = picture * (1 - alpha) + np.array(colour) * alpha
+    image = Image.fromarray(picture.round().astype(np.uint8))
+    pen = ImageDraw.Draw(image)
+    for colour, width in ((DRAFT, 1), (ACCEPTED, 3), (REJECTED, 3)):
+        for row, column in np.argwhere(marks[colour]):
+            left, top = column * cell[1], row * cell[0]
+            pen.rectangle((left, top, left + cell[1] - 1, top + cell[0] - 1), outline=colour, width=width)
+    return np.asarray(image)
+
+
+def _frame(picture: np.ndarray, title: str, caption: str) -> Image.Image:
+    """A marked picture with its title, its caption and what the marks mean."""
+    height, width = picture.shape[:2]
+    top = 52
+    canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + 32), PAPER)
+    canvas.paste(Image.fromarray(picture), (MARGIN, top))
+    pen = ImageDraw.Draw(canvas)
+    pen.rectangle((MARGIN - 1, top - 1, MARGIN + width, top + height), outline=NOTHING)
+    pen.text((MARGIN, 6), title, FAINT, _font(13))
+    pen.text((MARGIN, 25), caption, INK, _font(17))
+    left, line = MARGIN, top + height + 16
+    for colour, meaning in (
+        (ACCEPTED, "decided now"),
+        (REJECTED, "draft rejected, redrawn"),
+        (DRAFT, "draft"),
+        (NOTHING, "empty"),
+    ):
+        pen.rectangle((left, line - 6, left + 12, line + 6), fill=colour)
+        pen.text((left + 17, line), meaning, INK, _font(12), anchor="lm")
+        left += 17 + int(pen.textlength(meaning, _font(12))) + 14
+    return canvas
+
+
+def _colours(values: np.ndarray) -> np.ndarray:
+    """Colours uint8 [..., 3] of numbers in [0, 1]."""
+    stops = np.linspace(0, 1, len(COLOURS))
+    return np.stack([np.interp(values, stops, channel) for channel in COLOURS.T], -1).round().astype(np.uint8)
+
+
+def _font(size: float) -> ImageFont.ImageFont:
+    return ImageFont.load_default(size)

@@ -1,0 +1,110 @@
+"""The pictures of a decoding tell what happened: frame by frame, cell by cell."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from arimage.decoding import decoding_names
+from arimage.eval import trace
+from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animate, deciding_passes, draw_acceptance_map
+
+
+CELL = 192  # two codes a row make a picture of at least 384 pixels
+
+
+def grey(codes):
+    """Pictures of one pixel a code, in the grey of the code."""
+    return (codes[:, None].expand(-1, 3, -1, -1) / 20).float()
+
+
+@pytest.fixture
+def frames(tmp_path, monkeypatch):
+    """The marks of every frame of three passes over a grid of 2x2, and the file."""
+    marks = []
+    draw = trace._mark
+    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or draw(picture, mark))
+    tokens = torch.tensor([[5, 7, 9, 0], [5, 8, 9, 4], [5, 8, 9, 4]])
+    decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    animate(tokens, decided, (2, 2), grey, "a title", tmp_path / "x.gif")
+    return marks, tmp_path / "x.gif"
+
+
+def test_cells_are_marked_by_what_happened_to_them(frames):
+    marks, _ = frames
+    expected = [
+        {ACCEPTED: [1, 0, 0, 0], REJECTED: [0] * 4, DRAFT: [0, 1, 1, 0], NOTHING: [0, 0, 0, 1]},
+        {ACCEPTED: [0] * 4, REJECTED: [0, 1, 0, 0], DRAFT: [0, 0, 1, 1], NOTHING: [0] * 4},
+        {ACCEPTED: [0, 0, 1, 1], REJECTED: [0] * 4, DRAFT: [0] * 4, NOTHING: [0] * 4},
+    ]
+    assert [
+        {colour: mark.flatten().astype(int).tolist() for colour, mark in frame.items()} for frame in marks
+    ] == expected
+
+
+def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
+    _, path = frames
+    with Image.open(path) as animation:
+        assert animation.n_frames == 4
+        assert min(animation.size) >= 384
+        durations = []
+        for number in range(4):
+            animation.seek(number)
+            durations.append(animation.info["duration"])
+        last = np.asarray(animation.convert("RGB")).astype(int)
+    assert durations == [400, 400, 400, 2500]
+    # The finished picture bears no marks.
+    corner = last[52 + CELL // 2, 10 + CELL // 2]
+    assert np.abs(corner - round((5 / 20 + 1) * 127.5)).max() <= 4
+
+
+def test_outlines_have_their_colours():
+    marks = {colour: np.zeros((2, 2), bool) for colour in (ACCEPTED, REJECTED, DRAFT, NOTHING)}
+    marks[ACCEPTED][0, 0] = marks[REJECTED][0, 1] = marks[DRAFT][1, 0] = marks[NOTHING][1, 1] = True
+    picture = trace._mark(np.full((40, 40, 3), 255, np.uint8), marks)
+    assert tuple(picture[0, 10]) == ACCEPTED and tuple(picture[0, 30]) == REJECTED
+    assert tuple(picture[20, 10]) == DRAFT and tuple(picture[30, 30]) == NOTHING
+    # Inside, what is decided stays clearer than a draft.
+    assert picture[10, 10].mean() > picture[30, 10].mean()
+
+
+@pytest.mark.parametrize("decoding", decoding_names())
+def test_a_trace_follows_every_decoding(decoding, tmp_path):
+    pipe = tiny.text_pipeline()
+    recorder = Trace()
+    try:
+        output = pipe(
+            ["a red heart", "tree"],
+            decoding=decoding,
+            generator=torch.Generator().manual_seed(0),
+            callback_on_step_end=recorder,
+            callback_on_step_end_tensor_inputs=Trace.inputs,
+        )
+    except ValueError as error:
+        pytest.skip(str(error))
+    for image in range(2):
+        tokens, decided = recorder.of_image(image)
+        assert torch.equal(tokens[-1], output.tokens[image].flatten())
+        assert decided[-1].all() and (len(decided) == 1 or not decided[-2].all())
+        counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
+        assert torch.equal(counts, output.stats.accepted[: len(decided), image])
+    with torch.no_grad():
+        animate(tokens, decided, (4, 4), pipe.vq.decode, decoding, tmp_path / "x.webp")
+    with Image.open(tmp_path / "x.webp") as animation:
+        assert animation.n_frames == len(tokens) + 1
+
+
+def test_the_map_shows_early_and_late_beside_the_picture(tmp_path):
+    decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    assert deciding_passes(decided).tolist() == [1, 2, 3, 3]
+    image = Image.new("RGB", (4, 4), (10, 200, 30))
+    draw_acceptance_map(decided, (2, 2), image, "a title", tmp_path / "map.png")
+    pixels = np.asarray(Image.open(tmp_path / "map.png").convert("RGB"))
+    top, left = 54, 10
+    first, middle, last = (
+        pixels[top + 5 + row * CELL, left + 5 + column * CELL] for row, column in ((0, 0), (0, 1), (1, 1))
+    )
+    assert tuple(first) == (68, 1, 84) and tuple(last) == (253, 231, 37)
+    assert tuple(middle) == (33, 145, 140)
+    assert tuple(pixels[top + CELL, 2 * left + 3 * CELL]) == (10, 200, 30)
