@@ -19,7 +19,10 @@ class AutoregressiveDecoding:
     exact: ClassVar[bool] = True
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, scratch: int = 0) -> DecodingState:
-        cache, logits = model.prefill(len(seeds), scratch)
+        return self.begin(model, sampling, seeds, *model.prefill(len(seeds), scratch))
+
+    def begin(self, model, sampling, seeds, cache, logits: torch.FloatTensor) -> DecodingState:
+        """Decide position 0 by what a prefill returned."""
         tokens = torch.zeros(len(seeds), model.num_tokens, dtype=torch.long, device=model.device)
         state = DecodingState(
             model=model,

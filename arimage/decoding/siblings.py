@@ -1,7 +1,9 @@
 """Several drafts for one position: drawing them from one law and turning them into one draw from another."""
 
 import torch
+import torch.nn.functional as F
 
+from .acceptance import Keeps
 from .coupling import draw
 
 
@@ -17,7 +19,11 @@ def draw_siblings(q: torch.FloatTensor, noise: torch.FloatTensor) -> torch.LongT
 
 
 def couple_siblings(
-    p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
+    p: torch.FloatTensor,
+    q: torch.FloatTensor | None,
+    x: torch.LongTensor,
+    noise: torch.FloatTensor,
+    keeps: Keeps | None = None,
 ) -> tuple[torch.LongTensor, torch.LongTensor]:
     """`couple` with several drafts: if x ~ q without replacement (`draw_siblings`), then y ~ p.
 
@@ -26,24 +32,30 @@ def couple_siblings(
     (recursive rejection sampling without replacement, https://arxiv.org/abs/2402.14160).
 
     Args:
-        p, q: laws [..., V].
+        p, q: laws [..., V]; without q the drafts were not drawn, and each has a law of its own, which is one-hot.
         x: codes [..., K]; -1 is no draft.
         noise: uniforms [..., K + 1] in [0, 1): one to keep each draft, one to draw.
+        keeps: another test of a draft (see `arimage.decoding.acceptance`); y ~ p no more, unless it is exact.
 
     Returns:
         y [...] and which draft was kept [...], 0 .. K - 1, or -1.
     """
     y = which = torch.full_like(x[..., 0], -1)
     for k, uniform in enumerate(noise[..., :-1].unbind(-1)):
-        code = x[..., k, None].clamp(min=0)
-        p_x, q_x = (law.gather(-1, code).squeeze(-1) for law in (p, q))
-        kept = (which < 0) & (x[..., k] >= 0) & (uniform * q_x < p_x)
-        y, which = torch.where(kept, x[..., k], y), torch.where(kept, k, which)
-        residual = (p - q).clamp(min=0)
+        present, code = x[..., k] >= 0, x[..., k].clamp(min=0)
+        law = F.one_hot(code, p.shape[-1]).to(p.dtype) if q is None else q
+        if keeps is None:
+            p_x, q_x = (values.gather(-1, code[..., None]).squeeze(-1) for values in (p, law))
+            kept = uniform * q_x < p_x
+        else:
+            kept = keeps(p, law, code, uniform)
+        kept &= present & (which < 0)
+        y, which = torch.where(kept, code, y), torch.where(kept, k, which)
+        residual = (p - law).clamp(min=0)
         total = residual.sum(-1, keepdim=True)
-        # Where drafts run out q is zero, and p is its own residual.
-        p = torch.where(total > 0, residual / total, p)
-        q = torch.where(x[..., k, None] < 0, q, q.scatter(-1, code, 0))
-        total = q.sum(-1, keepdim=True)
-        q = torch.where(total > 0, q / total, q)
+        p = torch.where(present[..., None] & (total > 0), residual / total, p)
+        if q is not None:
+            left = q.scatter(-1, code[..., None], 0)
+            total = left.sum(-1, keepdim=True)
+            q = torch.where(present[..., None], left / torch.where(total > 0, total, 1), q)
     return torch.where(which < 0, draw(p, noise[..., -1]), y), which

@@ -27,6 +27,8 @@ class TableModel:
         groups: 2 adds a second, independent table: the logits without the condition.
         sharpness: the logits are Gumbel noise times this; 1.2 gives laws that differ much from prefix to prefix.
         truncated: whether a query may see fewer codes; code 0 stands in for the others.
+
+    The features of a position tell the codes up to it from all others. A `TableDrafter` is its drafter.
     """
 
     device = torch.device("cpu")
@@ -48,11 +50,22 @@ class TableModel:
         self._rows = torch.cat(self.tables, dim=1)
         self._first_row = torch.tensor([0, *(table.shape[1] for table in self.tables[:-1])]).cumsum(0)
 
-    def prefill(self, batch_size, scratch=0):
-        self.forward_passes += 1
-        return CodeCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+    @property
+    def drafter(self):
+        return TableDrafter(self)
 
-    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
+    def prefill(self, batch_size, scratch=0, return_features=False):
+        self.forward_passes += 1
+        outputs = CodeCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+        none = torch.full((batch_size, 1), -1)
+        return (*outputs, self.features(none, 0)[:, :, 0]) if return_features else outputs
+
+    def features(self, positions, index):
+        """[G, B, Q, 1] of the codes up to `positions` [B, Q], the number `index` of all such codes; -1 is none of them."""
+        first = (self.vocab_size ** (positions + 1) - 1) // (self.vocab_size - 1)
+        return torch.stack([first + index + group / 2 for group in range(self.groups)])[..., None]
+
+    def forward(self, tokens, positions, cache, *, visible=None, slots=None, return_features=False):
         self.forward_passes += 1
         slots = positions if slots is None else slots
         live = positions >= 0
@@ -78,7 +91,8 @@ class TableModel:
         # The last position has none after it: its logits mean nothing either.
         live = live & (positions < self.num_tokens - 1)
         rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
-        return self._rows[:, rows].masked_fill(~live[..., None], self.padding)
+        logits = self._rows[:, rows].masked_fill(~live[..., None], self.padding)
+        return (logits, self.features(positions, index)) if return_features else logits
 
     def joint(self, sampling):
         """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest."""
@@ -87,6 +101,29 @@ class TableModel:
             law = sampling.law(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
             joint = (joint[:, None] * law / law.sum(-1, keepdim=True)).flatten()
         return joint
+
+
+class TableDrafter:
+    """A drafter of tables of its own, which differ from the model's. It refuses features other than those of the codes
+    before."""
+
+    def __init__(self, model):
+        sizes = {"grid": model.grid, "vocab_size": model.vocab_size, "groups": model.groups}
+        self.table = TableModel(**sizes, seed=2, padding=model.padding)
+
+    def bind(self, model):
+        return self
+
+    def open_cache(self, batch_size, scratch):
+        return CodeCache(batch_size, self.table.num_tokens + scratch)
+
+    def forward(self, tokens, features, positions, cache, *, visible=None, slots=None):
+        table = self.table
+        logits, after = table.forward(tokens, positions, cache, visible=visible, slots=slots, return_features=True)
+        index = (after - table.features(positions, 0))[0, ..., 0].long() // table.vocab_size
+        expected = table.features(positions - 1, index)
+        assert (features == expected)[:, positions >= 0].all(), "these are not the features of the codes before"
+        return logits, after
 
 
 @pytest.fixture(scope="session")

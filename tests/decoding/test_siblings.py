@@ -50,9 +50,12 @@ def share_below(condition, shape):
     return low
 
 
-def output_law(p, q, count, verify=couple_siblings, drafts_from=None):
-    """The law [V] of y if `count` drafts are drawn from `drafts_from` (by default `q`) without replacement."""
+def output_law(p, q, count, verify=couple_siblings, drafts_from=None, chosen=None):
+    """The law [V] of y if `count` drafts are drawn from `drafts_from` (by default `q`) without replacement, or are the
+    `chosen` ones."""
     x, chance = without_replacement(q if drafts_from is None else drafts_from, count)
+    if chosen is not None:
+        x, chance = torch.tensor([chosen]), torch.ones(1, dtype=torch.float64)
     size = len(p)
     p, q = p.expand(len(x), -1), q.expand(len(x), -1)
     law = torch.zeros(size, dtype=torch.float64)
@@ -87,6 +90,30 @@ PAIRS = {
     "both one-hot, apart": laws([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
     **{f"random {seed}": random_laws(2, 5, seed, zeros=0.25) for seed in range(8)},
 }
+
+
+@pytest.mark.parametrize("codes", [(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_chosen_drafts_become_a_draw_of_the_target(pair, codes):
+    p = PAIRS[pair][0]
+
+    def verify(p, q, x, noise):
+        return couple_siblings(p, None, x, noise)
+
+    assert (output_law(p, p, len(codes), verify, chosen=codes) - p).abs().sum() / 2 < 1e-9
+
+
+def test_what_is_no_draft_changes_nothing():
+    p, q = random_laws(2, 400 * 6, 4).view(2, 400, 6)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(400, 5, generator=generator, dtype=torch.float64)
+    x = draw_siblings(q, noise[:, :2])
+    y, which = couple_siblings(p, q, x, noise[:, 2:])
+    padded = torch.stack([torch.full((400,), -1), x[:, 0], torch.full((400,), -1), x[:, 1]], dim=1)
+    noise = torch.stack([noise[:, 0], noise[:, 2], noise[:, 1], noise[:, 3], noise[:, 4]], dim=1)
+    padded_y, padded_which = couple_siblings(p, q, padded, noise)
+    assert torch.equal(padded_y, y) and torch.equal(padded_which, torch.where(which < 0, -1, 2 * which + 1))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

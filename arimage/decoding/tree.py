@@ -1,0 +1,74 @@
+"""Trees of drafts: which of the drafts that were grown are verified, and what each of them sees."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass
+class DraftTree:
+    """M drafts for each of B images. Node 0 is the last code decided, node m + 1 is draft m; parents come before children.
+
+    Attributes:
+        tokens: int64 [B, M]; -1 is no draft.
+        depths: int64 [B, M]; 1 is that of the children of node 0.
+        parents: int64 [B, M], nodes.
+        children: int64 [B, M + 1, K], nodes in the order in which they are tried; 0 is none.
+        groups: int64 [B, M + 1], the group of candidates that the children of a node are from.
+    """
+
+    tokens: torch.LongTensor
+    depths: torch.LongTensor
+    parents: torch.LongTensor
+    children: torch.LongTensor
+    groups: torch.LongTensor
+
+
+def select(
+    tokens: torch.LongTensor,
+    scores: torch.FloatTensor,
+    parents: torch.LongTensor,
+    depths: torch.LongTensor,
+    nodes: int,
+) -> DraftTree:
+    """The tree of the `nodes` candidates with the highest scores, all of them if there are fewer.
+
+    Args:
+        tokens, scores: codes [B, L, K] and scores of the candidates: L groups of K children of one node each. No child
+            scores higher than its parent, whose group comes before.
+        parents: int64 [B, L], the candidate, counted through all groups, whose children a group are; -1 is node 0.
+        depths: int64 [L], of the groups.
+    """
+    batch, groups, width = tokens.shape
+    nodes = min(nodes, groups * width)
+    # Stable, so that of equals the parent comes before the child.
+    best = scores.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+    chosen = best.sort(dim=1).values
+    group = chosen // width
+    numbers = torch.arange(1, nodes + 1, device=tokens.device).expand(batch, -1)
+    node_of = torch.zeros(batch, groups * width + 1, dtype=torch.long, device=tokens.device)
+    node_of = node_of.scatter(1, chosen + 1, numbers)
+    parents = node_of.gather(1, parents.gather(1, group) + 1)
+    children = torch.zeros(batch, (nodes + 1) * width, dtype=torch.long, device=tokens.device)
+    children = children.scatter(1, parents * width + chosen % width, numbers)
+    groups_of = torch.zeros(batch, nodes + 1, dtype=torch.long, device=tokens.device).scatter(1, parents, group)
+    return DraftTree(
+        tokens=tokens.flatten(1).gather(1, chosen),
+        depths=depths[group],
+        parents=parents,
+        children=children.unflatten(1, (nodes + 1, width)),
+        groups=groups_of,
+    )
+
+
+def ancestors(tree: DraftTree, depth: int) -> torch.BoolTensor:
+    """Which drafts [B, M + 1, M] of a tree of at most `depth` levels lead to a node, itself included."""
+    up = F.pad(tree.parents, (1, 0))
+    count = up.shape[1]
+    node = torch.arange(count, device=up.device).expand_as(up)
+    seen = torch.zeros(*up.shape, count, dtype=torch.bool, device=up.device)
+    for _ in range(depth):
+        seen |= F.one_hot(node, count).bool()
+        node = up.gather(1, node)
+    return seen[:, :, 1:]

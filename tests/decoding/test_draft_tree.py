@@ -1,0 +1,235 @@
+"""Trees of drafts: what is verified, that the drafter has no say in what is drawn, and how many passes a good one saves.
+
+That images follow the joint law at every setting is a row of test_exactness.py.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from decoding.test_exactness import SAMPLINGS, assert_follows, draws
+
+import arimage.decoding.draft_tree as draft_tree
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    DraftTreeDecoding,
+    NeighbourAcceptance,
+    Sampling,
+    decode,
+    decoding_from_name,
+    decoding_to_dict,
+)
+from arimage.decoding.siblings import couple_siblings, draw_siblings
+from arimage.decoding.tree import ancestors, select
+
+
+SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
+GRID = {"grid": (2, 4), "vocab_size": 2}
+SHAPES = [(1, 1, 1), (2, 2, 3), (3, 2, 8), (5, 2, 6)]
+TREES = pytest.mark.parametrize("tree", ["dynamic", "static"])
+
+
+def decoding_of(tree, shape, **settings):
+    return DraftTreeDecoding(tree=tree, depth=shape[0], width=shape[1], nodes=shape[2], **settings)
+
+
+def passes(state):
+    return (torch.stack(state.accepted) > 0).sum(0).tolist()
+
+
+# Two groups of three: the children of node 0, and those of its second child.
+def tree_of(scores, nodes):
+    tokens = torch.tensor([[[5, 6, 7], [8, 9, -1]]])
+    return select(tokens, torch.tensor(scores)[None], torch.tensor([[-1, 1]]), torch.tensor([1, 2]), nodes)
+
+
+def test_the_candidates_with_the_highest_scores_are_verified():
+    tree = tree_of([[-1.0, -2.0, -5.0], [-3.0, -4.0, -torch.inf]], 4)
+    assert tree.tokens.tolist() == [[5, 6, 8, 9]]
+    assert tree.depths.tolist() == [[1, 1, 2, 2]] and tree.parents.tolist() == [[0, 0, 2, 2]]
+    assert tree.children[0].tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 0], [0, 0, 0], [0, 0, 0]]
+    assert tree.groups[0, [0, 2]].tolist() == [0, 1]
+    led = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+    assert ancestors(tree, 2)[0].int().tolist() == led
+
+
+@pytest.mark.parametrize("nodes", range(1, 7))
+def test_no_draft_is_verified_without_its_parent(nodes):
+    tree = tree_of([[0.0, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]], nodes)
+    assert (
+        tree.tokens[0].tolist()
+        == [[5], [5, 6], [5, 6, 8], [5, 6, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, -1]][nodes - 1]
+    )
+    deep = tree.depths[0] == 2
+    assert (tree.parents[0][deep] == 2).all() and (tree.parents[0][~deep] == 0).all()
+
+
+def test_a_small_tree_is_verified_whole():
+    assert tree_of([[-1.0, -2.0, -5.0], [-3.0, -4.0, -9.0]], 100).tokens.shape == (1, 6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):
+    law = SAMPLINGS[sampling]
+    model = table_model(groups=1 if law.guidance_scale == 1 else 2)
+    seeds = torch.arange(300)
+    state = decode(model, decoding_of("dynamic", shape), law, seeds)
+    assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), law, seeds).tokens)
+
+
+@TREES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
+    model, sampling = table_model(**GRID, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    decoding = decoding_of(tree, shape)
+    state = decode(model, decoding, sampling, SEEDS)
+    alone = [decode(model, decoding, sampling, seed[None]) for seed in SEEDS]
+    assert torch.equal(state.tokens, torch.cat([one.tokens for one in alone]))
+    # Nor does it wait for its neighbours.
+    assert passes(state) == [one.forward_passes for one in alone] and state.forward_passes == max(passes(state))
+    assert min(passes(state)) < max(passes(state))
+
+
+@TREES
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_greedy_decoding_is_that_of_one_code_a_pass(table_model, tree, shape, groups):
+    model, sampling = table_model(**GRID, groups=groups), Sampling(top_k=1, guidance_scale=float(groups))
+    state = decode(model, decoding_of(tree, shape), sampling, SEEDS)
+    assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, SEEDS).tokens)
+
+
+def prophet(model):
+    """A drafter whose laws are those of `model`."""
+    drafter = model.drafter
+    drafter.table = model
+    return drafter
+
+
+@TREES
+@pytest.mark.parametrize(("depth", "sampling"), list(itertools.product([1, 2, 9], ["plain", "top-k"])))
+def test_a_drafter_that_is_always_right_decides_a_whole_branch_and_one_code_a_pass(table_model, tree, depth, sampling):
+    # Where drafts are not drawn the model would have to be certain.
+    law = Sampling(top_k=1) if tree == "dynamic" else SAMPLINGS[sampling]
+    decoding = DraftTreeDecoding(prophet(table_model(**GRID)), tree, depth, width=2, nodes=2 * depth)
+    state = decode(table_model(**GRID), decoding, law, SEEDS)
+    assert set(passes(state)) == {1 + math.ceil(7 / (depth + 1))}
+
+
+def test_wider_and_deeper_trees_take_fewer_passes(table_model):
+    model, law, seeds = table_model(), Sampling(), torch.arange(2000)
+    for tree in ("dynamic", "static"):
+        shapes = [(1, 1, 1), (1, 3, 3), (3, 3, 21)]
+        counts = [sum(passes(decode(model, decoding_of(tree, shape), law, seeds))) for shape in shapes]
+        assert counts[0] > counts[1] > counts[2]
+
+
+# Relaxed tests
+
+
+@TREES
+@pytest.mark.parametrize("relative", [False, True])
+def test_neighbours_that_do_not_count_leave_the_law_alone(table_model, tree, relative):
+    decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
+    assert decoding.exact
+    model, law = table_model(groups=2), Sampling(guidance_scale=2.5)
+    assert_follows(draws(model, decoding, law, 20_000), model.joint(law), 3)
+
+
+@TREES
+def test_neighbours_that_count_save_passes_and_bend_the_law(table_model, tree):
+    shape = (3, 1, 3)
+    decoding = decoding_of(tree, shape, acceptance=NeighbourAcceptance(delta=0.6))
+    assert not decoding.exact
+    model, law = table_model(), SAMPLINGS["allowed"]
+    seeds = torch.arange(10_000)
+    state, strict = (decode(model, d, law, seeds) for d in (decoding, decoding_of(tree, shape)))
+    assert sum(passes(state)) < 0.97 * sum(passes(strict))
+    with pytest.raises(AssertionError, match="chi-square|total variation"):
+        assert_follows(state.tokens, model.joint(law), 3)
+    # What the law excludes is excluded still.
+    counts = torch.bincount((state.tokens * torch.tensor([27, 9, 3, 1])).sum(1), minlength=81)
+    assert (counts[model.joint(law) == 0] == 0).all()
+
+
+# What is wrong in published code, and would be here: the check of the joint law has to tell.
+
+
+def siblings_of_another_law(q, noise):
+    return draw_siblings((q > 0).float(), noise)
+
+
+def redraw_from_the_target(p, q, x, noise, keeps=None):
+    y, which = couple_siblings(p, q, x, noise, keeps)
+    return torch.where(which < 0, draft_tree.draw(p, noise[..., -1]), y), which
+
+
+def try_all_against_the_target(p, q, x, noise, keeps=None):
+    y, which = couple_siblings(p, q, x, noise, keeps)
+    for k in reversed(range(x.shape[-1])):
+        _, kept = couple_siblings(p, q, x[..., k, None], noise[..., [k, -1]], keeps)
+        y, which = torch.where(kept >= 0, x[..., k], y), torch.where(kept >= 0, k, which)
+    return y, which
+
+
+class ChosenByItsLaw(DraftTreeDecoding):
+    """The shape of the tree depends on what was drawn."""
+
+    def _children(self, state, law, at, width):
+        codes, _ = super()._children(state, law, at, width)
+        return codes, law.gather(2, codes.clamp(min=0)).log().where(codes >= 0, -torch.inf)
+
+
+FLAWS = {
+    "siblings follow another law": (DraftTreeDecoding, {"draw_siblings": siblings_of_another_law}),
+    "a rejected branch is drawn anew from the target": (
+        DraftTreeDecoding,
+        {"couple_siblings": redraw_from_the_target},
+    ),
+    "every sibling is tried against the target": (DraftTreeDecoding, {"couple_siblings": try_all_against_the_target}),
+    "drafts have a say in which are verified": (ChosenByItsLaw, {}),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_the_check_rejects_a_tree_in_which(flaw, table_model, monkeypatch):
+    method, patches = FLAWS[flaw]
+    for attribute, value in patches.items():
+        monkeypatch.setattr(draft_tree, attribute, value)
+    model, law = table_model(), Sampling()
+    tokens = draws(model, method(tree="static", depth=2, width=2, nodes=3), law, 50_000)
+    with pytest.raises(AssertionError, match="chi-square|total variation"):
+        assert_follows(tokens, model.joint(law), 3)
+
+
+# Settings
+
+
+def test_a_model_without_a_drafter_is_refused_at_the_start(table_model, monkeypatch):
+    monkeypatch.setattr(table_model, "drafter", None)
+    with pytest.raises(ValueError, match="no drafter: train one with `arimage train drafter`"):
+        decode(table_model(), DraftTreeDecoding(), Sampling(), SEEDS)
+
+
+def test_a_drafter_of_its_own_is_used_but_not_written(table_model, monkeypatch):
+    decoding = decoding_from_name("eagle", drafter=prophet(table_model(**GRID)))
+    monkeypatch.setattr(table_model, "drafter", None)
+    assert decode(table_model(**GRID), decoding, Sampling(top_k=1), SEEDS).forward_passes == 1 + math.ceil(7 / 6)
+    with pytest.raises(ValueError, match="make it the pipeline's component `drafter`"):
+        decoding_to_dict(decoding)
+
+
+@pytest.mark.parametrize("setting", ["depth", "width", "nodes"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, None])
+def test_sizes_are_whole_numbers(setting, value):
+    with pytest.raises(ValueError, match=f"{setting} is {value}: give a whole number of at least 1"):
+        DraftTreeDecoding(**{setting: value})
+
+
+def test_unknown_choices_are_refused():
+    with pytest.raises(ValueError, match="tree is 'ternary': choose among dynamic, static"):
+        DraftTreeDecoding(tree="ternary")
+    with pytest.raises(ValueError, match="acceptance is 'exact': choose among ExactAcceptance"):
+        DraftTreeDecoding(acceptance="exact")
