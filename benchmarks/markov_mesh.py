@@ -1,69 +1,110 @@
-"""A synthetic picture law of any grid size, to measure decodings in seconds without a network.
+"""A synthetic picture law of any grid size, to compare decodings in seconds without a network.
 
 A code depends on the codes to the left, above, above-left and above-right of it, through random tables; `coupling` says how
-strongly. It is a `TokenModel`, so that every decoding runs on it.
+strongly. It is a `TokenModel`, so that every decoding runs on it. The table shows how many passes an image needs and how many
+codes a pass evaluates for an image, both as means over the images.
 
-python benchmarks/markov_mesh.py --grid 48 --window 16 32 64
+python benchmarks/markov_mesh.py --decoding ar sjd sjd-coupled:window=64 sjd-lazy
 """
 
 import argparse
+import time
+from dataclasses import dataclass
 
 import torch
 
-from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode
+from arimage.decoding import Sampling, decode, decoding_from_name
+from arimage.eval.bench import parse_decoding
 
 
 NEIGHBOURS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))
 WEIGHTS = (1.0, 1.0, 0.5, 0.5)
 
 
+@dataclass
+class MeshCache:
+    """Codes and their positions by slot [B, S + 1]; the last slot takes what is to be thrown away."""
+
+    codes: torch.LongTensor
+    positions: torch.LongTensor
+
+    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
+        for values in (self.codes, self.positions):
+            values.scatter_(1, target % values.shape[1], values.gather(1, source))
+
+
 class MarkovMesh:
-    def __init__(self, grid: tuple[int, int] = (48, 48), vocab_size: int = 64, coupling: float = 2.0, seed: int = 0):
+    """A `TokenModel` of V codes; a neighbour that a query does not see counts as one outside the picture.
+
+    Its attribute `evaluated` counts the codes that `forward` was asked for.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, grid: tuple[int, int] = (48, 48), vocab_size: int = 64, coupling: float = 1.0, seed: int = 0):
         self.grid, self.vocab_size = grid, vocab_size
         self.num_tokens = grid[0] * grid[1]
-        self.device = torch.device("cpu")
+        self.evaluated = 0
         generator = torch.Generator().manual_seed(seed)
         # The last row of each table stands for a neighbour outside the picture.
         self.tables = coupling * torch.randn(len(NEIGHBOURS), vocab_size + 1, vocab_size, generator=generator)
         self.tables *= torch.tensor(WEIGHTS)[:, None, None]
         self.tables[:, -1] = 0
+        self.codebook = torch.randn(vocab_size, 8, generator=generator)
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[torch.LongTensor, torch.FloatTensor]:
-        cache = torch.zeros(batch_size, self.num_tokens + 1, dtype=torch.long)
-        return cache, torch.zeros(1, batch_size, self.vocab_size)
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[MeshCache, torch.FloatTensor]:
+        self.evaluated += batch_size
+        slots = torch.full((batch_size, self.num_tokens + scratch + 1), -1)
+        return MeshCache(slots, slots.clone()), torch.zeros(1, batch_size, self.vocab_size)
 
     def forward(self, tokens, positions, cache, *, visible=None, slots=None) -> torch.FloatTensor:
-        if visible is not None or slots is not None:
-            raise NotImplementedError("the mesh reads its neighbours at their positions: use a decoding of chains")
-        cache.scatter_(1, torch.where(positions < 0, self.num_tokens, positions), tokens)
+        self.evaluated += int((positions >= 0).sum())
+        last = cache.codes.shape[1] - 1
+        slots = torch.where(positions < 0, last, positions if slots is None else slots)
+        cache.codes.scatter_(1, slots, tokens)
+        cache.positions.scatter_(1, slots, positions)
         rows, columns = self.grid
         target = positions + 1
         row, column = target.div(columns, rounding_mode="floor"), target % columns
         logits = torch.zeros(*positions.shape, self.vocab_size)
         for (down, right), table in zip(NEIGHBOURS, self.tables, strict=True):
             inside = (row + down >= 0) & (column + right >= 0) & (column + right < columns)
-            codes = cache.gather(1, (target + down * columns + right).clamp(0, self.num_tokens - 1))
-            logits += table[torch.where(inside, codes, self.vocab_size)]
+            place = (target + down * columns + right).clamp(0, self.num_tokens - 1)
+            if visible is not None:
+                match = visible & (cache.positions[:, None, :last] == place[..., None])
+                inside &= match.any(-1)
+                place = match.byte().argmax(-1)
+            codes = cache.codes.gather(1, place)
+            logits += table[torch.where(inside & (codes >= 0), codes, self.vocab_size)]
         return logits[None]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decoding", nargs="+", default=["ar", "sjd:window=64", "sjd-coupled:window=64", "sjd-lazy"])
     parser.add_argument("--grid", type=int, default=48)
-    parser.add_argument("--window", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--coupling", type=float, nargs="+", default=[1.0, 2.0])
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--coupling", type=float, nargs="+", default=[1.0, 0.6])
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[8])
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    print("| coupling | decoding | forward passes | fewer by |\n| --- | --- | --- | --- |")
+    print("| coupling | batch | decoding | passes an image | fewer by | codes a pass | seconds |\n" + "| --- " * 7 + "|")
     for coupling in arguments.coupling:
         model = MarkovMesh((arguments.grid, arguments.grid), coupling=coupling)
-        for refresh in ("independent", "coupled", "gumbel"):
-            for window in arguments.window:
-                decoding = SpeculativeJacobiDecoding(window, refresh)
-                state = decode(model, decoding, Sampling(), torch.arange(arguments.batch_size))
-                passes = (torch.stack(state.accepted) > 0).sum(0).float().mean()
-                ratio = model.num_tokens / passes
-                print(f"| {coupling} | {refresh}, window {window} | {passes:.0f} | {ratio:.1f} |", flush=True)
+        for batch_size in arguments.batch_size:
+            for text in arguments.decoding:
+                name, settings = parse_decoding(text)
+                decoding = decoding_from_name(name, **settings)
+                model.evaluated, began = 0, time.perf_counter()
+                seeds = arguments.seed + torch.arange(batch_size)
+                state = decode(model, decoding, Sampling(), seeds)
+                seconds = time.perf_counter() - began
+                passes = int((torch.stack(state.accepted) > 0).sum())
+                each = passes / batch_size
+                print(
+                    f"| {coupling} | {batch_size} | {text} | {each:.0f} | {model.num_tokens / each:.1f} "
+                    f"| {model.evaluated / passes:.1f} | {seconds:.1f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

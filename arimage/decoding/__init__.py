@@ -8,22 +8,32 @@ import torch
 
 from .acceptance import Acceptance, ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
+from .draft_tree import DraftTreeDecoding
 from .interface import TokenModel
 from .law import Sampling
+from .lazy_jacobi import LazyJacobiDecoding
+from .parallel_jacobi import ParallelJacobiDecoding
 from .speculative_jacobi import SpeculativeJacobiDecoding
 from .state import DecodingState
+from .tree_jacobi import TreeJacobiDecoding
+from .zipar import ZipARDecoding
 
 
 __all__ = [
     "AutoregressiveDecoding",
     "Decoding",
     "DecodingState",
+    "DraftTreeDecoding",
+    "LazyJacobiDecoding",
     "ExactAcceptance",
     "GroupAcceptance",
     "NeighbourAcceptance",
+    "ParallelJacobiDecoding",
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TokenModel",
+    "TreeJacobiDecoding",
+    "ZipARDecoding",
     "decode",
     "decoding_from_dict",
     "decoding_from_name",
@@ -48,17 +58,34 @@ class Decoding(Protocol):
         """One forward pass of the model."""
 
 
-_METHODS = {method.__name__: method for method in (AutoregressiveDecoding, SpeculativeJacobiDecoding)}
+_METHODS = {
+    method.__name__: method
+    for method in (
+        AutoregressiveDecoding,
+        SpeculativeJacobiDecoding,
+        TreeJacobiDecoding,
+        LazyJacobiDecoding,
+        ZipARDecoding,
+        ParallelJacobiDecoding,
+        DraftTreeDecoding,
+    )
+}
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 _PRESETS = {
     "ar": (AutoregressiveDecoding, {}),
     "sjd": (SpeculativeJacobiDecoding, {"refresh": "independent"}),
     "sjd-coupled": (SpeculativeJacobiDecoding, {"refresh": "coupled"}),
     "sjd-gumbel": (SpeculativeJacobiDecoding, {"refresh": "gumbel"}),
+    "sjd-tree": (TreeJacobiDecoding, {}),
+    "sjd-lazy": (LazyJacobiDecoding, {}),
     "sjd++": (SpeculativeJacobiDecoding, {"refresh": "independent", "reuse": 0.8}),
     "gsd": (SpeculativeJacobiDecoding, {"acceptance": GroupAcceptance()}),
     "lantern": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance()}),
     "lantern++": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance(10, delta=1.0, relative=True)}),
+    "eagle": (DraftTreeDecoding, {}),
+    "eagle-lantern": (DraftTreeDecoding, {"acceptance": NeighbourAcceptance()}),
+    "zipar": (ZipARDecoding, {}),
+    "pjd": (ParallelJacobiDecoding, {}),
 }
 
 
@@ -80,7 +107,13 @@ def decoding_from_name(name: str, **settings) -> Decoding:
 
 
 def decoding_to_dict(decoding: Decoding) -> dict:
-    """The settings of a decoding as JSON-ready values; `decoding_from_dict` is the inverse."""
+    """The settings of a decoding as JSON-ready values; `decoding_from_dict` is the inverse.
+
+    Raises:
+        ValueError: if the decoding has a drafter of its own.
+    """
+    if getattr(decoding, "drafter", None) is not None:
+        raise ValueError("a drafter is no setting: make it the pipeline's component `drafter` and leave it out here")
     settings = {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
     parts = {name: decoding_to_dict(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
     return {"method": type(decoding).__name__, **settings, **parts}

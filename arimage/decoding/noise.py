@@ -13,7 +13,7 @@ class Purpose(IntEnum):
     REFRESH = 2
     START = 3
     GUMBEL = 4
-    DEVIATION = 5
+    SIBLING = 6
 
 
 _MASK = 0xFFFFFFFF

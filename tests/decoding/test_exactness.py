@@ -5,22 +5,26 @@ A new exact decoding is one row of `ROWS`.
 
 import itertools
 import math
+import sys
 import zlib
 
 import pytest
 import torch
 
-import arimage.decoding.speculative_jacobi as speculative_jacobi
 from arimage.decoding import (
     AutoregressiveDecoding,
+    DraftTreeDecoding,
+    LazyJacobiDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
+    TreeJacobiDecoding,
     decode,
     decoding_from_name,
     decoding_names,
 )
 from arimage.decoding.coupling import couple, draw
 from arimage.decoding.noise import uniforms
+from arimage.decoding.siblings import draw_siblings
 from arimage.decoding.window import slide_window
 
 
@@ -31,6 +35,12 @@ ROWS = [
         SpeculativeJacobiDecoding,
         {"window": WINDOWS, "refresh": ["independent", "coupled", "gumbel"], "init": ["uniform", "left", "above"]},
     ),
+    (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": ["uniform", "left", "above"]}),
+    (
+        DraftTreeDecoding,
+        {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 2, 3], "nodes": [4, 8]},
+    ),
+    (LazyJacobiDecoding, {"window": [4], "chain": [1, 2], "tokens": [2, 3], "init": ["uniform", "left", "above"]}),
 ]
 
 SAMPLINGS = {
@@ -120,7 +130,9 @@ def test_every_exact_preset_has_its_row(preset):
     assert rows or not decoding.exact
     for settings in rows:
         for setting, values in settings.items():
-            assert values is WINDOWS or getattr(decoding, setting) in values
+            # Sizes are those of images small enough to enumerate.
+            value = getattr(decoding, setting)
+            assert isinstance(value, int) or value in values
 
 
 # Decodings that are wrong in ways that published code is wrong: the check above has to tell.
@@ -161,6 +173,10 @@ def slide_stale_laws(state, accepted, init):
     slide_window(state, accepted, init)
 
 
+def siblings_of_another_law(q, noise):
+    return draw_siblings((q > 0).float(), noise)
+
+
 def same_noise_at_every_pass(seeds, positions, purpose, step, count):
     return uniforms(seeds, positions, purpose, 0, count)
 
@@ -175,6 +191,10 @@ BROKEN = {
     "passes share their noise": (COUPLED, {"uniforms": same_noise_at_every_pass}),
     "stale laws, coupled": ({**COUPLED, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
     "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
+    "siblings follow another law": (
+        {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
+        {"draw_siblings": siblings_of_another_law},
+    ),
 }
 
 
@@ -183,9 +203,10 @@ def test_the_check_rejects_a_decoding_in_which(flaw, table_model, monkeypatch):
     settings, patches = BROKEN[flaw]
     decoding = {"method": SpeculativeJacobiDecoding, **settings}
     decoding = decoding.pop("method")(**decoding)
-    model, law = table_model(), Sampling()
+    # Laws so sharp that siblings are tried often.
+    model, law = table_model(sharpness=2.5), Sampling()
     for attribute, value in patches.items():
-        monkeypatch.setattr(speculative_jacobi, attribute, value)
+        monkeypatch.setattr(sys.modules[type(decoding).__mro__[-2].__module__], attribute, value)
     tokens = draws(model, decoding, law, 50_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, model.joint(law), 3)

@@ -1,9 +1,18 @@
 """An image depends on its own seed alone, and greedy decoding on nothing: exactly so on a model of tables."""
 
+import itertools
+
 import pytest
 import torch
 
-from arimage.decoding import AutoregressiveDecoding, Sampling, SpeculativeJacobiDecoding, decode
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    LazyJacobiDecoding,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    TreeJacobiDecoding,
+    decode,
+)
 
 
 REFRESHES, INITS = ("independent", "coupled", "gumbel"), ("uniform", "left", "above")
@@ -21,9 +30,16 @@ def init(request):
     return request.param
 
 
-@pytest.fixture(params=[1, 2, 5, 8])
-def decoding(request, refresh, init):
-    return SpeculativeJacobiDecoding(window=request.param, refresh=refresh, init=init)
+DECODINGS = [
+    *(SpeculativeJacobiDecoding(w, r, i) for w, r, i in itertools.product([1, 2, 5, 8], REFRESHES, INITS)),
+    *(TreeJacobiDecoding(5, 3, 2, init) for init in INITS),
+    *(LazyJacobiDecoding(8, 2, 4, init) for init in INITS),
+]
+
+
+@pytest.fixture(params=DECODINGS, ids=str)
+def decoding(request):
+    return request.param
 
 
 def alone(model, decoding, sampling, seeds):

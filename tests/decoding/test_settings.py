@@ -97,6 +97,10 @@ def test_an_unknown_method_is_answered_with_the_choices(settings):
         ("sjd", {"window": 0}, "window is 0: give a whole number of at least 1"),
         ("sjd", {"refresh": "none"}, "refresh is 'none': choose among independent, coupled, gumbel"),
         ("sjd", {"init": "right"}, "init is 'right': choose among uniform, left, above"),
+        ("sjd-tree", {"width": 1}, "width is 1: give a whole number of at least 2"),
+        ("sjd-tree", {"window": 4}, "window is 4: give a whole number of at least 5"),
+        ("sjd-lazy", {"tokens": 12}, "tokens is 12: give a whole number of at least 24"),
+        ("sjd-lazy", {"window": 2.5}, "window is 2.5: give a whole number of at least 64"),
         ("sjd", {"acceptance": "gsd"}, r"acceptance is 'gsd': choose among ExactAcceptance\(\), Group"),
         ("sjd", {"acceptance": {"method": "Gsd"}}, "no acceptance method 'Gsd': choose among ExactAcceptance, Group"),
         (

@@ -1,0 +1,108 @@
+"""Speculative Jacobi decoding with several drafts for the code at the cursor, each with a branch of its own."""
+
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import torch
+import torch.nn.functional as F
+
+from .coupling import couple
+from .interface import TokenModel
+from .law import Sampling
+from .noise import Purpose, uniforms
+from .siblings import couple_siblings, draw_siblings
+from .window import Init, WindowState, check_settings, open_window, slide_window, window_positions, write_tokens
+
+
+@dataclass(frozen=True)
+class TreeJacobiDecoding:
+    """Coupled speculative Jacobi decoding with a draft tree at the cursor; exact for every setting.
+
+    Most drafts fail at the cursor, where the code before them has just changed. So the code there gets `width` drafts, drawn
+    from its recorded law without replacement and verified in turn. Each further draft is followed by `depth` - 1 drafts of
+    the window, so that when it is the one that is kept, verification goes on behind it in the same pass.
+
+    After SJD-PAC (https://arxiv.org/abs/2603.18599), whose published code draws the siblings from another law than the one
+    that they are verified by; here both are the recorded one. Its adaptive continuation is the coupled refresh.
+
+    Attributes:
+        window: drafts of the first branch, > `depth`. A pass evaluates window + (width - 1) * depth codes.
+        width: drafts for the code at the cursor, >= 2.
+        depth: codes of each further branch, >= 1.
+        init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
+
+    Raises:
+        ValueError: if a setting is not among these.
+    """
+
+    window: int = 32
+    width: int = 3
+    depth: int = 4
+    init: Init = "uniform"
+
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_settings(self, {"width": 2, "depth": 1}, {"init": get_args(Init)})
+        check_settings(self, {"window": self.depth + 1}, {})
+
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> WindowState:
+        return open_window(model, sampling, seeds, self.window, self.init, scratch=(self.width - 1) * self.depth)
+
+    def step(self, state: WindowState) -> WindowState:
+        model, cursor, passes = state.model, state.cursor[:, None], state.forward_passes
+        offsets, positions, live = window_positions(state)
+        at = positions.clamp(max=model.num_tokens - 1)
+        drafts = state.tokens.gather(1, at)
+        branches, depth = self.width - 1, min(self.depth, len(offsets) - 1)
+
+        # The draft at the cursor is the first draw from its law; its siblings are drawn now.
+        law_at_cursor = state.draft_law[:, 0]
+        noise = uniforms(state.seeds, at[:, :1], Purpose.SIBLING, passes, branches + self.width + 1)[:, 0]
+        siblings = draw_siblings(law_at_cursor.scatter(1, drafts[:, :1], 0), noise[:, :branches])
+        siblings = torch.cat([drafts[:, :1], siblings], dim=1)
+
+        logits = self._evaluate(state, siblings[:, 1:], drafts, at, live, depth)
+        window_law = state.sampling.law(logits[:, :, : len(offsets)], at)
+        chosen, which = couple_siblings(window_law[:, 0], law_at_cursor, siblings, noise[:, branches:])
+        won = (which > 0)[:, None]
+        # The laws behind the sibling that was kept: those of its branch, as far as that goes.
+        node = (which - 1).clamp(min=0)[:, None] * depth + offsets[:depth]
+        index = (len(offsets) + node)[None, :, :, None].expand(len(logits), -1, -1, logits.shape[-1])
+        branch_law = state.sampling.law(logits.gather(2, index), at[:, 1 : depth + 1])
+        behind = torch.where(won[..., None], branch_law, window_law[:, 1 : depth + 1])
+        law = torch.cat([window_law[:, :1], behind, window_law[:, depth + 1 :]], dim=1)
+        tokens, kept = couple(law, state.draft_law, drafts, uniforms(state.seeds, at, Purpose.VERIFY, passes, 2))
+        tokens = torch.cat([chosen[:, None], tokens[:, 1:]], dim=1)
+        kept = torch.cat([which[:, None] >= 0, kept[:, 1:]], dim=1)
+        leading = (kept & live).long().cumprod(1).sum(1)
+        limit = torch.where(won, depth + 1, live.sum(1, keepdim=True))[:, 0]
+        accepted = torch.minimum(torch.minimum(leading + 1, limit), live.sum(1))
+        # The last code decided is fed again in the next pass.
+        decided = won & (offsets[:depth] < accepted[:, None] - 1)
+        state.cache.move(model.num_tokens + node, torch.where(decided, cursor + offsets[:depth], -1))
+        write_tokens(state, positions, live, tokens)
+        state.draft_law = law
+        slide_window(state, accepted, self.init)
+        return state
+
+    def _evaluate(self, state, siblings, drafts, at, live, depth) -> torch.FloatTensor:
+        """Logits [G, B, window + branches * depth, V]: behind the window's codes, then behind those of each branch."""
+        model, cursor = state.model, state.cursor[:, None]
+        branches = siblings.shape[1]
+        tokens = torch.cat([siblings[..., None], drafts[:, None, 1:depth].expand(-1, branches, -1)], dim=2).flatten(1)
+        level = torch.arange(depth, device=model.device).repeat(branches)
+        # A branch ends before the last position, which has none after it.
+        grows = (siblings >= 0).repeat_interleave(depth, 1) & (cursor + level < model.num_tokens - 1)
+        tokens = torch.cat([state.tokens.gather(1, at - 1), tokens.clamp(min=0)], dim=1)
+        positions = torch.cat([torch.where(live, at - 1, -1), torch.where(grows, cursor + level, -1)], dim=1)
+        scratch = model.num_tokens + torch.arange(branches * self.depth, device=model.device)
+        slots = torch.cat([at - 1, scratch[: branches * depth].expand(len(cursor), -1)], dim=1)
+
+        image = torch.arange(model.num_tokens, device=model.device)
+        past = torch.cat([at - 1, (cursor - 1).expand(-1, branches * depth)], dim=1)
+        branch = torch.arange(branches, device=model.device).repeat_interleave(depth)
+        own = (branch[:, None] == branch) & (level <= level[:, None])
+        own = F.pad(own, (0, len(scratch) - len(level), at.shape[1], 0)).expand(len(cursor), -1, -1)
+        visible = torch.cat([image <= past[..., None], own], dim=-1)
+        return model.forward(tokens, positions, state.cache, visible=visible, slots=slots)
