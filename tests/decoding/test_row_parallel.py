@@ -1,0 +1,410 @@
+"""Rows decoded side by side: what a query sees, what it costs, and whose law the images follow."""
+
+import itertools
+import math
+
+import pytest
+import tiny
+import torch
+
+import arimage.decoding.parallel_jacobi as parallel_jacobi
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    ParallelJacobiDecoding,
+    Sampling,
+    ZipARDecoding,
+    decode,
+)
+from arimage.decoding.coupling import couple, draw
+from arimage.models.transformer_llamagen import rotary_table
+
+
+SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
+GRIDS = [(1, 1), (1, 6), (6, 1), (2, 4), (3, 3), (4, 2)]
+DECODINGS = [
+    *(ZipARDecoding(window, adaptive) for window in (1, 2) for adaptive in (False, True)),
+    *(
+        ParallelJacobiDecoding(window, context, refresh)
+        for window, context, refresh in (
+            (1, 1, "coupled"),
+            (9, 1, "coupled"),
+            (3, 2, "independent"),
+            (2, 3, "coupled"),
+        )
+    ),
+]
+EVERY_DECODING = pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+
+
+def recorded(model):
+    """A `TokenModel`, and the list of what it will be asked and answer."""
+    forward, asked = model.forward, []
+
+    def note(tokens, positions, cache, *, visible, slots):
+        logits = forward(tokens, positions, cache, visible=visible, slots=slots)
+        asked.append({"tokens": tokens, "positions": positions, "visible": visible, "slots": slots, "logits": logits})
+        return logits
+
+    model.forward = note
+    return model, asked
+
+
+def truncated_law(model, sampling, window):
+    """Probabilities [V ** N] of the images of "zipar": each code given those before it that are decided by then, and 0 for
+    the others."""
+    size, columns = model.num_tokens, model.grid[1]
+    at = torch.arange(size)
+    decided_in = at.div(columns, rounding_mode="floor") * min(window, columns) + at % columns
+    images = torch.cartesian_prod(*[torch.arange(model.vocab_size)] * size).view(-1, size)
+    joint = torch.ones(len(images), dtype=torch.float64)
+    for i in range(size):
+        seen = images[:, :i] * (decided_in[:i] < decided_in[i])
+        row = (seen * model.vocab_size ** torch.arange(i - 1, -1, -1)).sum(1)
+        law = sampling.law(model.tables[i][:, row, None], at[i].expand(len(images), 1))[:, 0].double()
+        joint *= law.gather(1, images[:, i, None])[:, 0]
+    return joint / joint.sum()
+
+
+def look_only_at(model, neighbours):
+    """Rewrite the tables so that a code depends only on its `neighbours`, pairs of rows down and columns right."""
+    columns = model.grid[1]
+    for i, table in enumerate(model.tables):
+        row, column = divmod(i, columns)
+        kept = [
+            (row + down) * columns + column + right
+            for down, right in neighbours
+            if row + down >= 0 and 0 <= column + right < columns
+        ]
+        places = model.vocab_size ** torch.arange(i - 1, -1, -1)
+        prefixes = torch.arange(table.shape[1])[:, None].div(places, rounding_mode="floor") % model.vocab_size
+        table.copy_(table[:, (prefixes[:, kept] * places[kept]).sum(1)].clone())
+    model._rows = torch.cat(model.tables, dim=1)
+    return model
+
+
+def draws(model, decoding, sampling, size):
+    return decode(model, decoding, sampling, torch.arange(size) + (5 << 32)).tokens
+
+
+def chance(tokens, joint, vocab_size):
+    """How often images drawn from `joint` [V ** N] are as far from it as `tokens` [M, N], by a chi-square test."""
+    powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
+    counts = torch.bincount((tokens * powers).sum(1), minlength=len(joint)).double()
+    expected = joint * len(tokens)
+    rare = expected < 5
+    counts, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
+    statistic = ((counts - expected).square() / expected.clamp(min=1e-9)).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
+
+
+# Settings at which nothing is missing.
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adaptive):
+    model, sampling = table_model(grid=grid, vocab_size=2, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    expected = decode(model, AutoregressiveDecoding(), sampling, SEEDS)
+    for window in (grid[1], 99):
+        state = decode(model, ZipARDecoding(window, adaptive), sampling, SEEDS)
+        assert torch.equal(state.tokens, expected.tokens)
+        assert state.forward_passes == model.num_tokens
+
+
+@torch.no_grad()
+def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
+    transformer = tiny.transformer("class")
+    model = transformer.bind((4, 4), guided=True, class_labels=torch.arange(8))
+    sampling = Sampling(guidance_scale=2.0)
+    expected, tokens = (
+        decode(model, decoding, sampling, SEEDS).tokens for decoding in (AutoregressiveDecoding(), ZipARDecoding(4))
+    )
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("refresh", ["coupled", "independent"])
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)], ids=["plain", "all"]
+)
+@pytest.mark.parametrize("grid", [(2, 3), (3, 2), (1, 5)], ids=str)
+def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
+    model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
+    tokens = draws(model, ParallelJacobiDecoding(window, grid[1], refresh), sampling, 20_000)
+    assert chance(tokens, model.joint(sampling), 2) > 1e-4
+
+
+def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(table_model):
+    model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
+    for window in (1, 2):
+        tokens = draws(model, ZipARDecoding(window, adaptive=True), Sampling(), 30_000)
+        assert (chance(tokens, model.joint(Sampling()), 2) > 1e-4) == (window == 2)
+
+
+# Settings at which codes are missing.
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(guidance_scale=2.5, top_p=0.9)], ids=["plain", "guidance"])
+@pytest.mark.parametrize(("grid", "window"), [((2, 3), 1), ((2, 3), 2), ((3, 2), 1)], ids=str)
+def test_codes_follow_the_law_given_what_is_decided(table_model, grid, window, sampling):
+    groups = 1 if sampling.guidance_scale == 1 else 2
+    model = table_model(grid=grid, vocab_size=2, groups=groups, truncated=True)
+    joint = truncated_law(model, sampling, window)
+    # One draft a row keeps the rows in step.
+    for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
+        tokens = draws(model, decoding, sampling, 20_000)
+        assert chance(tokens, joint, 2) > 1e-4
+    assert chance(tokens, model.joint(sampling), 2) < 1e-4
+
+
+LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
+
+
+@pytest.mark.parametrize("refresh", ["coupled", "independent"])
+@pytest.mark.parametrize(("window", "context"), [(2, 1), (3, 1), (3, 2)])
+def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
+    model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
+    tokens = draws(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 30_000)
+    assert chance(tokens, model.joint(Sampling()), 2) > 1e-4
+
+
+def test_the_check_rejects_drafts_that_are_drawn_anew_from_the_target(table_model, monkeypatch):
+    def drawn_anew(p, q, x, noise):
+        _, kept = couple(p, q, x, noise)
+        return torch.where(kept, x, draw(p, noise[..., 1])), kept
+
+    monkeypatch.setattr(parallel_jacobi, "couple", drawn_anew)
+    model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
+    tokens = draws(model, ParallelJacobiDecoding(3, 1), Sampling(), 30_000)
+    assert chance(tokens, model.joint(Sampling()), 2) < 1e-4
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("window", [1, 2])
+def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_model, window, adaptive):
+    neighbours = (*LEFT_AND_ABOVE, (-1, 1))[: 2 + window]
+    model = look_only_at(table_model(grid=(2, 4), vocab_size=2, truncated=True), neighbours)
+    state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(30_000))
+    assert chance(state.tokens, model.joint(Sampling()), 2) > 1e-4
+    # No draft is rejected: a row begins one pass after its draft.
+    assert state.forward_passes == 4 + window + adaptive
+
+
+def test_how_far_off_a_truncated_context_is(table_model):
+    # The figures of the docstrings: total variation on a table where every code matters as much as any other.
+    model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
+    joint, size = model.joint(Sampling()), 50_000
+    floor = 2 * float((2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2)
+    for window, limit in ((1, 0.25), (2, 0.18), (3, 1e-6)):
+        zipar = float((truncated_law(model, Sampling(), window) - joint).abs().sum() / 2)
+        assert limit - 0.02 < zipar < limit
+    for context, limit in ((1, 0.19), (2, 0.06), (3, 0)):
+        tokens = draws(model, ParallelJacobiDecoding(3, context), Sampling(), size)
+        counts = torch.bincount((tokens * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64)
+        assert float((counts / size - joint).abs().sum() / 2) < limit + floor
+
+
+# What a query sees.
+
+
+def test_what_the_queries_of_a_small_grid_see(table_model):
+    model, record = recorded(table_model(grid=(2, 3), vocab_size=2, truncated=True))
+    decode(model, ZipARDecoding(2), Sampling(), SEEDS[:1])
+    stand_in = 6
+    expected = [
+        {0: {0}},
+        # The second row begins with a stand-in for code 2, which is decided in the same pass.
+        {1: {0, 1}, stand_in: {0, 1, stand_in}},
+        {2: {0, 1, 2}, 3: {0, 1, 2, 3}},
+        {4: {0, 1, 2, 3, 4}},
+    ]
+    seen = []
+    for asked in record:
+        queries = zip(asked["positions"][0], asked["slots"][0], asked["visible"][0], strict=True)
+        seen.append({int(slot): set(sees.nonzero().flatten().tolist()) for at, slot, sees in queries if at >= 0})
+    assert seen == expected
+
+
+@EVERY_DECODING
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model, grid, decoding):
+    model, record = recorded(table_model(grid=grid, vocab_size=2, truncated=True))
+    size, columns, decided = math.prod(grid), grid[1], []
+    decode(model, decoding, Sampling(), SEEDS, on_step=lambda state: decided.append(state.decided.clone()))
+    for before, asked in zip(decided, record, strict=False):
+        lanes = asked["positions"].shape[1]
+        for image in range(len(SEEDS)):
+            stand_ins = 0
+            fed = []
+            for query in range(lanes):
+                at, slot = int(asked["positions"][image, query]), int(asked["slots"][image, query])
+                if at < 0:
+                    continue
+                unknown = asked["tokens"][image, query] == -1
+                row = (at + unknown.long()) // columns
+                own = set(range(at + 1)) & set(range(int(row) * columns, size))
+                expected = {i for i in range(at + 1) if before[image, i]} | ({size} if unknown else own)
+                assert set(asked["visible"][image, query].nonzero().flatten().tolist()) == expected
+                assert slot == (size if unknown else at)
+                stand_ins += int(unknown)
+                fed.append(slot)
+            # Nothing is written twice, and what is decided lies in the cache for whoever sees it.
+            assert len(fed) == len(set(fed)) and stand_ins <= 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "decoding", [ZipARDecoding(1), ZipARDecoding(2), ZipARDecoding(2, True), ParallelJacobiDecoding(3, 1)], ids=str
+)
+def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
+    transformer = tiny.transformer("class")
+    model, record = recorded(transformer.bind((4, 4), class_labels=torch.tensor([3])))
+    decode(model, decoding, Sampling(), SEEDS[:1])
+    # One sequence of all queries of all passes; a query attends to the latest that was written to each slot it sees.
+    queries, latest, attends = [], {}, []
+    for asked in record:
+        live = (asked["positions"][0] >= 0).nonzero().flatten().tolist()
+        for j in live:
+            latest[int(asked["slots"][0, j])] = len(queries)
+            queries.append((asked["tokens"][0, j], asked["positions"][0, j], asked["logits"][0, 0, j]))
+        for j in live:
+            attends.append([latest[slot] for slot in asked["visible"][0, j].nonzero().flatten().tolist()])
+    mask = torch.zeros(1, len(queries) + 1, len(queries) + 1, dtype=torch.bool)
+    mask[:, :, 0] = True
+    for query, seen in enumerate(attends):
+        mask[0, query + 1, [place + 1 for place in seen]] = True
+    tokens, positions, logits = (torch.stack(values) for values in zip(*queries, strict=True))
+    table = rotary_table(transformer.head_dim, (4, 4), 1, transformer.config.rope_theta, torch.device("cpu"))
+    recomputed = transformer(
+        tokens[None],
+        rotary=table[None, torch.cat([torch.zeros(1, dtype=torch.long), positions + 1])],
+        mask=mask,
+        condition={"class_labels": torch.tensor([3])},
+        first_query=1,
+    )
+    assert torch.allclose(recomputed[0], logits, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(2, True), ParallelJacobiDecoding(2, 2)], ids=str)
+def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
+    transformer = tiny.transformer("class")
+    model = transformer.bind((4, 4), guided=True, class_labels=torch.arange(8))
+
+    def poison(state):
+        cache = state.cache
+        undecided = torch.nn.functional.pad(~state.decided, (cache.prefix, cache.slots + 1 - 16), value=True)
+        undecided[:, : cache.prefix] = False
+        for tensors in (cache.keys, cache.values):
+            # Finite, since dense attention multiplies what it does not see by zero.
+            tensors.masked_fill_(undecided.repeat(2, 1)[None, :, None, :, None], 1e4)
+
+    clean, poisoned = (
+        decode(model, decoding, Sampling(guidance_scale=2.0), SEEDS, on_step=on_step).tokens
+        for on_step in (None, poison)
+    )
+    assert torch.equal(clean, poisoned)
+
+
+# What it costs, and what every decoding promises.
+
+
+@pytest.mark.parametrize(
+    ("grid", "window"), list(itertools.product([(1, 6), (6, 1), (3, 4), (5, 3), (16, 16)], [1, 2, 3, 8]))
+)
+def test_rows_begin_a_window_apart(grid, window):
+    rows, columns = grid
+    window = min(window, columns)
+    model = Mesh(grid)
+    assert decode(model, ZipARDecoding(window), Sampling(), SEEDS).forward_passes == columns + (rows - 1) * window
+
+
+class Mesh:
+    """A `TokenModel` of any size whose codes depend on those to the left and above, which must be visible."""
+
+    device, codebook, vocab_size = torch.device("cpu"), None, 16
+
+    def __init__(self, grid, sharpness=1.5):
+        self.grid, self.num_tokens = grid, math.prod(grid)
+        tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
+        self.left, self.above = sharpness * tables
+
+    def prefill(self, batch_size, scratch=0):
+        cache = torch.zeros(batch_size, self.num_tokens + scratch + 1, dtype=torch.long)
+        return cache, torch.zeros(1, batch_size, self.vocab_size)
+
+    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
+        slots = torch.where(positions < 0, cache.shape[1] - 1, positions if slots is None else slots)
+        cache.scatter_(1, slots, tokens)
+        target, columns = positions + 1, self.grid[1]
+        logits = torch.zeros(*positions.shape, self.vocab_size)
+        for table, distance, inside in (
+            (self.left, 1, target % columns > 0),
+            (self.above, columns, target >= columns),
+        ):
+            at = (target - distance).clamp(min=0)
+            assert visible is None or visible.gather(2, at[..., None])[inside & (positions >= 0)].all()
+            logits += torch.where(inside[..., None], table[cache.gather(1, at)], 0)
+        return logits[None]
+
+
+def test_parallel_jacobi_saves_most_passes_where_codes_depend_on_their_neighbours():
+    model = Mesh((24, 24))
+    state = decode(model, ParallelJacobiDecoding(8, 2), Sampling(), torch.arange(8))
+    assert state.forward_passes <= model.num_tokens / 6
+    coupled, independent = (
+        decode(model, ParallelJacobiDecoding(16, 6, refresh), Sampling(), torch.arange(8)).forward_passes
+        for refresh in ("coupled", "independent")
+    )
+    assert coupled < independent
+
+
+@EVERY_DECODING
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_pass_decides_codes_and_decided_codes_stay(table_model, grid, decoding):
+    model, seen = table_model(grid=grid, vocab_size=3, truncated=True), []
+
+    def watch(state):
+        counts = state.decided.unflatten(1, grid)
+        # A row is decided from left to right and never overtakes the one above.
+        assert (counts.long().diff(dim=2) <= 0).all() and (counts.sum(2).diff(dim=1) <= 0).all()
+        assert torch.equal(state.finished, state.decided.all(1))
+        if seen:
+            decided, tokens = seen[-1]
+            assert state.decided[decided].all() and torch.equal(state.tokens[decided], tokens[decided])
+            gained = state.decided.sum(1) - decided.sum(1)
+            assert torch.equal(gained, state.accepted[-1]) and ((gained > 0) | decided.all(1)).all()
+        seen.append((state.decided.clone(), state.tokens.clone()))
+
+    state = decode(model, decoding, Sampling(), SEEDS, on_step=watch)
+    assert state.decided.all() and state.finished.all()
+    assert 0 <= state.tokens.min() and state.tokens.max() < 3
+
+
+@EVERY_DECODING
+def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
+    model = table_model(grid=(3, 3), vocab_size=2, groups=2, truncated=True)
+    sampling = Sampling(guidance_scale=1.5, top_p=0.95)
+    together = decode(model, decoding, sampling, SEEDS)
+    passes = (torch.stack(together.accepted) > 0).sum(0)
+    for seed, tokens, count in zip(SEEDS, together.tokens, passes, strict=True):
+        alone = decode(model, decoding, sampling, seed[None])
+        assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
+
+
+@pytest.mark.parametrize(
+    ("decoding", "settings", "message"),
+    [
+        (ZipARDecoding, {"window": 0}, "window is 0: give a whole number of at least 1"),
+        (ParallelJacobiDecoding, {"window": 1.5}, "window is 1.5: give a whole number of at least 1"),
+        (ParallelJacobiDecoding, {"context": 0}, "context is 0: give a whole number of at least 1"),
+        (ParallelJacobiDecoding, {"refresh": "gumbel"}, "refresh is 'gumbel': choose among independent, coupled"),
+    ],
+)
+def test_wrong_settings_are_refused(decoding, settings, message):
+    with pytest.raises(ValueError, match=message):
+        decoding(**settings)
+
+
+def test_neither_claims_to_be_exact():
+    assert not ZipARDecoding(99).exact and not ParallelJacobiDecoding(context=99).exact
