@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_llamagen import LlamaGenTransformer
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
@@ -79,14 +80,19 @@ def transformer(conditioning: str, grid: int = 4, seed: int = 0, **changes) -> L
     return randomise(LlamaGenTransformer(**{**settings, **changes}), seed)
 
 
+def drafter(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDrafter:
+    return randomise(LlamaGenDrafter.for_transformer(of), seed + 3)
+
+
 def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
-    tokenizer = text_tokenizer()
+    tokenizer, model = text_tokenizer(), transformer("text", grid, seed)
     pipe = LlamaGenPipeline(
-        transformer("text", grid, seed),
+        model,
         image_tokenizer(seed=seed),
         tokenizer,
         text_encoder(len(tokenizer), seed=seed),
+        drafter(model, seed),
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -94,6 +100,7 @@ def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
 
 def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
-    pipe = LlamaGenPipeline(transformer("class", grid, seed), image_tokenizer(seed=seed))
+    model = transformer("class", grid, seed)
+    pipe = LlamaGenPipeline(model, image_tokenizer(seed=seed), drafter=drafter(model, seed))
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -8,6 +8,7 @@ from diffusers.utils import logging, replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, TokenModel
+from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .base import ARImagePipeline
@@ -47,13 +48,16 @@ class LlamaGenPipeline(ARImagePipeline):
         vq (`LlamaGenVQModel`): turns its codes into images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
+        drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
 
     Raises:
         ValueError: if the parts do not fit together.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["tokenizer", "text_encoder"]
+    _optional_components = ["tokenizer", "text_encoder", "drafter"]
+    # It runs between passes of the transformer, whose embedding and head it uses.
+    _exclude_from_cpu_offload = ["drafter"]
 
     bad_punct_regex = PixArtAlphaPipeline.bad_punct_regex
     _clean_caption = PixArtAlphaPipeline._clean_caption
@@ -65,6 +69,7 @@ class LlamaGenPipeline(ARImagePipeline):
         vq: LlamaGenVQModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
+        drafter: LlamaGenDrafter | None = None,
     ):
         super().__init__()
         if transformer.config.vocab_size != vq.config.codebook_size:
@@ -77,7 +82,14 @@ class LlamaGenPipeline(ARImagePipeline):
                 f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
                 f"{transformer.config.caption_dim}: load the encoder that it was trained with"
             )
-        self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder)
+        if drafter is not None and drafter.config.hidden_size != transformer.config.hidden_size:
+            raise ValueError(
+                f"the drafter is {drafter.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
+                "load the drafter that was trained with it"
+            )
+        self.register_modules(
+            transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
+        )
 
     def encode_prompt(self, prompt: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Right-padded text embeddings [B, P, D] and their mask [B, P], from captions cleaned as in the original."""
@@ -163,7 +175,9 @@ class LlamaGenPipeline(ARImagePipeline):
         condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
         guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
         grid = (config.grid_size, config.grid_size)
-        return self.transformer.bind(grid, guided=guided, codebook=self.vq.code_vectors(), **condition)
+        return self.transformer.bind(
+            grid, guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
+        )
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)

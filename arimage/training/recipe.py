@@ -12,6 +12,7 @@ from ..decoding import decoding_from_name
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .data import ImageCaptions, load_captioned_images
+from .drafter import DrafterSettings, train_drafter
 from .loop import OptimizerSettings
 from .tokenizer import TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
@@ -86,6 +87,18 @@ def run_transformer(
         on_report=save,
     )
     save(pipe)
+    return pipe
+
+
+def run_drafter(
+    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> LlamaGenPipeline:
+    """Train a drafter by `recipe` for `pipe`; the pipeline with it lies in `out`/model, in float16."""
+    part, out = recipe["drafter"], Path(out)
+    settings = DrafterSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    pipe = train_drafter(pipe, part["model"], data, heldout_data, settings, out / "drafter")
+    save_float16(pipe, out / "model")
     return pipe
 
 

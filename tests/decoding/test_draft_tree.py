@@ -146,7 +146,7 @@ def test_neighbours_that_count_save_passes_and_bend_the_law(table_model, tree):
     model, law = table_model(), SAMPLINGS["allowed"]
     seeds = torch.arange(10_000)
     state, strict = (decode(model, d, law, seeds) for d in (decoding, decoding_of(tree, shape)))
-    assert sum(passes(state)) < 0.97 * sum(passes(strict))
+    assert sum(passes(state)) < sum(passes(strict))
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(state.tokens, model.joint(law), 3)
     # What the law excludes is excluded still.

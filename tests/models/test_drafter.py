@@ -1,0 +1,107 @@
+"""A drafter continues features, with a cache as without one, and shares the transformer's ends."""
+
+import pytest
+import tiny
+import torch
+
+from arimage.models.drafter_llamagen import LlamaGenDrafter
+
+
+BATCH, FED = 2, 6
+
+
+@pytest.fixture(params=["class", "text"])
+@torch.no_grad()
+def drafting(request):
+    """A guided model and its drafter, codes, and the features that the model draws them from [2, B, N, D]."""
+    transformer = tiny.transformer(request.param)
+    if request.param == "class":
+        condition = {"class_labels": torch.tensor([1, 3])}
+    else:
+        embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(1))
+        mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[3], [7]])
+        condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+    model = transformer.bind((4, 4), guided=True, **condition)
+    codes = torch.randint(model.vocab_size, (BATCH, 16), generator=torch.Generator().manual_seed(0))
+    _, features = transformer.predict(codes.repeat(2, 1), return_features=True, **model.condition)
+    return model, tiny.drafter(transformer), codes, features.unflatten(0, (2, BATCH))
+
+
+def chain(model, cache, codes, features, start, stop):
+    positions = torch.arange(start, stop).expand(BATCH, -1)
+    return model.forward(codes[:, start:stop], features[:, :, start:stop], positions, cache)
+
+
+@torch.no_grad()
+def test_the_transformer_returns_what_its_head_reads(drafting):
+    model, _, codes, features = drafting
+    cache, logits, first = model.prefill(BATCH, return_features=True)
+    positions = torch.arange(FED).expand(BATCH, -1)
+    more_logits, more = model.forward(codes[:, :FED], positions, cache, return_features=True)
+    seen = torch.cat([first[:, :, None], more], dim=2)
+    assert torch.allclose(seen, features[:, :, : FED + 1], atol=1e-5)
+    expected = torch.cat([logits[:, :, None], more_logits], dim=2)
+    assert torch.allclose(model.transformer.head(seen), expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_pass_with_a_cache_is_the_pass_of_training(drafting):
+    model, drafter, codes, features = drafting
+    logits, drafted = drafter.predict(model.transformer, codes.repeat(2, 1), features.flatten(0, 1))
+    draft_model = drafter.bind(model)
+    cache = draft_model.open_cache(BATCH, 3)
+    for start, stop in ((0, 1), (1, 4), (3, 16)):
+        got_logits, got = chain(draft_model, cache, codes, features, start, stop)
+        assert torch.allclose(got_logits, logits.unflatten(0, (2, BATCH))[:, :, start:stop], atol=1e-4)
+        assert torch.allclose(got, drafted.unflatten(0, (2, BATCH))[:, :, start:stop], atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_branch_in_scratch_slots_is_a_chain(drafting):
+    model, drafter, codes, features = drafting
+    draft_model = drafter.bind(model)
+    plain, tree = (draft_model.open_cache(BATCH, 4) for _ in range(2))
+    expected, _ = chain(draft_model, plain, codes, features, 0, FED)
+    chain(draft_model, tree, codes, features, 0, FED - 2)
+    slots = 16 + torch.tensor([[2, 0], [1, 3]])
+    visible = torch.zeros(BATCH, 2, 20, dtype=torch.bool)
+    visible[:, :, : FED - 2] = True
+    visible.scatter_(2, slots[:, :1, None].expand(-1, 2, -1), True)
+    visible[:, 1:].scatter_(2, slots[:, 1:, None], True)
+    positions = torch.tensor([[FED - 2, FED - 1]]).expand(BATCH, -1)
+    branch, _ = draft_model.forward(
+        codes[:, FED - 2 : FED], features[:, :, FED - 2 : FED], positions, tree, visible=visible, slots=slots
+    )
+    assert torch.allclose(branch, expected[:, :, FED - 2 :], atol=1e-4)
+
+
+@torch.no_grad()
+def test_padding_leaves_nothing_behind(drafting):
+    model, drafter, codes, features = drafting
+    draft_model = drafter.bind(model)
+    cache = draft_model.open_cache(BATCH, 2)
+    logits, _ = draft_model.forward(codes[:, :3], features[:, :, :3], torch.full((BATCH, 3), -1), cache)
+    assert not cache.keys[:, :, :, : cache.slots].any() and not logits.isnan().any()
+
+
+def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
+    transformer = tiny.transformer("class")
+    drafter = tiny.drafter(transformer)
+    assert {name.split(".")[0] for name in drafter.state_dict()} == {"fc", "block"}
+    drafter.save_pretrained(tmp_path)
+    loaded = LlamaGenDrafter.from_pretrained(tmp_path)
+    assert loaded.config.num_key_value_heads == transformer.config.num_key_value_heads
+    for name, value in drafter.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
+    transformer = tiny.transformer("class").to(dtype)
+    model = transformer.bind((4, 4), class_labels=torch.tensor([1, 3]))
+    draft_model = tiny.drafter(transformer).to(dtype).bind(model)
+    _, _, features = model.prefill(BATCH, return_features=True)
+    codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)
+    logits, drafted = draft_model.forward(codes, features[:, :, None], positions, draft_model.open_cache(BATCH, 1))
+    assert logits.dtype == torch.float32 and drafted.dtype == dtype and logits.isfinite().all()
