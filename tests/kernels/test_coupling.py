@@ -1,8 +1,10 @@
-"""Windows of couplings: the whole window at once equals every place by itself."""
+"""Windows of couplings: the whole window at once equals every place by itself, in Triton too."""
 
+import pytest
 import torch
 
 from arimage.decoding.coupling import couple, couple_window
+from arimage.kernels.coupling import reference
 
 
 def random_laws(*shape, seed=0, zeros=0.0):
@@ -15,7 +17,7 @@ def random_laws(*shape, seed=0, zeros=0.0):
 
 def window(batch, length, size, seed=0, zeros=0.0):
     """p, q, x, noise and live of a window whose drafts are often kept."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 2)
     p = random_laws(batch, length, size, seed=seed, zeros=zeros)
     q = 0.8 * p + 0.2 * random_laws(batch, length, size, seed=seed + 1, zeros=zeros)
     x = q.flatten(0, 1).multinomial(1, generator=generator).view(batch, length)
@@ -35,3 +37,110 @@ def test_a_window_is_its_places_and_counts_up_to_the_first_that_is_rejected_or_n
                 count += 1
         assert leading[b] == count
     assert set(leading.tolist()) == set(range(5))
+
+
+LAST = 1 - 2.0**-24  # the largest uniform number there is
+SIZES = [(1, 1, 2), (3, 2, 16), (1, 4, 1000), (1, 2, 5003), (1, 2, 65536)]
+
+
+def assert_drawn(weights, uniform, codes):
+    """Each of `codes` is where its uniform falls among the sums of `weights`, up to the rounding of the sums."""
+    weights = weights.double()
+    ends = weights.cumsum(-1)
+    total = ends[..., -1]
+    mine, end = (t.gather(-1, codes[..., None])[..., 0] for t in (weights, ends))
+    assert (mine > 0).all()
+    assert ((end - mine) / total - uniform < 2e-6).all() and (uniform - end / total < 2e-6).all()
+
+
+def residual(p, q):
+    residual = (p - q).clamp(min=0)
+    return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+
+
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+@pytest.mark.parametrize("zeros", [0.0, 0.9])
+def test_triton_couples_as_the_definition_does(on_triton, shape, zeros):
+    p, q, x, noise, live = arguments = window(*shape, zeros=zeros)
+    noise[:, ::2, 0] = LAST  # to see rejections
+    y, kept, leading = on_triton("coupling", "couple_window", *arguments)
+    expected = reference.couple_window(*arguments)
+    assert torch.equal(kept, expected[1]) and torch.equal(leading, expected[2])
+    assert torch.equal(y[kept], x[kept])
+    for codes in (y, expected[0]):
+        assert_drawn(residual(p, q)[~kept], noise[..., 1][~kept], codes[~kept])
+    y, kept = on_triton("coupling", "couple", *arguments[:4])
+    assert torch.equal(kept, expected[1])
+    assert_drawn(residual(p, q)[~kept], noise[..., 1][~kept], y[~kept])
+
+
+def test_without_rounding_triton_draws_the_very_same_codes(on_triton):
+    # Sums of multiples of 2 ** -12, times 8 bits, are exact in float32 in any order.
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.bincount(torch.randint(6000, (4096,), generator=generator), minlength=6000) / 4096 for _ in "pq")
+    noise = torch.rand(2, 8, 2, generator=generator).mul(256).floor() / 256
+    x = q.multinomial(16, replacement=True, generator=generator).view(2, 8)
+    arguments = p.expand(2, 8, -1), q.expand(2, 8, -1), x, noise, torch.ones(2, 8, dtype=torch.bool)
+    expected = reference.couple_window(*arguments)
+    assert 0 < expected[1].sum() < 16
+    for actual, wanted in zip(on_triton("coupling", "couple_window", *arguments), expected, strict=True):
+        assert torch.equal(actual, wanted)
+    (drawn,) = on_triton("coupling", "draw", arguments[0], noise[..., 1])
+    assert torch.equal(drawn, reference.draw(arguments[0], noise[..., 1]))
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (1000, 1e-37), (5000, 1.0)])
+def test_triton_never_draws_a_code_without_weight(on_triton, size, scale):
+    weights = torch.cat([random_laws(1, size, seed=seed, zeros=zeros) for seed, zeros in enumerate((0.5, 0.9, 0.999))])
+    weights[0, : size // 3] = 0
+    weights[1, 2 * size // 3 :] = 0
+    weights[weights.sum(-1) == 0, size // 2] = 1.0
+    weights = (scale * weights).repeat_interleave(4, 0)
+    uniform = torch.tensor([0.0, 2.0**-24, 0.5, LAST]).repeat(3)
+    (codes,) = on_triton("coupling", "draw", weights, uniform)
+    assert_drawn(weights, uniform, codes)
+    assert_drawn(weights, uniform, reference.draw(weights, uniform))
+
+
+def test_triton_draws_from_the_target_where_nothing_remains_of_it(on_triton):
+    # Code 2 was never to be drafted, so it is rejected; p - q is nowhere positive.
+    p = torch.tensor([0.25, 0.75, 0.0]).expand(8, -1)
+    noise = torch.stack([torch.full((8,), 0.5), (torch.arange(8) + 0.5) / 8], dim=-1)
+    y, kept = on_triton("coupling", "couple", p, p, torch.full((8,), 2), noise)
+    assert not kept.any() and y.tolist() == [0] * 2 + [1] * 6
+
+
+def test_the_law_of_a_place_that_is_not_live_may_be_nan(on_triton):
+    p, q, x, noise, live = window(1, 3, 40)
+    p[:, 1], live[:, 1] = torch.nan, False
+    for y, kept, leading in (
+        reference.couple_window(p, q, x, noise, live),
+        on_triton("coupling", "couple_window", p, q, x, noise, live),
+    ):
+        assert ((y >= 0) & (y < 40)).all() and not kept[:, 1].any() and (leading <= 1).all()
+
+
+def test_arguments_need_not_be_contiguous(on_triton):
+    arguments = window(2, 2, 50)
+    turned = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in arguments]
+    for a, b in zip(on_triton("coupling", "couple_window", *turned), couple_window(*arguments), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("size", [9, 65536])
+@pytest.mark.parametrize("counts", [True, False])
+def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
+    floats, longs = ["p_ptr", "q_ptr", "noise_ptr"], ["x_ptr", "y_ptr"]
+    signature = dict.fromkeys(floats, "*fp32") | dict.fromkeys(longs, "*i64") | {"kept_ptr": "*u8"}
+    signature |= {"window": "i32", "vocab_size": "i32"}
+    if counts:
+        signature |= {"live_ptr": "*u8", "leading_ptr": "*i64"}
+    block = min(4096, 1 << (size - 1).bit_length())
+    constants = {"counts": counts, "block": block, "blocks": max(1, size // block)}
+    constants |= {} if counts else {"live_ptr": None, "leading_ptr": None}
+    compile_for_hopper("coupling", "couple_kernel", signature, constants, num_warps=8)
+
+
+def test_draw_compiles_without_spills(compile_for_hopper):
+    signature = {"weights_ptr": "*fp32", "uniform_ptr": "*fp32", "out_ptr": "*i64", "vocab_size": "i32"}
+    compile_for_hopper("coupling", "draw_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)

@@ -1,0 +1,144 @@
+"""Drawing and coupling in Triton: a program a draft, which reads its laws only where the draft is rejected."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _weights(p_ptr, q_ptr, q_size, codes, vocab_size):
+    """max(p - q, 0); q_size is the vocabulary's, or 0 for p itself."""
+    p = tl.load(p_ptr + codes, mask=codes < vocab_size, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + codes, mask=codes < q_size, other=0.0).to(tl.float32)
+    return tl.maximum(p - q, 0.0)
+
+
+@triton.jit
+def _block_sums(p_ptr, q_ptr, q_size, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+    index = tl.arange(0, blocks)
+    sums = tl.full([blocks], 0.0, tl.float32)
+    for start in range(0, vocab_size, block):
+        weights = _weights(p_ptr, q_ptr, q_size, start + tl.arange(0, block), vocab_size)
+        sums = tl.where(index * block == start, tl.sum(weights), sums)
+    return sums
+
+
+@triton.jit
+def _first(where, otherwise, size: tl.constexpr):
+    """The first index of [size] at which `where` holds, else the last at which `otherwise` does, else 0."""
+    index = tl.arange(0, size)
+    first = tl.min(tl.where(where, index, size))
+    return tl.where(first < size, first, tl.maximum(tl.max(tl.where(otherwise, index, -1)), 0))
+
+
+@triton.jit
+def _draw(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+    """Find the block in which the sum of weights passes its share of the total, then the code in the block."""
+    sums = _block_sums(p_ptr, q_ptr, q_size, vocab_size, block, blocks)
+    remains = tl.max(sums) > 0
+    if not remains:
+        sums = _block_sums(p_ptr, q_ptr, 0, vocab_size, block, blocks)
+    ends = tl.cumsum(sums)
+    target = uniform * tl.max(ends)
+    # Rounding may leave nothing beyond the target: then the last that has weight.
+    chosen = _first((ends > target) & (sums > 0), sums > 0, blocks)
+    target -= tl.sum(tl.where(tl.arange(0, blocks) == chosen - 1, ends, 0.0))
+    weights = _weights(p_ptr, q_ptr, tl.where(remains, q_size, 0), chosen * block + tl.arange(0, block), vocab_size)
+    return chosen * block + _first((tl.cumsum(weights) > target) & (weights > 0), weights > 0, block)
+
+
+@triton.jit
+def draw_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    weights_ptr += place * vocab_size
+    code = _draw(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
+    tl.store(out_ptr + place, code.to(tl.int64))
+
+
+@triton.jit
+def couple_kernel(
+    p_ptr,
+    q_ptr,
+    x_ptr,
+    noise_ptr,
+    live_ptr,
+    y_ptr,
+    kept_ptr,
+    leading_ptr,
+    window,
+    vocab_size,
+    counts: tl.constexpr,
+    block: tl.constexpr,
+    blocks: tl.constexpr,
+):
+    """`counts`: whether `live_ptr` and `leading_ptr` are there; `leading_ptr` holds the window's length to begin with."""
+    place = tl.program_id(0).to(tl.int64)
+    p_ptr += place * vocab_size
+    q_ptr += place * vocab_size
+    code = tl.load(x_ptr + place)
+    p_x = tl.load(p_ptr + code).to(tl.float32)
+    q_x = tl.load(q_ptr + code).to(tl.float32)
+    kept = tl.load(noise_ptr + 2 * place) * q_x < p_x
+    if not kept:
+        uniform = tl.load(noise_ptr + 2 * place + 1)
+        code = _draw(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
+    tl.store(y_ptr + place, code)
+    tl.store(kept_ptr + place, kept.to(tl.uint8))
+    if counts:
+        if (not kept) | (tl.load(live_ptr + place) == 0):
+            tl.atomic_min(leading_ptr + place // window, place % window)
+
+
+def _blocks(vocab_size: int) -> dict[str, int]:
+    block = min(4096, triton.next_power_of_2(vocab_size))
+    return {"block": block, "blocks": triton.next_power_of_2(triton.cdiv(vocab_size, block))}
+
+
+def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+    weights, uniform = weights.contiguous(), uniform.contiguous()
+    codes = torch.empty_like(uniform, dtype=torch.long)
+    vocab_size = weights.shape[-1]
+    with torch.cuda.device_of(weights):
+        draw_kernel[(codes.numel(),)](weights, uniform, codes, vocab_size, **_blocks(vocab_size), num_warps=8)
+    return codes
+
+
+def _couple(p, q, x, noise, live, leading):
+    p, q, x, noise = p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous()
+    y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    window, vocab_size = p.shape[-2:] if live is not None else (1, p.shape[-1])
+    with torch.cuda.device_of(p):
+        couple_kernel[(x.numel(),)](
+            p,
+            q,
+            x,
+            noise,
+            live,
+            y,
+            kept.view(torch.uint8),
+            leading,
+            window,
+            vocab_size,
+            counts=live is not None,
+            **_blocks(vocab_size),
+            num_warps=8,
+        )
+    return y, kept
+
+
+def couple(
+    p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    return _couple(p, q, x, noise, None, None)
+
+
+def couple_window(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    noise: torch.FloatTensor,
+    live: torch.BoolTensor,
+) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+    leading = torch.full_like(x[:, 0], x.shape[1])
+    y, kept = _couple(p, q, x, noise, live.contiguous().view(torch.uint8), leading)
+    return y, kept, leading

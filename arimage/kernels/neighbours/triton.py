@@ -1,0 +1,35 @@
+"""The mass of a code's neighbours in Triton: a program a code, which gathers and scans its row of neighbours."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def neighbour_mass_kernel(
+    p_ptr, x_ptr, neighbours_ptr, bound_ptr, mass_ptr, taken_ptr, vocab_size, count, block: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64)
+    rank = tl.arange(0, block)
+    code = tl.load(x_ptr + place)
+    row = tl.load(neighbours_ptr + code * count + rank, mask=rank < count, other=0)
+    p = tl.load(p_ptr + place * vocab_size + row, mask=rank < count, other=0.0).to(tl.float32)
+    cumulative = tl.cumsum(p)
+    within = (cumulative <= tl.load(bound_ptr + place)) & (rank < count)
+    # Parallel sums need not be monotone: the prefix ends at the first that exceeds the bound.
+    taken = tl.minimum(tl.min(tl.where(within, block, rank)), count)
+    tl.store(taken_ptr + place, taken.to(tl.int64))
+    tl.store(mass_ptr + place, tl.sum(tl.where(rank == taken - 1, cumulative, 0.0)))
+
+
+def neighbour_mass(
+    p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
+) -> tuple[torch.FloatTensor, torch.LongTensor]:
+    p, x, neighbours, bound = p.contiguous(), x.contiguous(), neighbours.contiguous(), bound.contiguous()
+    mass, taken = torch.empty_like(bound), torch.empty_like(x)
+    count = neighbours.shape[1]
+    with torch.cuda.device_of(p):
+        neighbour_mass_kernel[(x.numel(),)](
+            p, x, neighbours, bound, mass, taken, p.shape[-1], count, block=triton.next_power_of_2(count)
+        )
+    return mass, taken

@@ -1,0 +1,53 @@
+"""Triton kernels by the interpreter, on a GPU where there is one, and compiled for one that is not there."""
+
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from triton_forms import Interpreter, call
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    pytest.importorskip("triton", reason="triton is not installed")
+    with Interpreter() as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on_triton(request):
+    """`on_triton("coupling", "couple", *arguments)` gives the outcomes of a Triton form, as a tuple on the CPU."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("needs an accelerator")
+        return lambda operation, function, *arguments: call(operation, function, arguments, "cuda")
+    interpreter = request.getfixturevalue("interpreter")
+    return lambda operation, function, *arguments: interpreter.call(operation, function, arguments)
+
+
+@pytest.fixture
+def compile_for_hopper(tmp_path):
+    """`compile_for_hopper("coupling", "draw_kernel", signature, constants, num_warps)` compiles a kernel for an H100, and
+    asserts that it spills no registers where cuobjdump is there to tell."""
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+    def compile_kernel(operation, kernel, signature, constants, num_warps=4):
+        kernel = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), kernel)
+        source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants)
+        compiled = triton.compile(
+            source, GPUTarget("cuda", 90, 32), {"num_warps": num_warps, "enable_fp_fusion": False}
+        )
+        file = tmp_path / "kernel.cubin"
+        file.write_bytes(compiled.asm["cubin"])
+        if tool.exists():
+            usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+            assert re.findall(r"(?:STACK|LOCAL):(\d+)", usage) == ["0", "0"], usage
+
+    return compile_kernel

@@ -1,0 +1,85 @@
+"""Calls the Triton forms of the kernels, on a GPU or, as a process of its own, by Triton's interpreter.
+
+Whether a kernel is interpreted, Triton settles when it and its kernels are imported: hence the process.
+"""
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from unittest.mock import patch
+
+import torch
+
+
+GUARD = 128
+
+
+def _poison(tensor):
+    if tensor.dtype == torch.bool:
+        return tensor.fill_(True)
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+
+
+def _guarded(tensor, device):
+    """The values of `tensor` on `device`, in the middle of memory that nobody may read where it is contiguous."""
+    if not tensor.is_contiguous():
+        return tensor.to(device)
+    buffer = _poison(torch.empty(tensor.numel() + 2 * GUARD, dtype=tensor.dtype, device=device))
+    inside = buffer[GUARD:-GUARD].view(tensor.shape)
+    inside.copy_(tensor)
+    return inside
+
+
+def call(operation, function, arguments, device):
+    """What a Triton form returns, a tuple on the CPU. What it allocates holds NaN, or the largest integer, until written."""
+    module = importlib.import_module(f"arimage.kernels.{operation}.triton")
+    arguments = [_guarded(a, device) if isinstance(a, torch.Tensor) else a for a in arguments]
+    empty, empty_like = torch.empty, torch.empty_like
+    with (
+        patch.object(torch, "empty", lambda *a, **k: _poison(empty(*a, **k))),
+        patch.object(torch, "empty_like", lambda *a, **k: _poison(empty_like(*a, **k))),
+    ):
+        outcome = getattr(module, function)(*arguments)
+    return tuple(t.cpu() for t in (outcome if isinstance(outcome, tuple) else (outcome,)))
+
+
+class Interpreter:
+    """A process that answers `call`."""
+
+    def __enter__(self):
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        return self
+
+    def call(self, operation, function, arguments):
+        pickle.dump((operation, function, arguments), self.process.stdin)
+        self.process.stdin.flush()
+        outcome = pickle.load(self.process.stdout)
+        if isinstance(outcome, str):
+            raise RuntimeError(outcome)
+        return outcome
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _answer():
+    torch.set_num_threads(1)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what others print goes elsewhere
+    while requests.peek(1):
+        try:
+            outcome = call(*pickle.load(requests), "cpu")
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}"
+        pickle.dump(outcome, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _answer()
