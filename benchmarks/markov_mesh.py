@@ -45,6 +45,7 @@ class MarkovMesh:
         self.grid, self.vocab_size = grid, vocab_size
         self.num_tokens = grid[0] * grid[1]
         self.evaluated = 0
+        self.network = self
         generator = torch.Generator().manual_seed(seed)
         # The last row of each table stands for a neighbour outside the picture.
         self.tables = coupling * torch.randn(len(NEIGHBOURS), vocab_size + 1, vocab_size, generator=generator)

@@ -15,6 +15,7 @@ class TokenModel(Protocol):
         device: where its tensors live.
         codebook: the codes' vectors in the image tokenizer [V, D], for the decodings that ask which codes look alike; None
             where they are not known.
+        network: the network whose passes these are, by which measured times are remembered.
     """
 
     num_tokens: int
@@ -22,6 +23,7 @@ class TokenModel(Protocol):
     grid: tuple[int, int]
     device: torch.device
     codebook: torch.Tensor | None
+    network: object
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of position 0.

@@ -1,16 +1,27 @@
 """Speculative Jacobi decoding: draft a window, verify it in one pass, and let that same pass draft the next window."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 
 from .acceptance import Acceptance, ExactAcceptance, Keeps
+from .adaptive_window import INTERVAL, AdaptiveWindow, pass_seconds
 from .coupling import couple, draw
 from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, exponentials, uniforms
-from .window import Init, WindowState, open_window, slide_window, window_positions, write_tokens
+from .window import (
+    Init,
+    WindowState,
+    check_settings,
+    open_window,
+    resize_window,
+    slide_window,
+    window_positions,
+    write_tokens,
+)
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -18,9 +29,10 @@ Refresh = Literal["independent", "coupled", "gumbel"]
 
 @dataclass
 class JacobiState(WindowState):
-    """Adds to `WindowState`: `keeps`, the test that decides drafts."""
+    """Adds to `WindowState`: `keeps`, the test that decides drafts, and what chooses the window where nobody did."""
 
     keeps: Keeps = None
+    adaptive: AdaptiveWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,9 @@ class SpeculativeJacobiDecoding:
     of an image of N codes is off by at most 1 - (1 - e) ** (N - 1).
 
     Attributes:
-        window: drafts a pass, >= 1; 1 is autoregressive decoding.
+        window: drafts a pass, >= 1; 1 is autoregressive decoding. "auto" takes the one that decides the most codes a second:
+            what a pass costs is measured in the first call of a model with a batch size, what it decides in every call.
+            Exact like any other, but then the same seed may draw another image on another machine or in another batch.
         refresh: how the drafts that were not decided are drawn anew: "independent" of the old ones (the original method);
             "coupled" to them, so that as many as possible stay and the next pass verifies what it saw before
             (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed for each position (its
@@ -54,7 +68,7 @@ class SpeculativeJacobiDecoding:
         ValueError: if a setting is not among these.
     """
 
-    window: int = 32
+    window: int | Literal["auto"] = 32
     refresh: Refresh = "coupled"
     init: Init = "uniform"
     acceptance: Acceptance = field(default_factory=ExactAcceptance)
@@ -62,11 +76,11 @@ class SpeculativeJacobiDecoding:
     reuse: float | None = None
 
     def __post_init__(self):
-        if not isinstance(self.window, int) or self.window < 1:
-            raise ValueError(f"window is {self.window!r}: give a whole number of at least 1")
-        for name, values in (("refresh", Refresh), ("init", Init)):
-            if getattr(self, name) not in get_args(values):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: choose among {', '.join(get_args(values))}")
+        check_settings(
+            self,
+            {} if self.window == "auto" else {"window": 1},
+            {"refresh": get_args(Refresh), "init": get_args(Init)},
+        )
         if not isinstance(self.acceptance, Acceptance):
             choices = ", ".join(f"{choice.__name__}()" for choice in get_args(Acceptance))
             raise ValueError(f"acceptance is {self.acceptance!r}: choose among {choices}")
@@ -80,8 +94,20 @@ class SpeculativeJacobiDecoding:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
-        keeps = self.acceptance.bind(model)
-        return JacobiState(**vars(open_window(model, sampling, seeds, self.window, self.init)), keeps=keeps)
+        keeps, adaptive, window = self.acceptance.bind(model), None, self.window
+        if window == "auto":
+            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.device)
+            window = adaptive.window
+        state = open_window(model, sampling, seeds, window, self.init)
+        return JacobiState(**vars(state), keeps=keeps, adaptive=adaptive)
+
+    def _seconds(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> dict[int, float]:
+        def run(size: int) -> Callable[[], None]:
+            fixed = replace(self, window=size)
+            state = fixed.start(model, sampling, seeds)
+            return lambda: fixed.step(state)
+
+        return pass_seconds(model, len(seeds), run)
 
     def step(self, state: JacobiState) -> JacobiState:
         offsets, positions, live = window_positions(state)
@@ -110,5 +136,10 @@ class SpeculativeJacobiDecoding:
         decided = torch.where(kept, drafts, verified)
         write_tokens(state, positions, live, torch.where(offsets < accepted[:, None], decided, redrawn))
         state.draft_law = law
+        running = ~state.finished
         slide_window(state, accepted, self.init)
+        if state.adaptive is not None:
+            state.adaptive.observe(leading, running)
+            if state.forward_passes % INTERVAL == 0:
+                resize_window(state, state.adaptive.choose(), self.init)
         return state

@@ -71,6 +71,17 @@ def slide_window(state: WindowState, accepted: torch.LongTensor, init: Init) -> 
     _fill(state, accepted, init)
 
 
+def resize_window(state: WindowState, window: int, init: Init) -> None:
+    """Keep the first `window` drafts, or draft as many more as it takes."""
+    window = min(window, state.model.num_tokens)
+    more = window - state.draft_law.shape[1]
+    if more <= 0:
+        state.draft_law = state.draft_law[:, :window]
+    else:
+        state.draft_law = F.pad(state.draft_law, (0, 0, more, 0))
+        _fill(state, torch.full_like(state.cursor, more), init)
+
+
 def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
     """Move the draft laws to the window at the new cursor and draft the last `entered` [B] positions of it."""
     window, vocab_size = state.draft_law.shape[1:]

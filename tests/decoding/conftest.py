@@ -40,6 +40,7 @@ class TableModel:
         self.truncated = truncated
         self.num_tokens = grid[0] * grid[1]
         self.forward_passes = 0
+        self.network = self
         # Codes on a line: the nearest of a code are those beside it.
         self.codebook = torch.arange(vocab_size)[:, None].float()
         generator = torch.Generator().manual_seed(seed)

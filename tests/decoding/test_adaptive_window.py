@@ -1,0 +1,88 @@
+"""`window="auto"`: exact whatever it picks, and it picks what decides most a second."""
+
+import pytest
+import torch
+
+from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
+from arimage.decoding.adaptive_window import INTERVAL, SIZES, AdaptiveWindow, pass_seconds
+from arimage.decoding.window import resize_window
+
+
+CPU = torch.device("cpu")
+
+
+def settle(seconds, kept, passes=40):
+    """The window after many passes in which a draft is kept with probability `kept`, by the leading drafts of four images."""
+    adaptive = AdaptiveWindow(seconds, CPU)
+    generator = torch.Generator().manual_seed(0)
+    running = torch.tensor([True, True, True, False])
+    for step in range(passes):
+        drafts = torch.rand(4, adaptive.window, generator=generator) < kept
+        adaptive.observe(drafts.long().cumprod(1).sum(1), running)
+        if step % INTERVAL == INTERVAL - 1:
+            adaptive.choose()
+    return adaptive.window
+
+
+def test_a_longer_window_is_taken_where_it_costs_nothing():
+    assert settle(dict.fromkeys(SIZES, 1.0), 0.95) >= 64
+
+
+def test_one_code_a_pass_where_every_draft_costs_as_much_as_a_pass():
+    assert settle({size: float(size) for size in SIZES}, 0.6) == 1
+
+
+def test_the_window_follows_what_is_kept():
+    seconds = {size: 8.0 + size for size in SIZES}
+    assert settle(seconds, 0.3) < settle(seconds, 0.9) <= 32
+
+
+def test_passes_are_timed_once_for_a_network_and_batch_size(table_model):
+    model, made = table_model(grid=(2, 5), vocab_size=2), []
+
+    def run(size):
+        return lambda: made.append(size)
+
+    seconds = pass_seconds(model, 3, run)
+    assert sorted(set(made)) == list(seconds) == [1, 2, 4, 8]
+    assert all(value > 0 for value in seconds.values())
+    made.clear()
+    assert pass_seconds(model, 3, run) is seconds and not made
+    assert pass_seconds(model, 4, run) is not seconds and made
+
+
+@pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
+def test_whatever_window_is_picked_images_follow_the_joint_law(table_model, monkeypatch, refresh):
+    # The two windows in turn, at every pass.
+    monkeypatch.setattr("arimage.decoding.speculative_jacobi.INTERVAL", 1)
+    monkeypatch.setattr("arimage.decoding.speculative_jacobi.pass_seconds", lambda *_: {1: 1.0, 4: 1.0})
+    turns = iter([1, 4] * 10)
+    monkeypatch.setattr(AdaptiveWindow, "choose", lambda adaptive: adaptive._use(next(turns)) or adaptive.window)
+    model, size = table_model(grid=(2, 3), vocab_size=2), 20_000
+    state = decode(model, SpeculativeJacobiDecoding("auto", refresh), Sampling(top_p=0.9), torch.arange(size))
+    joint = model.joint(Sampling(top_p=0.9))
+    counts = torch.bincount((state.tokens * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double()
+    assert counts[joint == 0].sum() == 0
+    expected = joint[joint > 0] * size
+    statistic = ((counts[joint > 0] - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(len(expected) - 1.0, dtype=torch.float64)
+    assert torch.special.gammaincc(freedom / 2, statistic / 2) > 1e-4
+
+
+def test_the_same_seeds_give_the_same_images_again(table_model):
+    model, seeds = table_model(grid=(2, 5), vocab_size=3), torch.arange(6)
+    decoding = decoding_from_name("sjd-coupled", window="auto")
+    first, second = (decode(model, decoding, Sampling(), seeds) for _ in range(2))
+    assert torch.equal(first.tokens, second.tokens) and first.decided.all()
+    assert first.forward_passes == second.forward_passes <= 10
+
+
+def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_model):
+    model = table_model(grid=(2, 5), vocab_size=3)
+    state = SpeculativeJacobiDecoding(6).start(model, Sampling(), torch.arange(4))
+    tokens, law = state.tokens.clone(), state.draft_law.clone()
+    resize_window(state, 3, "uniform")
+    assert torch.equal(state.draft_law, law[:, :3]) and torch.equal(state.tokens, tokens)
+    resize_window(state, 8, "uniform")
+    assert torch.equal(state.draft_law[:, :3], law[:, :3]) and torch.equal(state.tokens[:, :4], tokens[:, :4])
+    assert torch.allclose(state.draft_law[:, 3:], torch.tensor(1 / 3))
