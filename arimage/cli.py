@@ -144,7 +144,7 @@ def generate(
         title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
         if trace is not None:
             with torch.no_grad():
-                animate(tokens.to(pipe.device), decided, grid, pipe.vq.decode, title, trace)
+                animate(tokens.to(pipe._execution_device), decided, grid, pipe.vq.decode, title, trace)
             written.append(trace)
         if acceptance_map is not None:
             draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
@@ -240,7 +240,7 @@ def bench(
     runs: Annotated[int, typer.Option(help="Timed calls of each decoding, taken in turn.")] = 5,
     images: Annotated[
         int, typer.Option(help="Images that tell how far a decoding is from the model's law; 0 skips this.")
-    ] = 32,
+    ] = 16,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="A JSON file for every run's figures; see `bench-compare`.")] = None,
     plot: Annotated[
@@ -268,8 +268,9 @@ def bench(
     for name in model or [DEFAULT_MODEL]:
         pipe = _load(name, device)
         chosen, left_out = bench.choose_decodings(pipe, condition, decoding or [], window or [], sampling)
-        for text, why in left_out.items():
-            typer.echo(f"{name}: left out {text}: {why}", err=True)
+        if left_out:
+            reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
+            typer.echo(f"{name}: left out {reasons}", err=True)
         measured = []
         for size in batch_size or [1]:
             measured += bench.measure(

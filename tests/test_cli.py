@@ -371,24 +371,26 @@ def test_bench_crosses_models_windows_and_batch_sizes(run, models, tmp_path):
     assert {row[1] for row in table(out)} == {"exact"}
 
 
-def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, models, monkeypatch):
-    from arimage import AutoregressiveDecoding, decoding_names
+def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, refused, models, monkeypatch):
+    from arimage import SpeculativeJacobiDecoding, decoding_names
 
-    def start(self, model, sampling, seeds, scratch=0):
-        raise ValueError("this one needs a crystal ball")
+    start = SpeculativeJacobiDecoding.start
 
-    monkeypatch.setattr(AutoregressiveDecoding, "start", start, raising=True)
-    line = run(
-        "bench", "--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0, "--decoding", "ar"
-    )[2]
-    assert line == "arimage: this one needs a crystal ball\n"
-    monkeypatch.undo()
-    monkeypatch.chdir(Path(models["class"]).parent)
-    code, out, err = run("bench", "--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0)
+    def picky(self, *arguments):
+        if self.refresh == "gumbel":
+            raise ValueError("this one needs a crystal ball")
+        return start(self, *arguments)
+
+    monkeypatch.setattr(SpeculativeJacobiDecoding, "start", picky)
+    options = ["--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0]
+    code, out, err = run("bench", *options)
     assert code == 0
-    left_out = [line.split(": ")[1].removeprefix("left out ") for line in err.splitlines() if "left out" in line]
+    (line,) = [line for line in err.splitlines() if "left out" in line]
+    assert "sjd-gumbel (this one needs a crystal ball)" in line
+    left_out = [reason.partition(" (")[0] for reason in line.partition("left out ")[2].split("; ")]
     assert sorted([row[0] for row in table(out)] + left_out) == sorted(decoding_names())
     assert {"ar", "sjd", "sjd-coupled"} <= {row[0] for row in table(out)}
+    assert refused("bench", *options, "--decoding", "sjd-gumbel") == "arimage: this one needs a crystal ball"
 
 
 def test_bench_compare_sets_two_results_side_by_side(run, refused, models):

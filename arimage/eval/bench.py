@@ -16,9 +16,8 @@ from ..pipelines.base import ARImagePipeline
 from .deviation import code_places, deviation
 
 
-# What two result files must share for their figures to be compared, and what makes machines alike.
-SHARED_SETTINGS = ("condition", "runs", "images")
-SHARED_MACHINE = ("device", "threads")
+# What two results must share for their figures to be compared, beside models, batch sizes and sampling.
+SHARED = (("machine", "device"), ("machine", "threads"), ("settings", "condition"))
 # The colours of `plot`.
 EXACT, INEXACT = "#2f6f8f", "#d98032"
 
@@ -280,13 +279,10 @@ def compare(old: dict, new: dict) -> str:
     Raises:
         ValueError: if they differ in more than what was measured: in machine, models, batch sizes or sampling.
     """
-    for kind, names in (("machine", SHARED_MACHINE), ("settings", SHARED_SETTINGS)):
-        for name in names:
-            if old[kind][name] != new[kind][name]:
-                raise ValueError(
-                    f"the results differ in their {name} ({old[kind][name]} and {new[kind][name]}), so their figures cannot "
-                    "be compared: measure both alike"
-                )
+    for part, name in SHARED:
+        values = old[part][name], new[part][name]
+        if values[0] != values[1]:
+            raise ValueError(f"the results differ in their {name} ({values[0]} and {values[1]}): measure both alike")
     sections = [_sections(results["rows"]) for results in (old, new)]
     if sections[0].keys() != sections[1].keys():
         described = [", ".join(f"{model} at batch {size}" for model, size in section) for section in sections]
@@ -370,7 +366,7 @@ def _law_cell(row: dict) -> str:
     if "deviation" not in row:
         return "exact" if row["exact"] else "not exact"
     found = row["deviation"]
-    figures = f"{found['total_variation']:.3f}, floor {found['floor']:.3f}"
+    figures = f"{found['total_variation']:.4f}, floor {found['floor']:.4f}"
     if found["impossible"]:
         figures += f", {found['impossible']:.2%} impossible"
     return f"exact ({figures})" if row["exact"] else figures

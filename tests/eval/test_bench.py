@@ -158,10 +158,10 @@ def test_what_was_measured_otherwise_is_not_compared(results, change, sentence):
 def test_a_deviation_is_shown_beside_what_is_claimed(results):
     text = bench.to_markdown(results)
     exact = results["rows"][0]["deviation"]
-    assert f"exact ({exact['total_variation']:.3f}, floor {exact['floor']:.3f})" in text
+    assert f"exact ({exact['total_variation']:.4f}, floor {exact['floor']:.4f})" in text
 
     def relax(other):
         other["rows"][1]["exact"] = False
         other["rows"][1]["deviation"] = {"total_variation": 0.25, "floor": 0.01, "impossible": 0.031}
 
-    assert "| 0.250, floor 0.010, 3.10% impossible |" in bench.to_markdown(changed(results, relax))
+    assert "| 0.2500, floor 0.0100, 3.10% impossible |" in bench.to_markdown(changed(results, relax))
