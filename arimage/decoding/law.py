@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..kernels.law import law
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -40,25 +42,7 @@ class Sampling:
 
     def law(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the codes at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
-        logits = logits.float()
-        if len(logits) == 2:
-            conditional, unconditional = logits
-            scale = self.guidance_scale
-            if self.guided_tokens is not None:
-                scale = torch.where(positions < self.guided_tokens, scale, 1.0)[..., None]
-            logits = unconditional + (conditional - unconditional) * scale
-        else:
-            logits = logits[0]
-        logits = logits / self.temperature
-        if self.allowed is not None:
-            logits = logits.masked_fill(~self.allowed, -torch.inf)
-        if 0 < self.top_k < logits.shape[-1]:
-            smallest = logits.topk(self.top_k, dim=-1).values[..., -1:]
-            logits = logits.masked_fill(logits < smallest, -torch.inf)
-        if self.top_p < 1:
-            ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-            probabilities = ordered.softmax(-1)
-            before = probabilities.cumsum(-1) - probabilities
-            cut = (before > self.top_p).scatter(-1, order, before > self.top_p)
-            logits = logits.masked_fill(cut, -torch.inf)
-        return logits.softmax(-1)
+        scale = self.guidance_scale
+        if self.guided_tokens is not None:
+            scale = torch.where(positions < self.guided_tokens, scale, 1.0)
+        return law(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)

@@ -9,6 +9,8 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
+from ..kernels.codebook import nearest_code
+
 
 class ResBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, num_groups: int):
@@ -200,7 +202,7 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
     def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
         """Latents [B, codebook_dim, h, w] to the ids [B, h, w] of the codes with the greatest cosine."""
         latents = F.normalize(latents.permute(0, 2, 3, 1), dim=-1)
-        return (latents @ self.code_vectors().T).argmax(-1)
+        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
         """Codes [B, h, w] to their unit vectors [B, codebook_dim, h, w]."""

@@ -127,8 +127,7 @@ def test_arguments_need_not_be_contiguous(on_triton):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("size", [9, 65536])
-@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize(("size", "counts"), [(9, False), (65536, True)])
 def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
     floats, longs = ["p_ptr", "q_ptr", "noise_ptr"], ["x_ptr", "y_ptr"]
     signature = dict.fromkeys(floats, "*fp32") | dict.fromkeys(longs, "*i64") | {"kept_ptr": "*u8"}

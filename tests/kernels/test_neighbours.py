@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.kernels import neighbours as operation
-from arimage.kernels.neighbours import nearest_neighbours, neighbour_mass
+from arimage.kernels.neighbours import nearest_neighbours, neighbour_mass, reference
 
 
 def laws(*shape, seed=0):
@@ -72,3 +72,37 @@ def test_the_bound_may_be_reached_and_the_prefix_ends_at_the_first_that_exceeds_
     table = torch.tensor([[1, 2, 3, 4]] * 5, dtype=torch.int32)
     actual = neighbour_mass(p, torch.tensor([[0]]), table, torch.tensor([[bound]]))
     assert [t.item() for t in actual] == [mass, taken]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 2), (7, 40), (1000, 1200)])
+def test_triton_sums_the_same_prefixes(on_triton, count, size):
+    generator = torch.Generator().manual_seed(count)
+    p = laws(3, 2, size)
+    x = torch.randint(size, (3, 2), generator=generator)
+    table = torch.stack([torch.randperm(size, generator=generator)[:count] for _ in range(size)]).int()
+    bound = torch.tensor([[0.0, 1e-3], [0.1, 0.5], [0.9, 2.0]])
+    mass, taken = on_triton("neighbours", "neighbour_mass", p, x, table, bound)
+    expected_mass, expected_taken = reference.neighbour_mass(p, x, table, bound)
+    # No sum lies within rounding of its bound here.
+    assert torch.equal(taken, expected_taken)
+    torch.testing.assert_close(mass, expected_mass, atol=1e-6, rtol=0)
+
+
+def test_triton_reaches_the_bound_and_counts_codes_without_mass(on_triton):
+    p = torch.tensor([[[0.125, 0.0, 0.25, 0.5, 0.125]] * 5])
+    table = torch.tensor([[1, 2, 3, 4]] * 5, dtype=torch.int32)
+    bound = torch.tensor([[-1.0, 0.0, 0.25, 0.4, 1.0]])
+    mass, taken = on_triton("neighbours", "neighbour_mass", p, torch.zeros(1, 5, dtype=torch.long), table, bound)
+    assert mass.tolist() == [[0, 0, 0.25, 0.25, 0.875]] and taken.tolist() == [[0, 1, 2, 2, 4]]
+
+
+def test_neighbour_mass_compiles_without_spills(compile_for_hopper):
+    signature = {
+        "p_ptr": "*fp32",
+        "x_ptr": "*i64",
+        "neighbours_ptr": "*i32",
+        "bound_ptr": "*fp32",
+        "mass_ptr": "*fp32",
+    }
+    signature |= {"taken_ptr": "*i64", "vocab_size": "i32", "count": "i32"}
+    compile_for_hopper("neighbours", "neighbour_mass_kernel", signature, {"block": 1024})

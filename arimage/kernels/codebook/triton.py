@@ -1,0 +1,95 @@
+"""Nearest codes and lookup in Triton; the distances to all codes are never held at once."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def nearest_code_kernel(
+    latents_ptr,
+    codebook_ptr,
+    out_ptr,
+    rows,
+    size,
+    width,
+    block_rows: tl.constexpr,
+    block_codes: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    best = tl.full([block_rows], -float("inf"), tl.float32)
+    nearest = tl.full([block_rows], 0, tl.int32)
+    for start in range(0, size, block_codes):
+        code = start + tl.arange(0, block_codes)
+        scores = tl.full([block_rows, block_codes], 0.0, tl.float32)
+        norms = tl.full([block_codes], 0.0, tl.float32)
+        for offset in range(0, width, block_width):
+            axis = offset + tl.arange(0, block_width)
+            latents = tl.load(
+                latents_ptr + row[:, None] * width + axis,
+                mask=(row[:, None] < rows) & (axis < width),
+                other=0.0,
+            ).to(tl.float32)
+            codes = tl.load(
+                codebook_ptr + code[None, :].to(tl.int64) * width + axis[:, None],
+                mask=(code[None, :] < size) & (axis[:, None] < width),
+                other=0.0,
+            ).to(tl.float32)
+            scores += tl.dot(latents, codes, input_precision="ieee")
+            norms += tl.sum(codes * codes, axis=0)
+        # |l - c|^2 is smallest where l c - |c|^2 / 2 is largest.
+        scores = tl.where(code < size, scores - norms / 2, -float("inf"))
+        score, place = tl.max(scores, axis=1, return_indices=True, return_indices_tie_break_left=True)
+        nearest = tl.where(score > best, start + place, nearest)
+        best = tl.maximum(best, score)
+    tl.store(out_ptr + row, nearest.to(tl.int64), mask=row < rows)
+
+
+@triton.jit
+def lookup_kernel(
+    codes_ptr,
+    table_ptr,
+    out_ptr,
+    places,
+    channels,
+    block_places: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    place = tl.program_id(0) * block_places + tl.arange(0, block_places)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    image = tl.program_id(2).to(tl.int64)
+    inside = (channel[:, None] < channels) & (place[None, :] < places)
+    code = tl.load(codes_ptr + image * places + place, mask=place < places, other=0)
+    values = tl.load(table_ptr + code[None, :] * channels + channel[:, None], mask=inside, other=0.0)
+    tl.store(out_ptr + (image * channels + channel[:, None]) * places + place[None, :], values, mask=inside)
+
+
+def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
+    latents, codebook = latents.contiguous(), codebook.contiguous()
+    (rows, width), size = latents.shape, len(codebook)
+    out = torch.empty_like(latents[:, 0], dtype=torch.long)
+    with torch.cuda.device_of(latents):
+        nearest_code_kernel[(triton.cdiv(rows, 32),)](
+            latents,
+            codebook,
+            out,
+            rows,
+            size,
+            width,
+            block_rows=32,
+            block_codes=64,
+            block_width=16,
+        )
+    return out
+
+
+def lookup(codes: torch.LongTensor, table: torch.Tensor) -> torch.Tensor:
+    codes, table = codes.contiguous(), table.contiguous()
+    batch, height, width = codes.shape
+    channels = table.shape[1]
+    out = torch.empty(batch, channels, height, width, dtype=table.dtype, device=table.device)
+    grid = (triton.cdiv(height * width, 32), triton.cdiv(channels, 64), batch)
+    with torch.cuda.device_of(codes):
+        lookup_kernel[grid](codes, table, out, height * width, channels, block_places=32, block_channels=64)
+    return out

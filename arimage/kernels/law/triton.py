@@ -1,0 +1,160 @@
+"""The sampling law in Triton: a program a place, which finds where to cut its row bit by bit and never sorts it."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _keys(values):
+    """float32 as unsigned integers of the same order, none of them 0."""
+    # Adding zero makes the two zeros equal.
+    bits = (values + 0.0).to(tl.uint32, bitcast=True)
+    return tl.where((bits >> 31) == 1, ~bits, bits | 0x80000000)
+
+
+@triton.jit
+def _value(key):
+    return tl.where((key >> 31) == 1, key ^ 0x80000000, ~key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load(row_ptr, codes, vocab_size, largest, smallest, weighted: tl.constexpr):
+    """Keys of codes, 0 outside of the row; and their weights, or ones, where the key reaches `smallest`."""
+    values = tl.load(row_ptr + codes, mask=codes < vocab_size, other=0.0)
+    keys = tl.where(codes < vocab_size, _keys(values), 0)
+    weights = tl.exp(values - largest) if weighted else tl.full(values.shape, 1.0, tl.float32)
+    return keys, tl.where((keys >= smallest) & (keys > 0), weights, 0.0)
+
+
+@triton.jit
+def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.constexpr, block: tl.constexpr):
+    """The largest key such that the weights of the keys that reach it sum to more than `target`; two bits a pass."""
+    found = tl.full([], 0, tl.uint32)
+    step = tl.full([], 1 << 30, tl.uint32)
+    for _ in range(16):
+        sum1 = tl.full([block], 0.0, tl.float32)
+        sum2 = tl.full([block], 0.0, tl.float32)
+        sum3 = tl.full([block], 0.0, tl.float32)
+        for start in range(0, vocab_size, block):
+            codes = start + tl.arange(0, block)
+            keys, weights = _load(row_ptr, codes, vocab_size, largest, smallest, weighted)
+            sum1 += tl.where(keys >= found + step, weights, 0.0)
+            sum2 += tl.where(keys >= found + 2 * step, weights, 0.0)
+            sum3 += tl.where(keys >= found + 3 * step, weights, 0.0)
+        passed = (tl.sum(sum1) > target).to(tl.uint32) + (tl.sum(sum2) > target) + (tl.sum(sum3) > target)
+        found += passed * step
+        step = step >> 2
+    return found
+
+
+@triton.jit
+def law_kernel(
+    logits_ptr,
+    scale_ptr,
+    allowed_ptr,
+    out_ptr,
+    group_stride,
+    vocab_size,
+    temperature,
+    top_k,
+    top_p,
+    guided: tl.constexpr,
+    masked: tl.constexpr,
+    cuts_k: tl.constexpr,
+    cuts_p: tl.constexpr,
+    block: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    logits_ptr += place * vocab_size
+    out_ptr += place * vocab_size
+    highest = tl.full([block], -float("inf"), tl.float32)
+    for start in range(0, vocab_size, block):
+        codes = start + tl.arange(0, block)
+        inside = codes < vocab_size
+        logits = tl.load(logits_ptr + codes, mask=inside, other=0.0).to(tl.float32)
+        if guided:
+            unconditional = tl.load(logits_ptr + group_stride + codes, mask=inside, other=0.0).to(tl.float32)
+            logits = unconditional + (logits - unconditional) * tl.load(scale_ptr + place)
+        logits = tl.math.div_rn(logits, temperature)
+        if masked:
+            logits = tl.where(tl.load(allowed_ptr + codes, mask=inside, other=0) != 0, logits, -float("inf"))
+        tl.store(out_ptr + codes, logits, mask=inside)
+        highest = tl.maximum(highest, tl.where(inside, logits, -float("inf")))
+    largest = tl.max(highest)
+    # The row of the output holds the logits until the law overwrites them.
+    tl.debug_barrier()
+
+    smallest = tl.full([], 0, tl.uint32)
+    if cuts_k:
+        smallest = _threshold(out_ptr, vocab_size, top_k - 1, largest, smallest, False, block)
+    total = tl.full([block], 0.0, tl.float32)
+    for start in range(0, vocab_size, block):
+        codes = start + tl.arange(0, block)
+        total += _load(out_ptr, codes, vocab_size, largest, smallest, True)[1]
+    kept = tl.sum(total)
+    if cuts_p:
+        target = top_p * kept
+        smallest = tl.maximum(_threshold(out_ptr, vocab_size, target, largest, smallest, True, block), smallest)
+        total = tl.full([block], 0.0, tl.float32)
+        tied = tl.full([block], 0, tl.int32)
+        for start in range(0, vocab_size, block):
+            codes = start + tl.arange(0, block)
+            keys, weights = _load(out_ptr, codes, vocab_size, largest, smallest + 1, True)
+            total += weights
+            tied += (keys == smallest).to(tl.int32)
+        above = tl.sum(total)
+        # The codes at the threshold weigh the same: as many are kept as the sum before each leaves room for.
+        one = tl.exp(_value(smallest) - largest)
+        room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
+        ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
+        kept = above + ties * one
+    seen = 0
+    for start in range(0, vocab_size, block):
+        codes = start + tl.arange(0, block)
+        keys, weights = _load(out_ptr, codes, vocab_size, largest, smallest, True)
+        if cuts_p:
+            at = (keys == smallest).to(tl.int32)
+            weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
+            seen += tl.sum(at)
+        tl.store(out_ptr + codes, tl.math.div_rn(weights, kept), mask=codes < vocab_size)
+
+
+def law(
+    logits: torch.Tensor,
+    scale: float | torch.FloatTensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    allowed: torch.BoolTensor | None,
+) -> torch.FloatTensor:
+    logits = logits.contiguous()
+    groups, batch, queries, vocab_size = logits.shape
+    if groups == 1:
+        scale = None
+    elif isinstance(scale, torch.Tensor):
+        scale = scale.contiguous()
+    else:
+        scale = torch.full((batch, queries), scale, device=logits.device)
+    law = torch.empty_like(logits[0], dtype=torch.float32)
+    with torch.cuda.device_of(logits):
+        law_kernel[(batch * queries,)](
+            logits,
+            scale,
+            None if allowed is None else allowed.contiguous().view(torch.uint8),
+            law,
+            batch * queries * vocab_size,
+            vocab_size,
+            temperature,
+            top_k,
+            top_p,
+            guided=groups == 2,
+            masked=allowed is not None,
+            cuts_k=0 < top_k < vocab_size,
+            cuts_p=top_p < 1,
+            block=min(4096, triton.next_power_of_2(vocab_size)),
+            num_warps=8,
+            # Fused multiplication and addition would round otherwise than the definition, and so break or make ties.
+            enable_fp_fusion=False,
+        )
+    return law
