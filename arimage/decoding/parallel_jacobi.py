@@ -49,7 +49,7 @@ class ParallelJacobiDecoding:
     """
 
     window: int = 16
-    context: int = 6
+    context: int = 8
     refresh: Refresh = "coupled"
 
     exact: ClassVar[bool] = False
