@@ -83,6 +83,11 @@ def animate(
         frames.append(_frame(picture, title, caption))
         known, drafts = done, codes
     frames.append(_frame(pictures[-1], title, f"{count} codes in {number} passes: {count / number:.1f} a pass"))
+    if path.suffix.lower() == ".gif":
+        # One palette, undithered: colours keep still, and what does not change costs nothing.
+        halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
+        palette = Image.fromarray(halves).quantize(256)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     duration = min(400, max(40, 8000 // len(frames)))
     durations = [duration] * (len(frames) - 1) + [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=4)
