@@ -6,7 +6,7 @@ from typing import ClassVar, get_args
 import torch
 import torch.nn.functional as F
 
-from .coupling import couple
+from .coupling import couple_window
 from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, uniforms
@@ -80,10 +80,9 @@ class LazyJacobiDecoding:
         draft_law = F.pad(state.draft_law, (0, 0, 0, 1))
         index = place[..., None].expand(-1, -1, vocab_size)
         noise = uniforms(state.seeds, at, Purpose.VERIFY, state.forward_passes, 2)
-        tokens, kept = couple(law, draft_law.gather(1, index), x, noise)
-
-        run = (place == offsets[:count]).long().cumprod(1)
-        leading = (run * kept).cumprod(1).sum(1)
+        # What is decided must be evaluated with all that lies between it and the cursor.
+        run = (place == offsets[:count]).long().cumprod(1).bool()
+        tokens, _, leading = couple_window(law, draft_law.gather(1, index), x, noise, run)
         accepted = torch.minimum(leading + 1, run.sum(1))
         write_tokens(state, at, place < window, tokens)
         state.draft_law = draft_law.scatter(1, index, law)[:, :window]

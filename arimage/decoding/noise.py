@@ -13,7 +13,7 @@ class Purpose(IntEnum):
     REFRESH = 2
     START = 3
     GUMBEL = 4
-    SIBLING = 6
+    SIBLING = 5
 
 
 _MASK = 0xFFFFFFFF

@@ -10,7 +10,7 @@ from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, uniforms
 from .rows import RowState, decide, forward_rows, row_lanes, start_rows
-from .window import check_settings, write_tokens
+from .window import check_settings, uniform_law, write_tokens
 
 
 Refresh = Literal["independent", "coupled"]
@@ -98,9 +98,7 @@ def _fill(state: ParallelJacobiState, closed: torch.LongTensor, accepted: torch.
     fresh = (old_lane >= lanes)[..., None] | (old_offset >= window)
     old = old_lane.clamp(max=lanes - 1)[..., None] * window + old_offset.clamp(max=window - 1)
     law = state.draft_law.flatten(1, 2).gather(1, old.flatten(1)[..., None].expand(-1, -1, vocab_size))
-    allowed = state.sampling.allowed
-    weights = torch.ones(vocab_size, device=law.device) if allowed is None else allowed.float()
-    fresh_law = (weights / weights.sum()).expand_as(state.draft_law)
+    fresh_law = uniform_law(state).expand_as(state.draft_law)
     state.draft_law = torch.where(fresh[..., None], fresh_law, law.view_as(fresh_law))
 
     rows, columns = state.model.grid

@@ -8,7 +8,7 @@ import torch
 
 from .acceptance import Acceptance, ExactAcceptance, Keeps
 from .adaptive_window import INTERVAL, AdaptiveWindow, pass_seconds
-from .coupling import couple, draw
+from .coupling import couple_window, draw
 from .interface import TokenModel
 from .law import Sampling
 from .noise import Purpose, exponentials, uniforms
@@ -118,9 +118,10 @@ class SpeculativeJacobiDecoding:
         drafts = state.tokens.gather(1, at)
         passes = state.forward_passes
         noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2)
-        verified, _ = couple(law, state.draft_law, drafts, noise)
-        kept = state.keeps(law, state.draft_law, drafts, noise[..., 0] / self.relax)
-        leading = (kept & live).long().cumprod(1).sum(1)
+        verified, kept, leading = couple_window(law, state.draft_law, drafts, noise, live)
+        if self.relax > 1 or not self.acceptance.exact:
+            kept = state.keeps(law, state.draft_law, drafts, noise[..., 0] / self.relax)
+            leading = (kept & live).long().cumprod(1).sum(1)
         accepted = torch.minimum(leading + 1, live.sum(1))
         if self.refresh == "coupled":
             redrawn = verified

@@ -62,6 +62,13 @@ def write_tokens(state: DecodingState, positions: torch.LongTensor, where: torch
     state.tokens = F.pad(state.tokens, (0, 1)).scatter(1, torch.where(where, positions, size), tokens)[:, :size]
 
 
+def uniform_law(state: DecodingState) -> torch.FloatTensor:
+    """The law [V] of a code of which nothing is known."""
+    allowed = state.sampling.allowed
+    weights = torch.ones(state.model.vocab_size, device=state.model.device) if allowed is None else allowed.float()
+    return weights / weights.sum()
+
+
 def slide_window(state: WindowState, accepted: torch.LongTensor, init: Init) -> None:
     """Decide the first `accepted` [B] drafts of the window, count the pass, and draft what enters the window."""
     state.cursor = state.cursor + accepted
@@ -91,9 +98,7 @@ def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
     fresh = old >= window
     at = positions.clamp(max=state.model.num_tokens - 1)
     if init == "uniform":
-        allowed = state.sampling.allowed
-        weights = torch.ones(vocab_size, device=law.device) if allowed is None else allowed.float()
-        fresh_law = (weights / weights.sum()).expand_as(law)
+        fresh_law = uniform_law(state).expand_as(law)
         drafts = draw(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
     else:
         first = (state.cursor + window - entered)[:, None]

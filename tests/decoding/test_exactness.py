@@ -22,7 +22,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_names,
 )
-from arimage.decoding.coupling import couple, draw
+from arimage.decoding.coupling import couple_window, draw
 from arimage.decoding.noise import uniforms
 from arimage.decoding.siblings import draw_siblings
 from arimage.decoding.window import slide_window
@@ -138,24 +138,24 @@ def test_every_exact_preset_has_its_row(preset):
 # Decodings that are wrong in ways that published code is wrong: the check above has to tell.
 
 
-def draw_anew_from_the_target(p, q, x, noise):
-    y, kept = couple(p, q, x, noise)
-    return torch.where(kept, x, draw(p, noise[..., 1])), kept
+def draw_anew_from_the_target(p, q, x, noise, live):
+    _, kept, leading = couple_window(p, q, x, noise, live)
+    return torch.where(kept, x, draw(p, noise[..., 1])), kept, leading
 
 
-def accept_generously(p, q, x, noise):
-    return couple(1.3 * p, q, x, noise)
+def accept_generously(p, q, x, noise, live):
+    return couple_window(1.3 * p, q, x, noise, live)
 
 
 def keep_survivors(redraw):
     """Verifies as it should, but after the first rejection `redraw` says which drafts stay."""
 
-    def broken(p, q, x, noise):
-        y, kept = couple(p, q, x, noise)
+    def broken(p, q, x, noise, live):
+        y, kept, leading = couple_window(p, q, x, noise, live)
         verified = (~kept).long().cumsum(1) - (~kept).long() == 0
         p_x, q_x = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
         stays = redraw(p_x / q_x, noise[..., 0])
-        return torch.where(verified, y, torch.where(stays, x, draw(p, noise[..., 1]))), kept
+        return torch.where(verified, y, torch.where(stays, x, draw(p, noise[..., 1]))), kept, leading
 
     return broken
 
@@ -183,11 +183,11 @@ def same_noise_at_every_pass(seeds, positions, purpose, step, count):
 
 COUPLED, INDEPENDENT = ({"window": 3, "refresh": refresh} for refresh in ("coupled", "independent"))
 BROKEN = {
-    "a rejected draft is drawn anew from the target": (COUPLED, {"couple": draw_anew_from_the_target}),
-    "drafts are accepted generously": (INDEPENDENT, {"couple": accept_generously}),
-    "survivors above a threshold stay": (COUPLED, {"couple": keep_survivors(lambda ratio, u: ratio > 0.8)}),
-    "survivors stay without a residual": (COUPLED, {"couple": keep_survivors(lambda ratio, u: ratio > u)}),
-    "every survivor stays": (COUPLED, {"couple": keep_survivors(lambda ratio, u: ratio >= 0)}),
+    "a rejected draft is drawn anew from the target": (COUPLED, {"couple_window": draw_anew_from_the_target}),
+    "drafts are accepted generously": (INDEPENDENT, {"couple_window": accept_generously}),
+    "survivors above a threshold stay": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > 0.8)}),
+    "survivors stay without a residual": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > u)}),
+    "every survivor stays": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio >= 0)}),
     "passes share their noise": (COUPLED, {"uniforms": same_noise_at_every_pass}),
     "stale laws, coupled": ({**COUPLED, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
     "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {"slide_window": slide_stale_laws}),

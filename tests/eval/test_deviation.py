@@ -100,8 +100,9 @@ def test_a_wrong_law_is_found_and_never_overstated(wrong):
 def test_a_biased_verification_is_found(monkeypatch):
     from arimage.decoding import speculative_jacobi
 
-    couple = speculative_jacobi.couple
-    monkeypatch.setattr(speculative_jacobi, "couple", lambda p, q, x, noise: couple(1.3 * p, q, x, noise))
+    couple_window = speculative_jacobi.couple_window
+    generous = lambda p, *rest: couple_window(1.3 * p, *rest)  # noqa: E731
+    monkeypatch.setattr(speculative_jacobi, "couple_window", generous)
     model = CodeTable()
     assert measure(model, Sampling(), images(model, Sampling(), 8000, "sjd-coupled")).chance < 1e-6
 
