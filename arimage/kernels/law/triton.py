@@ -135,7 +135,7 @@ def law(
     elif isinstance(scale, torch.Tensor):
         scale = scale.contiguous()
     else:
-        scale = torch.full((batch, queries), scale, device=logits.device)
+        scale = torch.full((batch, queries), scale, dtype=torch.float32, device=logits.device)
     law = torch.empty_like(logits[0], dtype=torch.float32)
     with torch.cuda.device_of(logits):
         law_kernel[(batch * queries,)](
@@ -145,7 +145,8 @@ def law(
             law,
             batch * queries * vocab_size,
             vocab_size,
-            temperature,
+            # A whole number would become an integer in the kernel.
+            float(temperature),
             top_k,
             top_p,
             guided=groups == 2,
