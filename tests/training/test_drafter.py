@@ -9,10 +9,11 @@ import torch
 from arimage import AutoPipeline
 from arimage.training import drafter as drafter_module
 from arimage.training import loop
+from arimage.training import recipe as recipe_module
 from arimage.training.data import ImageCaptions
 from arimage.training.drafter import DrafterSettings, train_drafter
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import RECIPES, load_recipe, save_float16
+from arimage.training.recipe import RECIPES, load_recipe
 
 
 SETTINGS = DrafterSettings(
@@ -74,8 +75,10 @@ def test_only_the_drafter_is_trained(trained):
                 assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
 
 
-def test_the_model_with_its_drafter_is_saved_whole(trained, tmp_path):
-    save_float16(trained[0], tmp_path / "model")
+def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures(4, 0))
+    part = {"model": {}, "optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
+    recipe_module.run_drafter({"drafter": part}, tiny.text_pipeline(), "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     stats = pipe("a red heart", decoding="eagle", output_type="latent").stats
