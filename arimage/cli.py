@@ -63,7 +63,10 @@ def generate(
     class_label: Annotated[list[int] | None, typer.Option(help="A class id, for class-conditional models.")] = None,
     model: Model = DEFAULT_MODEL,
     decoding: Annotated[
-        str | None, typer.Option(help="The model's by default; `arimage decodings` lists them.")
+        str | None,
+        typer.Option(
+            help="The model's by default, or a name with settings, as in sjd-lazy:window=64; `arimage decodings` lists them."
+        ),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
     seed: Seed = 0,
@@ -106,8 +109,14 @@ def generate(
 
     import torch
 
+    from .decoding import decoding_from_name
+    from .eval.bench import parse_decoding
     from .eval.trace import Trace, animate, draw_acceptance_map
 
+    method = None
+    if decoding is not None:
+        name, settings = parse_decoding(decoding)
+        method = decoding_from_name(name, **settings)
     pipe = _load(model, device)
     recorder = Trace() if trace or acceptance_map else None
     condition = {"prompt": texts} if texts else {"class_labels": labels}
@@ -115,7 +124,7 @@ def generate(
         **condition,
         num_images_per_prompt=count,
         generator=torch.Generator().manual_seed(seed),
-        decoding=decoding,
+        decoding=method,
         guidance_scale=guidance_scale,
         temperature=temperature,
         top_k=top_k,
@@ -187,28 +196,20 @@ def models() -> None:
 @app.command()
 def decodings() -> None:
     """List the decodings that are known by name, with their settings."""
-    from dataclasses import fields, is_dataclass
-
     from rich.console import Console
     from rich.table import Table
 
-    from .decoding import decoding_from_name, decoding_names
+    from .decoding import PRESETS, decoding_from_name, decoding_to_dict
 
-    table = Table("name", "exact", "what it does", "settings", "papers (arXiv)")
-    for name in decoding_names():
+    table = Table("name", "exact", "what it does", "settings", "paper")
+    for name, preset in PRESETS.items():
         decoding = decoding_from_name(name)
-        settings = {field.name: getattr(decoding, field.name) for field in fields(decoding)}
-        parts = [value for value in settings.values() if is_dataclass(value)]
-        # The paper of a part says more about a preset than those of the method around it.
-        texts = "".join(type(one).__doc__ for one in [*parts, decoding])
-        line = re.sub(r"\s+\(https?:[^)]*\)", "", type(decoding).__doc__.partition("\n\n")[0])
-        table.add_row(
-            name,
-            "yes" if decoding.exact else "no",
-            " ".join(line.split()),
-            ", ".join(f"{key}={type(v).__name__ if v in parts else v}" for key, v in settings.items()),
-            ", ".join(dict.fromkeys(re.findall(r"arxiv\.org/abs/([\d.]*\d)", texts))),
-        )
+        settings = [
+            f"{key}={value['method'] if isinstance(value, dict) else value}"
+            for key, value in decoding_to_dict(decoding).items()
+        ]
+        paper = f"arXiv {preset.paper}" if preset.paper else ""
+        table.add_row(name, "yes" if decoding.exact else "no", preset.summary, ", ".join(settings[1:]), paper)
     Console(width=None if sys.stdout.isatty() else 240).print(table)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, get_args
+from typing import NamedTuple, Protocol, get_args
 
 import torch
 
@@ -20,6 +20,7 @@ from .zipar import ZipARDecoding
 
 
 __all__ = [
+    "PRESETS",
     "AutoregressiveDecoding",
     "Decoding",
     "DecodingState",
@@ -71,27 +72,82 @@ _METHODS = {
     )
 }
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
-_PRESETS = {
-    "ar": (AutoregressiveDecoding, {}),
-    "sjd": (SpeculativeJacobiDecoding, {"refresh": "independent"}),
-    "sjd-coupled": (SpeculativeJacobiDecoding, {"refresh": "coupled"}),
-    "sjd-gumbel": (SpeculativeJacobiDecoding, {"refresh": "gumbel"}),
-    "sjd-tree": (TreeJacobiDecoding, {}),
-    "sjd-lazy": (LazyJacobiDecoding, {}),
-    "sjd++": (SpeculativeJacobiDecoding, {"refresh": "independent", "reuse": 0.8}),
-    "gsd": (SpeculativeJacobiDecoding, {"acceptance": GroupAcceptance()}),
-    "lantern": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance()}),
-    "lantern++": (SpeculativeJacobiDecoding, {"acceptance": NeighbourAcceptance(10, delta=1.0, relative=True)}),
-    "eagle": (DraftTreeDecoding, {}),
-    "eagle-lantern": (DraftTreeDecoding, {"acceptance": NeighbourAcceptance()}),
-    "zipar": (ZipARDecoding, {}),
-    "pjd": (ParallelJacobiDecoding, {}),
+
+
+class Preset(NamedTuple):
+    """A decoding with a name: its method, settings, what it does in a line, and the arXiv number of its paper."""
+
+    method: type
+    settings: dict
+    summary: str
+    paper: str = ""
+
+
+PRESETS = {
+    "ar": Preset(AutoregressiveDecoding, {}, "one code a pass, in raster order"),
+    "sjd": Preset(
+        SpeculativeJacobiDecoding,
+        {"refresh": "independent"},
+        "drafts a window, verifies it in one pass, draws the rest anew",
+        "2410.01699",
+    ),
+    "sjd-coupled": Preset(
+        SpeculativeJacobiDecoding,
+        {"refresh": "coupled"},
+        "as sjd, and what is drawn anew stays where it can (maximal coupling)",
+        "2510.24211",
+    ),
+    "sjd-gumbel": Preset(
+        SpeculativeJacobiDecoding,
+        {"refresh": "gumbel"},
+        "as sjd, and what is drawn anew keeps its Gumbel noise",
+        "2510.24211",
+    ),
+    "sjd-tree": Preset(
+        TreeJacobiDecoding, {}, "as sjd-coupled, with several drafts for the next code, each a branch", "2603.18599"
+    ),
+    "sjd-lazy": Preset(
+        LazyJacobiDecoding, {}, "as sjd-coupled, with a far window that is evaluated only where something changed"
+    ),
+    "sjd++": Preset(
+        SpeculativeJacobiDecoding,
+        {"refresh": "independent", "reuse": 0.8},
+        "as sjd, and drafts whose probability held stay undrawn",
+        "2512.07503",
+    ),
+    "gsd": Preset(
+        SpeculativeJacobiDecoding,
+        {"acceptance": GroupAcceptance()},
+        "as sjd-coupled, accepting by groups of similar codes",
+        "2508.07747",
+    ),
+    "lantern": Preset(
+        SpeculativeJacobiDecoding,
+        {"acceptance": NeighbourAcceptance()},
+        "as sjd-coupled, accepting by the nearest codes up to a probability",
+        "2410.03355",
+    ),
+    "lantern++": Preset(
+        SpeculativeJacobiDecoding,
+        {"acceptance": NeighbourAcceptance(10, delta=1.0, relative=True)},
+        "as lantern, up to a multiple of the draft's own probability",
+        "2502.06352",
+    ),
+    "eagle": Preset(DraftTreeDecoding, {}, "a trained drafter proposes a tree of codes", "2406.16858"),
+    "eagle-lantern": Preset(
+        DraftTreeDecoding,
+        {"acceptance": NeighbourAcceptance()},
+        "as eagle, accepting by the nearest codes",
+        "2410.03355",
+    ),
+    "zipar": Preset(ZipARDecoding, {}, "begins a row before the row above is complete", "2412.04062"),
+    "pjd": Preset(ParallelJacobiDecoding, {}, "speculative Jacobi decoding in several rows at once", "2606.05703"),
 }
 
 
 def decoding_names() -> list[str]:
     """The names that `decoding_from_name` knows."""
-    return list(_PRESETS)
+    return list(PRESETS)
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -100,10 +156,10 @@ def decoding_from_name(name: str, **settings) -> Decoding:
     Raises:
         ValueError: if there is no such name or setting.
     """
-    if name not in _PRESETS:
-        raise ValueError(f"there is no decoding {name!r}: choose among {', '.join(_PRESETS)}")
-    method, preset = _PRESETS[name]
-    return _build(method, {**preset, **settings})
+    if name not in PRESETS:
+        raise ValueError(f"there is no decoding {name!r}: choose among {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    return _build(preset.method, {**preset.settings, **settings})
 
 
 def decoding_to_dict(decoding: Decoding) -> dict:
