@@ -42,9 +42,9 @@ class LazyJacobiDecoding:
         ValueError: if a setting is not among these.
     """
 
-    window: int = 128
-    chain: int = 24
-    tokens: int = 64
+    window: int = 64
+    chain: int = 16
+    tokens: int = 32
     init: Init = "uniform"
 
     exact: ClassVar[bool] = True

@@ -99,8 +99,8 @@ def test_an_unknown_method_is_answered_with_the_choices(settings):
         ("sjd", {"init": "right"}, "init is 'right': choose among uniform, left, above"),
         ("sjd-tree", {"width": 1}, "width is 1: give a whole number of at least 2"),
         ("sjd-tree", {"window": 4}, "window is 4: give a whole number of at least 5"),
-        ("sjd-lazy", {"tokens": 12}, "tokens is 12: give a whole number of at least 24"),
-        ("sjd-lazy", {"window": 2.5}, "window is 2.5: give a whole number of at least 64"),
+        ("sjd-lazy", {"tokens": 12}, "tokens is 12: give a whole number of at least 16"),
+        ("sjd-lazy", {"window": 2.5}, "window is 2.5: give a whole number of at least 32"),
         ("sjd", {"acceptance": "gsd"}, r"acceptance is 'gsd': choose among ExactAcceptance\(\), Group"),
         ("sjd", {"acceptance": {"method": "Gsd"}}, "no acceptance method 'Gsd': choose among ExactAcceptance, Group"),
         (
