@@ -1,8 +1,9 @@
 """A synthetic picture law of any grid size, to compare decodings in seconds without a network.
 
 A code depends on the codes to the left, above, above-left and above-right of it, through random tables; `coupling` says how
-strongly. It is a `TokenModel`, so that every decoding runs on it. The table shows how many passes an image needs and how many
-codes a pass evaluates for an image, both as means over the images.
+strongly. It is a `TokenModel`, so that every decoding but those with a drafter runs on it. The table shows how many passes an
+image needs and how many codes a pass evaluates for an image, both as means over the images, and how far the codes are from
+the model's law (`arimage.eval.deviation`).
 
 python benchmarks/markov_mesh.py --decoding ar sjd sjd-coupled:window=64 sjd-lazy
 """
@@ -15,6 +16,7 @@ import torch
 
 from arimage.decoding import Sampling, decode, decoding_from_name
 from arimage.eval.bench import parse_decoding
+from arimage.eval.deviation import code_places, deviation
 
 
 NEIGHBOURS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))
@@ -85,10 +87,13 @@ def main() -> None:
     parser.add_argument("--decoding", nargs="+", default=["ar", "sjd:window=64", "sjd-coupled:window=64", "sjd-lazy"])
     parser.add_argument("--grid", type=int, default=48)
     parser.add_argument("--coupling", type=float, nargs="+", default=[1.0, 0.6])
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--batch-size", type=int, nargs="+", default=[8])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    print("| coupling | batch | decoding | passes an image | fewer by | codes a pass | seconds |\n" + "| --- " * 7 + "|")
+    head = "| coupling | batch | decoding | exact | passes an image | fewer by | codes a pass | deviation (floor) | seconds |"
+    print(head + "\n" + "| --- " * 9 + "|")
+    seeds = arguments.seed + torch.arange(arguments.images)
     for coupling in arguments.coupling:
         model = MarkovMesh((arguments.grid, arguments.grid), coupling=coupling)
         for batch_size in arguments.batch_size:
@@ -96,14 +101,15 @@ def main() -> None:
                 name, settings = parse_decoding(text)
                 decoding = decoding_from_name(name, **settings)
                 model.evaluated, began = 0, time.perf_counter()
-                seeds = arguments.seed + torch.arange(batch_size)
-                state = decode(model, decoding, Sampling(), seeds)
-                seconds = time.perf_counter() - began
-                passes = int((torch.stack(state.accepted) > 0).sum())
-                each = passes / batch_size
+                states = [decode(model, decoding, Sampling(), batch) for batch in seeds.split(batch_size)]
+                seconds, evaluated = time.perf_counter() - began, model.evaluated
+                passes = sum(int((torch.stack(state.accepted) > 0).sum()) for state in states)
+                found = deviation(*code_places(model, Sampling(), torch.cat([state.tokens for state in states])))
+                each = passes / arguments.images
                 print(
-                    f"| {coupling} | {batch_size} | {text} | {each:.0f} | {model.num_tokens / each:.1f} "
-                    f"| {model.evaluated / passes:.1f} | {seconds:.1f} |",
+                    f"| {coupling} | {batch_size} | {text} | {'yes' if decoding.exact else 'no'} | {each:.1f} "
+                    f"| {model.num_tokens / each:.1f} | {evaluated / passes:.1f} "
+                    f"| {found.total_variation:.4f} ({found.floor:.4f}) | {seconds:.1f} |",
                     flush=True,
                 )
 
