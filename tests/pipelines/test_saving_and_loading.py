@@ -78,6 +78,9 @@ def test_the_defaults_lie_in_a_readable_file(folder):
         "window": 5,
         "refresh": "gumbel",
         "init": "above",
+        "acceptance": {"method": "ExactAcceptance"},
+        "relax": 1.0,
+        "reuse": None,
     }
     assert config == DEFAULTS
 
