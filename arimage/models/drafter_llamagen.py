@@ -36,8 +36,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         self.block = Block(self.config)
 
     @classmethod
-    def for_transformer(cls, transformer: LlamaGenTransformer, **changes) -> "LlamaGenDrafter":
-        """A new drafter, its layer of the shape of the transformer's but for `changes`, initialised for training."""
+    def for_transformer(cls, transformer: LlamaGenTransformer) -> "LlamaGenDrafter":
+        """A new drafter to be trained: its layer is the transformer's last, its input the sum of code and feature."""
         names = (
             "hidden_size",
             "intermediate_size",
@@ -46,10 +46,10 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
             "rope_theta",
             "norm_eps",
         )
-        drafter = cls(**{**{name: transformer.config[name] for name in names}, **changes})
-        for parameter in drafter.parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
+        drafter = cls(**{name: transformer.config[name] for name in names})
+        drafter.block.load_state_dict(transformer.blocks[-1].state_dict())
+        with torch.no_grad():
+            drafter.fc.weight.copy_(torch.eye(drafter.config.hidden_size).repeat(1, 2))
         return drafter
 
     @property

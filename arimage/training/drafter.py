@@ -133,21 +133,20 @@ class DrafterTask(nn.Module):
 
 def train_drafter(
     pipe: LlamaGenPipeline,
-    model_config: dict,
     data: ImageCaptions,
     heldout: ImageCaptions,
     settings: DrafterSettings,
     out: str | Path,
     on_report: Callable[[LlamaGenPipeline], None] | None = None,
 ) -> LlamaGenPipeline:
-    """Train a `LlamaGenDrafter`, its layer of the shape of the transformer's but for `model_config`, for the text-conditional
-    `pipe`, in float32; returns `pipe` with the averaged weights as its component `drafter`.
+    """Train a `LlamaGenDrafter` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights as its
+    component `drafter`.
 
     `out` keeps checkpoint, log and curve; a second call continues an interrupted run.
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)
-    drafter = LlamaGenDrafter.for_transformer(pipe.transformer, **model_config).to(pipe.device)
+    drafter = LlamaGenDrafter.for_transformer(pipe.transformer).to(pipe.device)
     task = DrafterTask(drafter, pipe, data, heldout, settings)
     pipe.register_modules(drafter=drafter)
     fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))

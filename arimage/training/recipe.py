@@ -97,7 +97,7 @@ def run_drafter(
     part, out = recipe["drafter"], Path(out)
     settings = DrafterSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
-    pipe = train_drafter(pipe, part["model"], data, heldout_data, settings, out / "drafter")
+    pipe = train_drafter(pipe, data, heldout_data, settings, out / "drafter")
     save_float16(pipe, out / "model")
     return pipe
 

@@ -43,7 +43,7 @@ def pictures(count, seed):
 def train(out, on_report=None):
     pipe = tiny.text_pipeline()
     pipe.register_modules(drafter=None)
-    return train_drafter(pipe, {}, pictures(6, 0), pictures(3, 1), SETTINGS, out, on_report)
+    return train_drafter(pipe, pictures(6, 0), pictures(3, 1), SETTINGS, out, on_report)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_only_the_drafter_is_trained(trained):
 
 def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures(4, 0))
-    part = {"model": {}, "optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
+    part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
     recipe_module.run_drafter({"drafter": part}, tiny.text_pipeline(), "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
