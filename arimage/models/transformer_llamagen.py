@@ -297,7 +297,7 @@ class LlamaGenTokenModel:
         self.transformer, self.condition, self.grid, self.groups = transformer, condition, grid, groups
         self.num_tokens = grid[0] * grid[1]
         self.vocab_size = transformer.config.vocab_size
-        self.codebook, self.drafter = codebook, drafter
+        self.codebook, self.drafter, self.network = codebook, drafter, transformer
         self._prefix_mask = transformer.prefix_mask(**condition)
         self.device = self._prefix_mask.device
         theta = transformer.config.rope_theta

@@ -264,6 +264,14 @@ def test_statistics_add_up(pipe, decoding):
         assert 2 <= stats.forward_passes <= N
 
 
+def test_a_window_that_is_chosen_by_measured_time_draws_greedy_images_all_the_same(pipe):
+    decoding = SpeculativeJacobiDecoding(window="auto")
+    chosen, expected = (pipe(PROMPTS, **GREEDY, decoding=each) for each in (decoding, "ar"))
+    assert torch.equal(chosen.tokens, expected.tokens) and chosen.stats.exact
+    again = pipe(PROMPTS, generator=seeded(4), decoding=decoding)
+    assert torch.equal(again.tokens, pipe(PROMPTS, generator=seeded(4), decoding=decoding).tokens)
+
+
 def test_greedy_speculation_needs_fewer_passes(pipe):
     assert pipe(PROMPTS[0], **GREEDY, decoding="sjd-coupled").stats.forward_passes < N
 
