@@ -14,10 +14,10 @@ from .interface import TokenModel
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 # How often a window is chosen, in passes: choosing waits for the device.
 INTERVAL = 8
-# How often a draft is kept, before anything was seen.
+# The drafts a pass keeps for every doubling of the window, before anything was seen.
 GUESS = 0.8
-# How many times the codes a pass a doubled window is given credit for, before it was tried.
-GAIN = 1.3
+# What trying may cost, as a share of the time that autoregressive decoding takes.
+LOSS = 0.05
 
 _seconds: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 
@@ -25,44 +25,39 @@ _seconds: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 class AdaptiveWindow:
     """Picks the window that decides the most codes a second, for all images of a call together.
 
-    What a window decides is seen when it is used. One that was not used yet is given credit: a shorter one for the drafts
-    that were kept within it, a longer one for `GAIN` times the codes at every doubling.
+    The drafts that a pass keeps are taken to grow by one and the same number at every doubling of the window; that number
+    follows what is seen. A window is only tried if keeping none of its drafts until the next choice would not put the
+    slowest image behind autoregressive decoding by more than `LOSS` of its time.
 
     Args:
         seconds: what a pass takes at each size.
+        num_tokens: the codes of an image.
     """
 
-    def __init__(self, seconds: dict[int, float], device: torch.device):
-        self.seconds, self.device = seconds, device
-        self._codes = {}
-        self._use(max(seconds, key=lambda size: sum(GUESS**o for o in range(size)) / seconds[size]))
+    def __init__(self, seconds: dict[int, float], num_tokens: int):
+        self.seconds, self.num_tokens = seconds, num_tokens
+        self._rate, self._spent = GUESS, 0.0
+        self.window = self._best(1)
+        self._passes, self._kept = 0, 0
 
-    def _use(self, window: int) -> None:
-        self.window, self._passes = window, 0
-        self._reached = torch.zeros(window, device=self.device)
+    def _best(self, decided: int) -> int:
+        alone = self.seconds[1]
+        spare = (decided - 1 + LOSS * self.num_tokens) * alone - self._spent
+        affordable = [size for size, cost in self.seconds.items() if size == 1 or INTERVAL * (cost - alone) <= spare]
+        return max(affordable, key=lambda size: (1 + self._rate * math.log2(size)) / self.seconds[size])
 
     def observe(self, leading: torch.LongTensor, running: torch.BoolTensor) -> None:
         """Take in a pass that kept `leading` [B] drafts, of the images that are still `running` [B]."""
-        offsets = torch.arange(self.window, device=leading.device)
-        reached = (leading[:, None] >= offsets) & running[:, None]
-        self._reached += reached.sum(0) / running.sum().clamp(min=1)
+        self._kept = self._kept + (leading * running).sum() / running.sum().clamp(min=1)
         self._passes += 1
 
-    def choose(self) -> int:
-        """The size for the next passes."""
-        reached = (self._reached / self._passes).tolist()
-        seen = sum(reached)
-        self._codes[self.window] = (self._codes.get(self.window, seen) + seen) / 2
-
-        def codes(size: int) -> float:
-            if size in self._codes:
-                return self._codes[size]
-            if size < self.window:
-                return sum(reached[:size])
-            shorter = max(used for used in self._codes if used < size)
-            return self._codes[shorter] * GAIN ** math.log2(size / shorter)
-
-        self._use(max(self.seconds, key=lambda size: codes(size) / self.seconds[size]))
+    def choose(self, decided: torch.LongTensor) -> int:
+        """The size for the next passes, where `decided` [B] codes of each image are decided."""
+        self._spent += self._passes * self.seconds[self.window]
+        if self.window > 1:
+            self._rate = (self._rate + float(self._kept) / self._passes / math.log2(self.window)) / 2
+        self.window = self._best(int(decided.min()))
+        self._passes, self._kept = 0, 0
         return self.window
 
 
@@ -78,7 +73,7 @@ def pass_seconds(model: TokenModel, batch_size: int, run: Callable[[int], Callab
     return known[key]
 
 
-def _time(make_pass: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
+def _time(make_pass: Callable[[], None], device: torch.device, repeats: int = 5) -> float:
     def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

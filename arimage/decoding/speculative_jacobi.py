@@ -96,7 +96,7 @@ class SpeculativeJacobiDecoding:
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
         keeps, adaptive, window = self.acceptance.bind(model), None, self.window
         if window == "auto":
-            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.device)
+            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens)
             window = adaptive.window
         state = open_window(model, sampling, seeds, window, self.init)
         return JacobiState(**vars(state), keeps=keeps, adaptive=adaptive)
@@ -142,5 +142,5 @@ class SpeculativeJacobiDecoding:
         if state.adaptive is not None:
             state.adaptive.observe(leading, running)
             if state.forward_passes % INTERVAL == 0:
-                resize_window(state, state.adaptive.choose(), self.init)
+                resize_window(state, state.adaptive.choose(state.cursor), self.init)
         return state

@@ -8,33 +8,44 @@ from arimage.decoding.adaptive_window import INTERVAL, SIZES, AdaptiveWindow, pa
 from arimage.decoding.window import resize_window
 
 
-CPU = torch.device("cpu")
-
-
-def settle(seconds, kept, passes=40):
-    """The window after many passes in which a draft is kept with probability `kept`, by the leading drafts of four images."""
-    adaptive = AdaptiveWindow(seconds, CPU)
-    generator = torch.Generator().manual_seed(0)
-    running = torch.tensor([True, True, True, False])
-    for step in range(passes):
-        drafts = torch.rand(4, adaptive.window, generator=generator) < kept
-        adaptive.observe(drafts.long().cumprod(1).sum(1), running)
-        if step % INTERVAL == INTERVAL - 1:
-            adaptive.choose()
-    return adaptive.window
+def decode_with(seconds, kept, num_tokens=2048):
+    """The windows and the seconds of an image whose drafts are kept with probability `kept` each, beside another that is done."""
+    adaptive, generator = AdaptiveWindow(seconds, num_tokens), torch.Generator().manual_seed(0)
+    decided, running = torch.tensor([1, num_tokens]), torch.tensor([True, False])
+    windows, spent = [], 0.0
+    while decided[0] < num_tokens:
+        windows.append(adaptive.window)
+        spent += seconds[adaptive.window]
+        leading = (torch.rand(2, adaptive.window, generator=generator) < kept).long().cumprod(1).sum(1)
+        adaptive.observe(leading, running)
+        decided[0] += leading[0] + 1
+        if len(windows) % INTERVAL == 0:
+            adaptive.choose(decided)
+    return windows, spent
 
 
 def test_a_longer_window_is_taken_where_it_costs_nothing():
-    assert settle(dict.fromkeys(SIZES, 1.0), 0.95) >= 64
+    windows, _ = decode_with(dict.fromkeys(SIZES, 1.0), 0.95)
+    assert windows[-1] == 128
 
 
 def test_one_code_a_pass_where_every_draft_costs_as_much_as_a_pass():
-    assert settle({size: float(size) for size in SIZES}, 0.6) == 1
+    windows, _ = decode_with({size: float(size) for size in SIZES}, 0.6)
+    assert set(windows) == {1}
 
 
 def test_the_window_follows_what_is_kept():
     seconds = {size: 8.0 + size for size in SIZES}
-    assert settle(seconds, 0.3) < settle(seconds, 0.9) <= 32
+    few, many = (decode_with(seconds, kept)[0][-1] for kept in (0.1, 0.9))
+    assert few < many <= 32
+
+
+@pytest.mark.parametrize("fixed", [0.0, 1.0, 8.0, 100.0])
+@pytest.mark.parametrize("num_tokens", [64, 256, 1024])
+def test_trying_costs_a_twentieth_at_most(fixed, num_tokens):
+    seconds = {size: fixed + size for size in SIZES}
+    _, spent = decode_with(seconds, 0.0, num_tokens)
+    assert spent <= 1.05 * num_tokens * seconds[1]
 
 
 def test_passes_are_timed_once_for_a_network_and_batch_size(table_model):
@@ -57,7 +68,7 @@ def test_whatever_window_is_picked_images_follow_the_joint_law(table_model, monk
     monkeypatch.setattr("arimage.decoding.speculative_jacobi.INTERVAL", 1)
     monkeypatch.setattr("arimage.decoding.speculative_jacobi.pass_seconds", lambda *_: {1: 1.0, 4: 1.0})
     turns = iter([1, 4] * 10)
-    monkeypatch.setattr(AdaptiveWindow, "choose", lambda adaptive: adaptive._use(next(turns)) or adaptive.window)
+    monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))
     model, size = table_model(grid=(2, 3), vocab_size=2), 20_000
     state = decode(model, SpeculativeJacobiDecoding("auto", refresh), Sampling(top_p=0.9), torch.arange(size))
     joint = model.joint(Sampling(top_p=0.9))
