@@ -3,19 +3,16 @@
 from collections.abc import Callable
 
 import torch
-from diffusers.pipelines.pixart_alpha.pipeline_pixart_alpha import PixArtAlphaPipeline
-from diffusers.utils import logging, replace_example_docstring
+from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, TokenModel
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .base import ARImagePipeline
+from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .output import ImagePipelineOutput
 
-
-logger = logging.get_logger(__name__)
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -40,7 +37,7 @@ def left_pad(
     return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
 
 
-class LlamaGenPipeline(ARImagePipeline):
+class LlamaGenPipeline(ClassOrTextPipeline):
     """Images of a class or of a text by LlamaGen.
 
     Args:
@@ -59,10 +56,6 @@ class LlamaGenPipeline(ARImagePipeline):
     # It runs between passes of the transformer, whose embedding and head it uses.
     _exclude_from_cpu_offload = ["drafter"]
 
-    bad_punct_regex = PixArtAlphaPipeline.bad_punct_regex
-    _clean_caption = PixArtAlphaPipeline._clean_caption
-    _text_preprocessing = PixArtAlphaPipeline._text_preprocessing
-
     def __init__(
         self,
         transformer: LlamaGenTransformer,
@@ -77,11 +70,7 @@ class LlamaGenPipeline(ARImagePipeline):
                 f"the transformer has {transformer.config.vocab_size} codes, the image tokenizer {vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
-        if text_encoder is not None and text_encoder.config.d_model != transformer.config.caption_dim:
-            raise ValueError(
-                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
-                f"{transformer.config.caption_dim}: load the encoder that it was trained with"
-            )
+        check_text_encoder(text_encoder, transformer)
         if drafter is not None and drafter.config.hidden_size != transformer.config.hidden_size:
             raise ValueError(
                 f"the drafter is {drafter.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
@@ -90,65 +79,6 @@ class LlamaGenPipeline(ARImagePipeline):
         self.register_modules(
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
         )
-
-    def encode_prompt(self, prompt: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Right-padded text embeddings [B, P, D] and their mask [B, P], from captions cleaned as in the original."""
-        length = self.transformer.config.num_condition_tokens
-        cleaned = self._text_preprocessing(prompt, clean_caption=True)
-        text = self.tokenizer(
-            cleaned, max_length=length, padding="max_length", truncation=True, return_tensors="pt"
-        ).to(self._execution_device)
-        longest = max(len(ids) for ids in self.tokenizer(cleaned).input_ids)
-        if longest > length:
-            logger.warning(f"the prompt has {longest} tokens and was cut to the {length} that this model reads")
-        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        return embeds, text.attention_mask
-
-    def check_inputs(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
-        """Refuse a condition that the checkpoint cannot draw; return how many prompts or classes there are."""
-        config = self.transformer.config
-        if config.conditioning == "class":
-            if class_labels is None or prompt is not None or prompt_embeds is not None:
-                raise ValueError(
-                    f"this checkpoint draws classes: give class_labels, ids from 0 to {config.num_classes - 1}, and no prompt"
-                )
-            labels = torch.as_tensor(class_labels).flatten()
-            if (
-                len(labels) == 0
-                or labels.is_floating_point()
-                or labels.min() < 0
-                or labels.max() >= config.num_classes
-            ):
-                raise ValueError(
-                    f"class_labels are {class_labels}: give one or more ids from 0 to {config.num_classes - 1}"
-                )
-            return len(labels)
-        if class_labels is not None:
-            raise ValueError("this checkpoint draws from text: give a prompt instead of class_labels")
-        if (prompt is None) == (prompt_embeds is None):
-            raise ValueError("give either a prompt or prompt_embeds with prompt_attention_mask")
-        if prompt is not None:
-            if self.text_encoder is None or self.tokenizer is None:
-                raise ValueError(
-                    "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                    "checkpoint again with --text-encoder"
-                )
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"prompt is {prompt!r}: give a string or a list of strings")
-            return len(texts)
-        expected = (config.num_condition_tokens, config.caption_dim)
-        if prompt_embeds.ndim != 3 or prompt_embeds.shape[1:] != expected:
-            raise ValueError(
-                f"prompt_embeds are {tuple(prompt_embeds.shape)}: this model expects [B, {expected[0]}, {expected[1]}]"
-            )
-        if prompt_attention_mask is None or prompt_attention_mask.shape != prompt_embeds.shape[:2]:
-            raise ValueError(f"prompt_attention_mask must be [B, {expected[0]}], like prompt_embeds")
-        if not prompt_attention_mask[:, 0].all() or (prompt_attention_mask.int().diff() > 0).any():
-            raise ValueError(
-                "prompt_attention_mask must be ones, at least one a row, and then zeros: pad on the right"
-            )
-        return len(prompt_embeds)
 
     @torch.no_grad()
     def bind(
@@ -161,22 +91,14 @@ class LlamaGenPipeline(ARImagePipeline):
         prompt_attention_mask: torch.Tensor | None = None,
     ) -> TokenModel:
         """The next-code model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
-        self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
-        config, device = self.transformer.config, self._execution_device
-        if config.conditioning == "class":
-            condition = {"class_labels": torch.as_tensor(class_labels, device=device).flatten()}
-        else:
-            if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt(
-                    [prompt] if isinstance(prompt, str) else prompt
-                )
-            embeds, mask = left_pad(prompt_embeds.to(device), prompt_attention_mask.to(device))
+        condition = self.condition(prompt, class_labels, num_images_per_prompt, prompt_embeds, prompt_attention_mask)
+        if "prompt_embeds" in condition:
+            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
         guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
-        grid = (config.grid_size, config.grid_size)
+        size = self.transformer.config.grid_size
         return self.transformer.bind(
-            grid, guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
+            (size, size), guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
         )
 
     @torch.no_grad()
