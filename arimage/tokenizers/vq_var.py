@@ -1,0 +1,160 @@
+"""The multi-scale residual tokenizer of VAR (https://arxiv.org/abs/2404.02905): an image as token maps from coarse to fine."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
+from torch import nn
+
+from ..kernels.codebook import nearest_code
+from .vq_llamagen import Decoder, Encoder
+
+
+class Phi(nn.Conv2d):
+    """Blend a map [B, C, h, w] with its 3x3 convolution, in the map's dtype and on its device whatever the weights'."""
+
+    def __init__(self, channels: int, weight: float):
+        super().__init__(channels, channels, 3, padding=1)
+        self.phi_weight = weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        convolved = F.conv2d(hidden, self.weight.to(hidden), self.bias.to(hidden), padding=1)
+        return (1 - self.phi_weight) * hidden + self.phi_weight * convolved
+
+
+def phi_indices(num_scales: int, num_phi: int) -> list[int]:
+    """Which of `num_phi` convolutions each scale shares: the nearest on a line from the first scale to the last."""
+    margin = 1 / 3 / num_phi if num_phi == 4 else 1 / 2 / num_phi
+    # In float64: for the published ten scales two are ties that rounding decides.
+    ticks = np.linspace(margin, 1 - margin, num_phi)
+    return [int(np.abs(ticks - scale / (num_scales - 1)).argmin()) for scale in range(num_scales)]
+
+
+class VARVQModel(ModelMixin, ConfigMixin):
+    """Turns images into token maps of growing size, each a correction of what those before it tell, and back.
+
+    The defaults are those of the published tokenizer. Images have exactly P * f pixels along each side, P = `scales[-1]` and
+    f = 2 ** (len(channel_multipliers) - 1). What is between encoder and decoder is computed in float32 in any dtype.
+
+    Args:
+        channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
+        channel_multipliers (`tuple[int, ...]`): one a level, from the image's resolution down to the latents'.
+        layers_per_block (`int`): residual blocks a level in the encoder; the decoder has one more.
+        codebook_size (`int`), codebook_dim (`int`): V rows and width C of the codebook; C also channels of the latents.
+        scales (`tuple[int, ...]`): sides p of the token maps, at least two, from coarse to fine.
+        num_phi (`int`): convolutions that the scales share for their upsampled maps; 0 = one for each scale.
+        phi_weight (`float`): how much of an upsampled map is replaced by its convolution, 0 to 1.
+        norm_num_groups (`int`): groups of every group norm.
+    """
+
+    _no_split_modules = ["ResBlock", "SpatialAttention"]
+
+    @register_to_config
+    def __init__(
+        self,
+        channels: int = 160,
+        channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4),
+        layers_per_block: int = 2,
+        codebook_size: int = 4096,
+        codebook_dim: int = 32,
+        scales: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        num_phi: int = 4,
+        phi_weight: float = 0.5,
+        norm_num_groups: int = 32,
+    ):
+        super().__init__()
+        multipliers = list(channel_multipliers)
+        self.encoder = Encoder(channels, multipliers, layers_per_block, codebook_dim, norm_num_groups)
+        self.quant_conv = nn.Conv2d(codebook_dim, codebook_dim, 3, padding=1)
+        self.codebook = nn.Embedding(codebook_size, codebook_dim)
+        num_phi = num_phi or len(scales)
+        self.phi = nn.ModuleList(Phi(codebook_dim, phi_weight) for _ in range(num_phi))
+        self.phi_index = phi_indices(len(scales), num_phi)
+        self.post_quant_conv = nn.Conv2d(codebook_dim, codebook_dim, 3, padding=1)
+        self.decoder = Decoder(channels, multipliers, layers_per_block + 1, codebook_dim, norm_num_groups)
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels a cell of the finest map along each side."""
+        return 2 ** (len(self.config.channel_multipliers) - 1)
+
+    def code_vectors(self) -> torch.Tensor:
+        """The vectors of all codes [V, C]."""
+        return self.codebook.weight
+
+    @apply_forward_hook
+    def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
+        """Images [B, 3, P * f, P * f] in [-1, 1] to one token map [B, p, p] a scale, from coarse to fine.
+
+        Raises:
+            ValueError: if the images have another size.
+        """
+        side = self.config.scales[-1] * self.scale_factor
+        height, width = images.shape[-2:]
+        if (height, width) != (side, side):
+            raise ValueError(
+                f"images of {height}x{width} pixels do not fit this tokenizer: resize them to {side}x{side}"
+            )
+        latents = self.quant_conv(self.encoder(images)).float()
+        accumulated = torch.zeros_like(latents)
+        codes = []
+        for scale, p in enumerate(self.config.scales):
+            residual = F.interpolate(latents - accumulated, size=(p, p), mode="area").permute(0, 2, 3, 1)
+            codes.append(nearest_code(residual.flatten(0, 2), self.codebook.weight).view(-1, p, p))
+            accumulated = self.accumulate(scale, accumulated, self.lookup(codes[-1]))
+        return codes
+
+    def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
+        """Codes [B, p, p] to their vectors [B, C, p, p] in float32."""
+        return self.codebook(codes).permute(0, 3, 1, 2).float()
+
+    def accumulate(self, scale: int, latents: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Add to the latents [B, C, P, P] of the scales before `scale` its code vectors [B, C, p, p]; both in float32."""
+        if vectors.shape != latents.shape:
+            vectors = F.interpolate(vectors, size=latents.shape[-2:], mode="bicubic")
+        return latents + self.phi[self.phi_index[scale]](vectors)
+
+    @apply_forward_hook
+    def latents(self, codes: list[torch.LongTensor]) -> torch.Tensor:
+        """The token maps of the first scales, or of all, to latents [B, C, P, P] in float32."""
+        side = self.config.scales[-1]
+        accumulated = self.codebook.weight.new_zeros(
+            len(codes[0]), self.config.codebook_dim, side, side, dtype=torch.float32
+        )
+        for scale, token_map in enumerate(codes):
+            accumulated = self.accumulate(scale, accumulated, self.lookup(token_map))
+        return accumulated
+
+    @apply_forward_hook
+    def decode(self, codes: list[torch.LongTensor]) -> torch.Tensor:
+        """Token maps, one [B, p, p] a scale, to images [B, 3, P * f, P * f], nominally in [-1, 1], not clamped.
+
+        The maps of the first scales alone give the picture as far as they tell it.
+        """
+        return self.decode_latents(self.latents(codes))
+
+    @apply_forward_hook
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped."""
+        return self.decoder(self.post_quant_conv(latents.to(self.dtype)))
+
+    def scale_input(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
+        """What a transformer is fed for `scale`: the latents of the scales before it, averaged to its cells [B, p * p, C]."""
+        side = self.config.scales[scale]
+        return F.interpolate(latents, size=(side, side), mode="area").flatten(2).transpose(1, 2)
+
+    @apply_forward_hook
+    def inputs(self, codes: list[torch.LongTensor]) -> torch.Tensor:
+        """Teacher-forcing inputs [B, N - 1, C] in float32: `scale_input` of every scale but the first, N cells in all.
+
+        The maps of the first k scales give the inputs of the k scales after the first.
+        """
+        codes = codes[: len(self.config.scales) - 1]
+        accumulated = torch.zeros_like(self.latents(codes[:1]))
+        inputs = []
+        for scale, token_map in enumerate(codes):
+            accumulated = self.accumulate(scale, accumulated, self.lookup(token_map))
+            inputs.append(self.scale_input(scale + 1, accumulated))
+        return torch.cat(inputs, dim=1)

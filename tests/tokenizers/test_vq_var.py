@@ -1,0 +1,155 @@
+"""The multi-scale tokenizer equals that of the authors, on random weights in their file format."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from arimage.tokenizers.vq_var import VARVQModel, phi_indices
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "var"
+SCALES = (1, 2, 3, 4)
+
+
+def renamed(name: str, levels: int) -> str:
+    """The published name of a weight to ours, before the joint projections are split."""
+    name = name.replace("quantize.embedding", "codebook").replace("quantize.quant_resi.qresi_ls", "phi")
+    for part, index in (("block_1", 0), ("attn_1", 1), ("block_2", 2)):
+        name = name.replace(f"mid.{part}", f"mid.{index}")
+    for level in range(levels):
+        name = name.replace(f"down.{level}.", f"levels.{level}.").replace(
+            f"up.{level}.", f"levels.{levels - 1 - level}."
+        )
+    for theirs, ours in (
+        (".block.", ".res."),
+        ("nin_shortcut", "shortcut"),
+        ("downsample", "resample"),
+        ("upsample", "resample"),
+        ("proj_out", "to_out"),
+    ):
+        name = name.replace(theirs, ours)
+    return name
+
+
+@pytest.fixture(scope="module")
+def vq():
+    config = json.loads((FIXTURES / "config.json").read_text())["vae"]
+    vq = VARVQModel(
+        channels=config["ch"],
+        channel_multipliers=config["ch_mult"],
+        layers_per_block=config["num_res_blocks"],
+        codebook_size=config["vocab_size"],
+        codebook_dim=config["z_channels"],
+        scales=SCALES,
+    ).eval()
+    weights = {}
+    for name, value in torch.load(FIXTURES / "vae_ch32v64z8.pth", weights_only=True).items():
+        name = renamed(name, len(config["ch_mult"]))
+        if ".qkv." in name:
+            weights |= {name.replace("qkv", f"to_{x}"): part for x, part in zip("qkv", value.chunk(3), strict=True)}
+        elif "ema_vocab_hit" not in name:
+            weights[name] = value
+    vq.load_state_dict(weights)
+    return vq
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return load_file(FIXTURES / "expected.safetensors")
+
+
+def maps(tokens, scales=SCALES):
+    return [
+        part.unflatten(1, (p, p)) for p, part in zip(scales, tokens.split([p * p for p in scales], 1), strict=True)
+    ]
+
+
+def flat(codes):
+    return torch.cat([token_map.flatten(1) for token_map in codes], dim=1)
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_encodings_and_codes_equal_the_original(vq, expected):
+    assert_close(vq.quant_conv(vq.encoder(expected["vae_image"])), expected["vae_f"])
+    codes = vq.encode(expected["vae_image"])
+    assert [token_map.shape for token_map in codes] == [(2, p, p) for p in SCALES]
+    assert torch.equal(flat(codes), expected["vae_tokens"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scales", [1, 2, 3, 4])
+def test_the_first_scales_give_the_pictures_of_the_original(vq, expected, scales):
+    codes = maps(expected["vae_tokens"])[:scales]
+    assert_close(vq.latents(codes), expected["vae_fhat"][:, scales - 1])
+    assert_close(vq.decode(codes).clamp(-1, 1), expected["vae_recon_per_scale"][:, scales - 1])
+
+
+@torch.no_grad()
+def test_teacher_forcing_inputs_equal_the_original(vq, expected):
+    codes = maps(expected["tf_tokens"])
+    assert_close(vq.inputs(codes), expected["tf_var_input"])
+    assert_close(vq.inputs(codes[:2]), expected["tf_var_input"][:, : 4 + 9])
+
+
+@torch.no_grad()
+def test_latents_grow_scale_by_scale_as_in_the_original(vq, expected):
+    latents, inputs = torch.zeros_like(expected["vae_f"]), []
+    for scale, token_map in enumerate(maps(expected["greedy_cfg1.5_tokens"])):
+        if scale:
+            inputs.append(vq.scale_input(scale, latents))
+        vectors = vq.code_vectors()[token_map].permute(0, 3, 1, 2)
+        latents = vq.accumulate(scale, latents, vectors)
+        assert_close(latents, expected["greedy_cfg1.5_fhat"][:, scale])
+    assert_close(torch.cat(inputs, dim=1), expected["greedy_cfg1.5_next_maps"])
+    images = vq.decode_latents(latents)
+    assert_close((images.clamp(-1, 1) + 1) / 2, expected["greedy_cfg1.5_image"])
+
+
+def test_scales_share_their_convolutions_as_in_the_original(vq, expected):
+    assert vq.phi_index == expected["phi_index"].tolist()
+    # The published ten scales, two of which are ties.
+    assert phi_indices(10, 4) == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+    assert phi_indices(10, 1) == [0] * 10
+    assert phi_indices(7, 7) == list(range(7))
+
+
+@torch.no_grad()
+def test_the_quantiser_stays_in_float32(vq, expected):
+    half = VARVQModel.from_config(vq.config)
+    half.load_state_dict(vq.state_dict())
+    half = half.to(torch.bfloat16)
+    codes = maps(expected["vae_tokens"])
+    for result in (half.latents(codes), half.inputs(codes)):
+        assert result.dtype == torch.float32
+    torch.testing.assert_close(half.latents(codes), vq.latents(codes), atol=0.05, rtol=0.05)
+    assert half.decode(codes).dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_an_image_does_not_depend_on_its_batch(vq, expected):
+    codes = vq.encode(expected["vae_image"][1:])
+    assert torch.equal(flat(codes), expected["vae_tokens"][1:])
+
+
+def test_saved_and_loaded_again_it_decodes_the_same(vq, expected, tmp_path):
+    vq.save_pretrained(tmp_path)
+    again = VARVQModel.from_pretrained(tmp_path)
+    codes = maps(expected["vae_tokens"])
+    with torch.no_grad():
+        assert torch.equal(again.decode(codes), vq.decode(codes))
+    assert again.phi_index == vq.phi_index
+
+
+@pytest.mark.parametrize("size", [(16, 20), (32, 32)])
+def test_images_of_another_size_are_refused(vq, size):
+    with pytest.raises(
+        ValueError, match=rf"{size[0]}x{size[1]} pixels do not fit this tokenizer: resize them to 16x16"
+    ):
+        vq.encode(torch.zeros(1, 3, *size))
