@@ -46,3 +46,38 @@ class StaticCache:
         for tensors in (self.keys, self.values):
             for layer in tensors:
                 layer[self._rows, :, target] = layer[self._rows, :, source]
+
+
+class ScaleCache:
+    """Keys and values [layers, rows, heads, prefix + length, head_dim] of one call, written scale after scale.
+
+    Attributes:
+        modulations: what the condition gives to every pass; None before the first.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        prefix: int,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        shape = (layers, rows, heads, prefix + length, head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.prefix = prefix
+        self.modulations = None
+
+    def write(
+        self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put keys and values [rows, heads, Q, head_dim] at `start`; return all up to them."""
+        stop = start + keys.shape[2]
+        self.keys[layer, :, :, start:stop] = keys
+        self.values[layer, :, :, start:stop] = values
+        return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]

@@ -1,0 +1,385 @@
+"""The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms, conditioned on
+a class or, as an extension, on text."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from .cache import ScaleCache
+
+
+def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
+    """What each of the P prefix and T image tokens sees, [B or 1, 1, P + T, P + T]: the tokens of its own scale and of those
+    before, `levels` [T] says which that is, and the prefix as far as `prefix_mask` [B, P] allows. The prefix sees itself."""
+    prefix = 0 if prefix_mask is None else prefix_mask.shape[1]
+    levels = F.pad(levels, (prefix, 0), value=-1)
+    visible = levels[:, None] >= levels
+    if prefix_mask is None:
+        return visible[None, None]
+    seen = F.pad(prefix_mask, (0, len(levels) - prefix), value=True)
+    # Padding would see nothing and become NaN.
+    own = torch.eye(len(levels), dtype=torch.bool, device=levels.device)
+    return ((visible & seen[:, None]) | own)[:, None]
+
+
+def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Normalise `hidden` [B, T, C], then scale and shift it by what the condition gives [B, 1, C]."""
+    return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale + 1)
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int, qk_norm: bool, dropout: float):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out_proj = nn.Linear(hidden_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.softmax_scale = 1.0 if qk_norm else 0.25 / math.sqrt(hidden_size // num_heads)
+        self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
+
+    def forward(self, hidden, mask, cache=None, layer=0, start=0):
+        query, key, value = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.log_query_scale is not None:
+            query_scale = self.log_query_scale.float().clamp(max=math.log(100.0)).exp()
+            query = (F.normalize(query.float(), dim=-1) * query_scale).to(value.dtype)
+            key = F.normalize(key.float(), dim=-1).to(value.dtype)
+        if cache is not None:
+            key, value = cache.write(layer, start, key, value)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
+        return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, intermediate_size)
+        self.fc2 = nn.Linear(intermediate_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden):
+        return self.dropout(self.fc2(F.gelu(self.fc1(hidden), approximate="tanh")))
+
+
+class Offset(nn.Module):
+    """A block's own share of the modulation where all blocks share the layer that makes it from the condition."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, shared):
+        return shared + self.bias
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        self.attention = Attention(size, config.num_attention_heads, config.qk_norm, config.dropout)
+        self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
+        self.modulation = Offset(6 * size) if config.shared_adaln else nn.Linear(size, 6 * size)
+
+    def forward(self, hidden, modulation, mask, cache=None, layer=0, start=0):
+        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
+        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer, start)
+        hidden = torch.addcmul(hidden, attended, gate1)
+        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
+
+
+class CaptionEmbedding(nn.Module):
+    """Projects text embeddings [B, P, D] to a prefix [B, P, C], and their mean to the vector [B, C] that stands for the whole
+    text, or the learned one of no text."""
+
+    def __init__(self, caption_dim: int, hidden_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, hidden_size)
+        self.pool = nn.Linear(hidden_size, hidden_size)
+        self.null_vector = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, prompt_embeds, prompt_attention_mask, unconditional):
+        mask = prompt_attention_mask[..., None].to(self.fc1.weight.dtype)
+        # What lies behind the padding may be anything.
+        embeds = prompt_embeds.to(mask.dtype).masked_fill(mask == 0, 0)
+        prefix = self.fc2(F.gelu(self.fc1(embeds), approximate="tanh"))
+        vector = self.pool((prefix * mask).sum(1) / mask.sum(1))
+        if unconditional is not None:
+            vector = torch.where(unconditional[:, None], self.null_vector, vector)
+        return vector, prefix
+
+
+class Float32Linear(nn.Linear):
+    def forward(self, hidden):
+        return F.linear(hidden.float(), self.weight.float(), self.bias.float())
+
+
+class VARTransformer(ModelMixin, ConfigMixin):
+    """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
+
+    An image is K maps of codes, from coarse to fine; all codes of a map are predicted in one pass from what the maps before
+    it add up to. With `conditioning="text"` the mean of the projected caption takes the place of the class, and its tokens
+    stand before the image as a prefix that every image token sees.
+
+    Args:
+        conditioning (`str`): "class" or "text".
+        num_classes (`int`): classes; one more embedding stands for "no class".
+        caption_dim (`int`, *optional*): width of the text embeddings.
+        num_condition_tokens (`int`): length of the text embeddings; 0 for classes.
+        vocab_size, codebook_dim (`int`): image codes, and the width of their vectors.
+        scales (`tuple[int]`): codes along each side of the K maps.
+        hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
+        shared_adaln (`bool`): one layer makes the modulations of all blocks, as in the published VAR-d36 of 512 pixels.
+        qk_norm (`bool`): queries and keys of unit length, with a learned scale a head, as in all published models.
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    def __init__(
+        self,
+        conditioning: str = "class",
+        num_classes: int = 1000,
+        caption_dim: int | None = None,
+        num_condition_tokens: int = 0,
+        vocab_size: int = 4096,
+        codebook_dim: int = 32,
+        scales: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        hidden_size: int = 1024,
+        num_layers: int = 16,
+        num_attention_heads: int = 16,
+        mlp_ratio: float = 4.0,
+        shared_adaln: bool = False,
+        qk_norm: bool = True,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if conditioning not in ("class", "text"):
+            raise ValueError(f'conditioning is {conditioning!r}: give "class" or "text"')
+        if hidden_size % num_attention_heads:
+            raise ValueError(
+                f"hidden_size {hidden_size} is no multiple of the {num_attention_heads} heads: change either"
+            )
+        if conditioning == "class":
+            self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        else:
+            self.caption_embedding = CaptionEmbedding(caption_dim, hidden_size)
+        self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
+        self.input_projection = nn.Linear(codebook_dim, hidden_size)
+        self.level_embedding = nn.Embedding(len(scales), hidden_size)
+        self.position_embedding = nn.Parameter(torch.zeros(1, sum(side**2 for side in scales), hidden_size))
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.shared_modulation = nn.Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.head_modulation = nn.Linear(hidden_size, 2 * hidden_size)
+        self.head = Float32Linear(hidden_size, vocab_size)
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 1 / (3 hidden_size)) everywhere, a residual stream that starts as that of a plain
+        transformer, a zero head."""
+        std = (3 * self.config.hidden_size) ** -0.5
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for embedding in (self.start_position, self.position_embedding):
+            nn.init.normal_(embedding, std=std)
+        for block in self.blocks:
+            for linear in (block.attention.out_proj, block.feed_forward.fc2):
+                linear.weight.data.div_((2 * len(self.blocks)) ** 0.5)
+            nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
+        nn.init.zeros_(self.head.weight)
+
+    def embed_condition(
+        self,
+        class_labels: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        unconditional: torch.BoolTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The vector of the condition [B, hidden_size], and the prefix [B, P, hidden_size] or None.
+
+        Args:
+            class_labels: [B], for "class".
+            prompt_embeds: [B, P, caption_dim], right-padded, for "text", with `prompt_attention_mask` [B, P].
+            unconditional: [B]; the condition of these images is replaced by the learned "none".
+        """
+        if self.config.conditioning == "class":
+            if unconditional is not None:
+                class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
+            return self.class_embedding(class_labels), None
+        return self.caption_embedding(prompt_embeds, prompt_attention_mask, unconditional)
+
+    def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
+        """Which prefix positions may be seen [B, P], those of no text by none; None for classes, which have no prefix."""
+        if prompt_attention_mask is None:
+            return None
+        mask = prompt_attention_mask.bool()
+        return mask if unconditional is None else mask & ~unconditional[:, None]
+
+    def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """What the condition [B, hidden_size] does in each block, two gates, two scales, two shifts, and before the head, a
+        scale and a shift: each [B, 1, hidden_size]."""
+        condition = F.silu(vector)
+        before_head = self.head_modulation(condition)
+        if self.shared_modulation is not None:
+            condition = self.shared_modulation(condition)
+        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
+        return [row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows]
+
+    def forward(
+        self,
+        inputs: torch.Tensor | None = None,
+        *,
+        levels: torch.LongTensor,
+        mask: torch.BoolTensor | None = None,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: ScaleCache | None = None,
+        first: int = 0,
+        first_query: int = 0,
+    ) -> torch.FloatTensor:
+        """One pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
+
+        Args:
+            inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the first scale,
+                which start from the condition alone, are left out.
+            levels: which scale each token belongs to, [T].
+            mask: bool [B or 1, 1, Q, K], what the fed tokens see, prefix included; None = everything.
+            condition: arguments of `embed_condition`, in the pass over the first scale.
+            cache: keys, values and modulations are kept in it; afterwards `condition` is left out.
+            first: the place of the first fed token in the image's sequence of scales.
+            first_query: leave out the logits of the tokens before it.
+        """
+        parts = []
+        if condition is not None:
+            vector, prefix = self.embed_condition(**condition)
+            modulations = self.modulations(vector)
+            parts.append(vector[:, None] + self.start_position)
+        else:
+            prefix, modulations = None, cache.modulations
+        if inputs is not None:
+            parts.append(self.input_projection(inputs.to(self.dtype)))
+        positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
+        hidden = torch.cat(parts, dim=1) + positions
+        start = first
+        if prefix is not None:
+            hidden = torch.cat([prefix, hidden], dim=1)
+        if cache is not None:
+            cache.modulations = modulations
+            start = cache.prefix + first if prefix is None else 0
+        hidden = self.embedding_dropout(hidden)
+        if mask is not None:
+            # Once for all blocks: attention adds it to its scores.
+            mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, modulations[layer], mask, cache, layer, start)
+        return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
+
+    def levels(self, device: torch.device) -> torch.LongTensor:
+        """Which scale each token of an image's sequence belongs to, [N]."""
+        counts = [side**2 for side in self.config.scales]
+        return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
+
+    def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
+        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all codes, coarse to fine, given the condition (arguments
+        of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the first, which has n
+        codes. The inputs may end after any scale. Differentiable, for training."""
+        levels = self.levels(inputs.device)[: self.config.scales[0] ** 2 + inputs.shape[1]]
+        mask = block_causal_mask(levels, self.prefix_mask(**condition))
+        return self(inputs, levels=levels, mask=mask, condition=condition)
+
+    def bind(
+        self, vq, *, guided: bool = False, refiner: "VARScaleModel | None" = None, **condition
+    ) -> "VARScaleModel":
+        """The model of the images of one call: their condition (arguments of `embed_condition`), the `VARVQModel` that adds up
+        their maps, whether logits without the condition are computed beside those with it, and a smaller model bound to the
+        same images."""
+        if guided:
+            count = len(next(iter(condition.values())))
+            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
+            device = next(iter(condition.values())).device
+            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
+        return VARScaleModel(self, vq, condition, 2 if guided else 1, refiner)
+
+
+class VARScaleModel:
+    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` bound to the conditions of one call."""
+
+    def __init__(
+        self,
+        transformer: VARTransformer,
+        vq,
+        condition: dict[str, torch.Tensor],
+        groups: int,
+        refiner: "VARScaleModel | None",
+    ):
+        self.transformer, self.vq, self.condition, self.groups = transformer, vq, condition, groups
+        self.scales = tuple(transformer.config.scales)
+        self.num_tokens = sum(side**2 for side in self.scales)
+        self.vocab_size = transformer.config.vocab_size
+        self.codebook, self.refiner, self.network = vq.code_vectors(), refiner, transformer
+        self.device = next(iter(condition.values())).device
+        self._rows = len(next(iter(condition.values())))
+        self._levels = transformer.levels(self.device)
+        self._prefix_mask = transformer.prefix_mask(**condition)
+
+    def _tokens(self, scale: int) -> slice:
+        first = sum(side**2 for side in self.scales[:scale])
+        return slice(first, first + self.scales[scale] ** 2)
+
+    def _inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
+        return self.vq.scale_input(scale, latents).repeat(self.groups, 1, 1)
+
+    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[ScaleCache, torch.FloatTensor]:
+        """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
+        them; see `ScaleModel.prefill`."""
+        config = self.transformer.config
+        if self._rows != batch_size * self.groups:
+            raise ValueError(f"{batch_size} images of a model bound to {self._rows // self.groups} conditions")
+        cache = ScaleCache(
+            config.num_layers,
+            self._rows,
+            config.num_attention_heads,
+            config.hidden_size // config.num_attention_heads,
+            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
+            length=self.num_tokens,
+            dtype=self.transformer.dtype,
+            device=self.device,
+        )
+        fed = self._tokens(len(latents))
+        levels = self._levels[: fed.stop]
+        everything = self._prefix_mask is None and not latents
+        logits = self.transformer(
+            torch.cat([self._inputs(k, latent) for k, latent in enumerate(latents, 1)], dim=1) if latents else None,
+            levels=levels,
+            mask=None if everything else block_causal_mask(levels, self._prefix_mask),
+            condition=self.condition,
+            cache=cache,
+            first_query=fed.start,
+        )
+        return cache, logits.unflatten(0, (self.groups, -1))
+
+    def forward(self, scale: int, latents: torch.Tensor, cache: ScaleCache) -> torch.FloatTensor:
+        """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
+        fed = self._tokens(scale)
+        mask = None
+        if self._prefix_mask is not None:
+            mask = F.pad(self._prefix_mask, (0, fed.stop), value=True)[:, None, None]
+        logits = self.transformer(
+            self._inputs(scale, latents), levels=self._levels[fed], mask=mask, cache=cache, first=fed.start
+        )
+        return logits.unflatten(0, (self.groups, -1))
+
+    def accumulate(self, scale: int, latents: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
+        """The latents [B, D, P, P] with the code vectors [B, n, D] of `scale` added; see `ScaleModel.accumulate`."""
+        side, last = self.scales[scale], self.scales[-1]
+        if latents is None:
+            latents = vectors.new_zeros(len(vectors), vectors.shape[-1], last, last)
+        return self.vq.accumulate(scale, latents, vectors.transpose(1, 2).unflatten(2, (side, side)))
