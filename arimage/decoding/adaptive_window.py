@@ -25,9 +25,9 @@ _seconds: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 class AdaptiveWindow:
     """Picks the window that decides the most codes a second, for all images of a call together.
 
-    The drafts that a pass keeps are taken to grow by one and the same number at every doubling of the window; that number
-    follows what is seen. A window is only tried if keeping none of its drafts until the next choice would not put the
-    slowest image behind autoregressive decoding by more than `LOSS` of its time.
+    Each size is credited with so many drafts kept for every doubling that it takes; what is seen of the size in use corrects
+    its own number by a half, those of the others by a quarter. A window is only tried if keeping none of its drafts until
+    the next choice would not put the slowest image behind autoregressive decoding by more than `LOSS` of its time.
 
     Args:
         seconds: what a pass takes at each size.
@@ -36,7 +36,8 @@ class AdaptiveWindow:
 
     def __init__(self, seconds: dict[int, float], num_tokens: int):
         self.seconds, self.num_tokens = seconds, num_tokens
-        self._rate, self._spent = GUESS, 0.0
+        self._kept_a_doubling = dict.fromkeys(seconds, GUESS)
+        self._spent = 0.0
         self.window = self._best(1)
         self._passes, self._kept = 0, 0
 
@@ -44,7 +45,7 @@ class AdaptiveWindow:
         alone = self.seconds[1]
         spare = (decided - 1 + LOSS * self.num_tokens) * alone - self._spent
         affordable = [size for size, cost in self.seconds.items() if size == 1 or INTERVAL * (cost - alone) <= spare]
-        return max(affordable, key=lambda size: (1 + self._rate * math.log2(size)) / self.seconds[size])
+        return max(affordable, key=lambda s: (1 + self._kept_a_doubling[s] * math.log2(s)) / self.seconds[s])
 
     def observe(self, leading: torch.LongTensor, running: torch.BoolTensor) -> None:
         """Take in a pass that kept `leading` [B] drafts, of the images that are still `running` [B]."""
@@ -55,7 +56,9 @@ class AdaptiveWindow:
         """The size for the next passes, where `decided` [B] codes of each image are decided."""
         self._spent += self._passes * self.seconds[self.window]
         if self.window > 1:
-            self._rate = (self._rate + float(self._kept) / self._passes / math.log2(self.window)) / 2
+            seen = float(self._kept) / self._passes / math.log2(self.window)
+            for size, credit in self._kept_a_doubling.items():
+                self._kept_a_doubling[size] += (seen - credit) * (0.5 if size == self.window else 0.25)
         self.window = self._best(int(decided.min()))
         self._passes, self._kept = 0, 0
         return self.window
