@@ -24,7 +24,7 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.state import DecodingState
-from .output import DecodingStats
+from .output import DecodingStats, Tokens
 
 
 GENERATION_CONFIG = "generation_config.json"
@@ -157,8 +157,8 @@ class ARImagePipeline(DiffusionPipeline):
         seeds: torch.LongTensor,
         callback: Callable | None,
         callback_tensor_inputs: list[str],
-    ) -> tuple[torch.LongTensor, dict]:
-        """Decode codes [B, rows, columns]; the second value holds the fields of `DecodingStats` known by then."""
+    ) -> tuple[DecodingState, dict]:
+        """Decode the codes of a batch; the second value holds the fields of `DecodingStats` known by then."""
         decoding = self.decoding if decoding is None else as_decoding(decoding)
         self._interrupt = False
         on_cpu = seeds.device.type == "cpu"
@@ -184,7 +184,7 @@ class ARImagePipeline(DiffusionPipeline):
 
             state = decode(model, decoding, sampling, seeds, on_step)
             progress.update(int(state.decided.sum(1).min()) - progress.n)
-        return state.tokens.unflatten(1, model.grid), {
+        return state, {
             "forward_passes": state.forward_passes,
             "tokens_per_pass": float(state.decided.sum(1).float().mean()) / state.forward_passes,
             "exact": decoding.exact,
@@ -194,13 +194,14 @@ class ARImagePipeline(DiffusionPipeline):
         }
 
     def to_images(
-        self, tokens: torch.LongTensor, decode_tokens: Callable, output_type: str, stats: dict
-    ) -> tuple[list[Image.Image] | np.ndarray | torch.Tensor, DecodingStats]:
-        """Codes [B, h, w] through `decode_tokens` to images of `output_type`, and the completed statistics."""
+        self, tokens: Tokens, draw: Callable[[], torch.Tensor], output_type: str, stats: dict
+    ) -> tuple[list[Image.Image] | np.ndarray | torch.Tensor | Tokens, DecodingStats]:
+        """The `tokens` themselves for "latent", else the pictures that `draw` returns, [B, 3, H, W] in [-1, 1], as
+        `output_type`; and the completed statistics."""
         began = self._now()
         images = tokens
         if output_type != "latent":
-            images = VaeImageProcessor().postprocess(decode_tokens(tokens).float(), output_type=output_type)
+            images = VaeImageProcessor().postprocess(draw().float(), output_type=output_type)
         return images, DecodingStats(**stats, tokenizer_seconds=self._now() - began)
 
     def _now(self) -> float:

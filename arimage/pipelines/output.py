@@ -8,6 +8,10 @@ from diffusers.utils import BaseOutput
 from PIL import Image
 
 
+# Codes [B, h, w], or one such map for each scale, coarse to fine.
+Tokens = torch.LongTensor | list[torch.LongTensor]
+
+
 @dataclass(frozen=True)
 class DecodingStats:
     """What a call cost.
@@ -37,10 +41,10 @@ class ImagePipelineOutput(BaseOutput):
     Attributes:
         images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt"; or
             the codes for "latent".
-        tokens: int64 [B, h, w], the codes.
+        tokens: int64 [B, h, w], the codes; of a next-scale model a list of them, one a scale, coarse to fine.
         stats: see `DecodingStats`.
     """
 
-    images: list[Image.Image] | np.ndarray | torch.Tensor
-    tokens: torch.LongTensor
+    images: list[Image.Image] | np.ndarray | torch.Tensor | Tokens
+    tokens: Tokens
     stats: DecodingStats

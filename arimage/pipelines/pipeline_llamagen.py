@@ -184,12 +184,13 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         )
 
         # 3. Decode the codes
-        tokens, stats = self.run_decoding(
+        state, stats = self.run_decoding(
             model, decoding, sampling, seeds, callback_on_step_end, callback_on_step_end_tensor_inputs
         )
 
         # 4. Turn codes into images
-        images, stats = self.to_images(tokens, self.vq.decode, output_type, stats)
+        tokens = state.tokens.unflatten(1, model.grid)
+        images, stats = self.to_images(tokens, lambda: self.vq.decode(tokens), output_type, stats)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)
