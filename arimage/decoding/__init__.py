@@ -1,4 +1,4 @@
-"""Decoding methods: small frozen objects that turn any `TokenModel` into codes. Knows no model; imports only torch."""
+"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into codes. Knows no model; imports only torch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,12 @@ import torch
 
 from .acceptance import Acceptance, ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
+from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
-from .interface import TokenModel
+from .interface import ScaleModel, TokenModel
 from .law import Sampling
 from .lazy_jacobi import LazyJacobiDecoding
+from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
 from .speculative_jacobi import SpeculativeJacobiDecoding
 from .state import DecodingState
@@ -22,6 +24,7 @@ from .zipar import ZipARDecoding
 __all__ = [
     "PRESETS",
     "AutoregressiveDecoding",
+    "CollaborativeDecoding",
     "Decoding",
     "DecodingState",
     "DraftTreeDecoding",
@@ -29,8 +32,10 @@ __all__ = [
     "ExactAcceptance",
     "GroupAcceptance",
     "NeighbourAcceptance",
+    "NextScaleDecoding",
     "ParallelJacobiDecoding",
     "Sampling",
+    "ScaleModel",
     "SpeculativeJacobiDecoding",
     "TokenModel",
     "TreeJacobiDecoding",
@@ -52,7 +57,7 @@ class Decoding(Protocol):
 
     exact: bool
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
+    def start(self, model: TokenModel | ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
         """Prefill and decide what the prefill decides; `seeds` is int64 [B]."""
 
     def step(self, state: DecodingState) -> DecodingState:
@@ -69,6 +74,8 @@ _METHODS = {
         ZipARDecoding,
         ParallelJacobiDecoding,
         DraftTreeDecoding,
+        NextScaleDecoding,
+        CollaborativeDecoding,
     )
 }
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
@@ -142,12 +149,19 @@ PRESETS = {
     ),
     "zipar": Preset(ZipARDecoding, {}, "begins a row before the row above is complete", "2412.04062"),
     "pjd": Preset(ParallelJacobiDecoding, {}, "speculative Jacobi decoding in several rows at once", "2606.05703"),
+    "next-scale": Preset(NextScaleDecoding, {}, "all codes of a map in one pass, from coarse to fine", "2404.02905"),
+    "code": Preset(CollaborativeDecoding, {}, "as next-scale, the last maps by a smaller model", "2411.17787"),
 }
 
 
-def decoding_names() -> list[str]:
-    """The names that `decoding_from_name` knows."""
-    return list(PRESETS)
+def decodes_scales(method: type) -> bool:
+    """Whether a decoding method is one for a `ScaleModel`, not for a `TokenModel`."""
+    return issubclass(method, NextScaleDecoding | CollaborativeDecoding)
+
+
+def decoding_names(scales: bool | None = None) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
+    return [name for name, preset in PRESETS.items() if scales in (None, decodes_scales(preset.method))]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -202,7 +216,7 @@ def _build(method: type, settings: dict):
 
 
 def decode(
-    model: TokenModel,
+    model: TokenModel | ScaleModel,
     decoding: Decoding,
     sampling: Sampling,
     seeds: torch.LongTensor,
@@ -210,15 +224,22 @@ def decode(
 ) -> DecodingState:
     """Run `decoding` until every image is finished, or until `on_step`, called after every pass, returns True.
 
-    `seeds` is int64 [B] on the model's device; an image depends on its own seed only, up to the rounding of differently shaped matrix products.
+    `seeds` is int64 [B] on the model's device; an image depends on its own seed only, up to the rounding of differently
+    shaped matrix products.
+
+    Raises:
+        ValueError: if `decoding` is for the other kind of model.
     """
+    if decodes_scales(type(decoding)) != hasattr(model, "scales"):
+        names = ", ".join(decoding_names(scales=hasattr(model, "scales")))
+        raise ValueError(f"{type(decoding).__name__} cannot decode this kind of model: choose among {names}")
     # On an accelerator, asking whether the images are finished waits for it.
     patience = 1 if model.device.type == "cpu" else 8
     state = decoding.start(model, sampling, seeds)
     while True:
         if on_step is not None and on_step(state):
             return state
-        if state.forward_passes == model.num_tokens:
+        if state.forward_passes == state.max_passes:
             return state
         if state.forward_passes % patience == 0 and bool(state.finished.all()):
             return state

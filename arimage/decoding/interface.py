@@ -1,5 +1,6 @@
 """What a decoding asks of a model."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +48,47 @@ class TokenModel(Protocol):
         of -1 is padding: nothing is kept of it and its logits mean nothing. A token of -1 is a code not known yet, which
         the model stands in for.
         """
+
+
+class ScaleModel(Protocol):
+    """A next-scale model of K square maps of codes, from coarse to fine, bound to the conditions of the B images of one call.
+
+    What it is fed for a scale is made from the latents [B, D, P, P] that the maps before add up to, P the side of the last.
+
+    Attributes:
+        scales: sides of the K maps.
+        num_tokens: N, the codes of all maps together.
+        vocab_size: V codes, ids 0 .. V - 1.
+        device: where its tensors live.
+        codebook: the codes' vectors in the image tokenizer [V, D], float32.
+        network: the network whose passes these are.
+        refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where there is
+            none.
+    """
+
+    scales: tuple[int, ...]
+    num_tokens: int
+    vocab_size: int
+    device: torch.device
+    codebook: torch.FloatTensor
+    network: object
+    refiner: "ScaleModel | None"
+
+    def prefill(self, batch_size: int, latents: Sequence[torch.FloatTensor] = ()) -> tuple[Any, torch.FloatTensor]:
+        """Feed the scales 0 .. k in one pass, where `latents` holds those after each of the first k scales; return a cache with
+        them and the condition in it, and the logits [G, B, n, V] of the n codes of scale k.
+
+        G is 1, or 2 under guidance: with the condition, without it.
+        """
+
+    def forward(self, scale: int, latents: torch.FloatTensor, cache: Any) -> torch.FloatTensor:
+        """Feed `scale`, the next one of the cache, made from the `latents` after the scale before; return its logits
+        [G, B, n, V]."""
+
+    def accumulate(
+        self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
+    ) -> torch.FloatTensor:
+        """The latents after `scale`: those before it, None = nothing yet, with the vectors [B, n, D] of its map added."""
 
 
 class Drafter(Protocol):

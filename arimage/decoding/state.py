@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .interface import TokenModel
+from .interface import ScaleModel, TokenModel
 from .law import Sampling
 
 
@@ -23,7 +23,7 @@ class DecodingState:
         accepted: for every pass, how many codes it decided, int64 [B].
     """
 
-    model: TokenModel
+    model: TokenModel | ScaleModel
     sampling: Sampling
     seeds: torch.LongTensor
     cache: Any
@@ -32,6 +32,11 @@ class DecodingState:
     finished: torch.BoolTensor
     forward_passes: int = 0
     accepted: list[torch.LongTensor] = field(default_factory=list)
+
+    @property
+    def max_passes(self) -> int:
+        """After so many passes every image is finished."""
+        return self.model.num_tokens
 
     def record(self, accepted: torch.LongTensor) -> None:
         """Count a pass that decided `accepted` [B] codes."""

@@ -295,37 +295,29 @@ class VARTransformer(ModelMixin, ConfigMixin):
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
-    def bind(
-        self, vq, *, guided: bool = False, refiner: "VARScaleModel | None" = None, **condition
-    ) -> "VARScaleModel":
+    def bind(self, vq, *, guided: bool = False, **condition) -> "VARScaleModel":
         """The model of the images of one call: their condition (arguments of `embed_condition`), the `VARVQModel` that adds up
-        their maps, whether logits without the condition are computed beside those with it, and a smaller model bound to the
-        same images."""
+        their maps, and whether logits without the condition are computed beside those with it."""
         if guided:
             count = len(next(iter(condition.values())))
             condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
             device = next(iter(condition.values())).device
             condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return VARScaleModel(self, vq, condition, 2 if guided else 1, refiner)
+        return VARScaleModel(self, vq, condition, 2 if guided else 1)
 
 
 class VARScaleModel:
-    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` bound to the conditions of one call."""
+    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` bound to the conditions of one call. Its `refiner`
+    is None until somebody gives it one."""
 
-    def __init__(
-        self,
-        transformer: VARTransformer,
-        vq,
-        condition: dict[str, torch.Tensor],
-        groups: int,
-        refiner: "VARScaleModel | None",
-    ):
+    def __init__(self, transformer: VARTransformer, vq, condition: dict[str, torch.Tensor], groups: int):
         self.transformer, self.vq, self.condition, self.groups = transformer, vq, condition, groups
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
-        self.codebook, self.refiner, self.network = vq.code_vectors(), refiner, transformer
+        self.refiner, self.network = None, transformer
         self.device = next(iter(condition.values())).device
+        self.codebook = vq.code_vectors().to(self.device, torch.float32)
         self._rows = len(next(iter(condition.values())))
         self._levels = transformer.levels(self.device)
         self._prefix_mask = transformer.prefix_mask(**condition)

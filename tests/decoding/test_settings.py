@@ -21,6 +21,7 @@ from arimage.decoding import (
 
 SEEDS = torch.arange(5)
 PRESETS = pytest.mark.parametrize("preset", decoding_names())
+FOR_CODES = pytest.mark.parametrize("preset", decoding_names(scales=False))
 
 
 @PRESETS
@@ -129,7 +130,7 @@ def test_wrong_settings_are_refused(preset, settings, message):
         decoding_from_dict({"method": method, **settings})
 
 
-@PRESETS
+@FOR_CODES
 def test_a_decoding_that_ends_has_decided_every_code_once(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=2)
     state = decode(model, decoding_from_name(preset), Sampling(), SEEDS)
@@ -140,7 +141,7 @@ def test_a_decoding_that_ends_has_decided_every_code_once(table_model, preset):
     assert torch.stack(state.accepted).sum(0).tolist() == [8] * 5
 
 
-@PRESETS
+@FOR_CODES
 def test_every_pass_is_reported_and_decided_codes_stay(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=3)
     seen = []
@@ -161,7 +162,7 @@ def test_every_pass_is_reported_and_decided_codes_stay(table_model, preset):
     assert torch.equal(state.tokens, unwatched.tokens)
 
 
-@PRESETS
+@FOR_CODES
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):
     model = table_model(grid=(2, 4), vocab_size=3)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from arimage.decoding import NextScaleDecoding, Sampling, decode
 from arimage.models.transformer_var import VARTransformer
+from arimage.tokenizers.vq_var import VARVQModel
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "var"
@@ -54,6 +56,25 @@ def load_transformer(folder=FOLDER):
     return transformer.eval()
 
 
+def load_quantiser(folder=FOLDER):
+    """The authors' random codebook and convolutions in a tokenizer without their encoder and decoder."""
+    config = json.loads((folder / "config.json").read_text())
+    vq = VARVQModel(
+        channels=4,
+        channel_multipliers=(1,),
+        layers_per_block=1,
+        codebook_size=config["vae"]["vocab_size"],
+        codebook_dim=config["vae"]["z_channels"],
+        scales=tuple(config["patch_nums"]),
+        norm_num_groups=1,
+    )
+    original = torch.load(folder / config["vae_file"], weights_only=True)
+    phi = "quantize.quant_resi.qresi_ls."
+    vq.phi.load_state_dict({name.removeprefix(phi): original[name] for name in original if name.startswith(phi)})
+    vq.codebook.load_state_dict({"weight": original["quantize.embedding.weight"]})
+    return vq.eval()
+
+
 @pytest.fixture(scope="module")
 def golden():
     return load_transformer(), load_file(FOLDER / "expected.safetensors")
@@ -88,3 +109,78 @@ def test_logits_of_the_first_scales_are_those_of_all(golden):
     transformer, expected = golden
     logits = transformer.predict(expected["tf_var_input"][:, : 4 + 9], class_labels=expected["class_labels"])
     assert_close(logits, expected["tf_logits_cond"][:, : 1 + 4 + 9])
+
+
+class Watched:
+    """A `ScaleModel` that keeps what it is asked and what it answers."""
+
+    def __init__(self, model):
+        self.model, self.inputs, self.logits, self.latents = model, [], [], []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def prefill(self, batch_size):
+        cache, logits = self.model.prefill(batch_size)
+        self.logits.append(logits)
+        return cache, logits
+
+    def forward(self, scale, latents, cache):
+        self.inputs.append(self.model.vq.scale_input(scale, latents))
+        self.logits.append(self.model.forward(scale, latents, cache))
+        return self.logits[-1]
+
+    def accumulate(self, scale, latents, vectors):
+        self.latents.append(self.model.accumulate(scale, latents, vectors))
+        return self.latents[-1]
+
+
+def decode_greedily(golden, guidance_scale):
+    transformer, expected = golden
+    model = Watched(transformer.bind(load_quantiser(), guided=True, class_labels=expected["class_labels"]))
+    return model, decode(model, NextScaleDecoding(), Sampling(guidance_scale, top_k=1), torch.arange(2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cfg", [1.5, 4.0])
+def test_greedy_codes_equal_the_original(golden, cfg):
+    _, state = decode_greedily(golden, 1 + cfg)
+    assert torch.equal(state.tokens, golden[1][f"greedy_cfg{cfg:g}_tokens"])
+    assert state.forward_passes == 4 and state.finished.all()
+
+
+@torch.no_grad()
+def test_everything_between_the_greedy_codes_equals_the_original(golden):
+    model, state = decode_greedily(golden, 2.5)
+    expected = {name.removeprefix("greedy_cfg1.5_"): value for name, value in golden[1].items()}
+    assert_close(torch.cat([logits.flatten(0, 1) for logits in model.logits], dim=1), expected["logits_pre_cfg"])
+    assert_close(torch.cat(model.inputs, dim=1), expected["next_maps"])
+    assert_close(torch.stack(model.latents, dim=1), expected["fhat"])
+    assert_close(state.latents, expected["fhat"][:, -1])
+    guided = []
+    for scale, (with_condition, without) in enumerate(model.logits):
+        guided.append(without + (1 + 1.5 * scale / 3) * (with_condition - without))
+    assert_close(torch.cat(guided, dim=1), expected["logits_cfg"])
+
+
+@torch.no_grad()
+def test_cached_logits_equal_the_original_teacher_forced_ones(golden):
+    transformer, expected = golden
+    vq = load_quantiser()
+    model = transformer.bind(vq, guided=True, class_labels=expected["class_labels"])
+    cache, logits = model.prefill(2)
+    everything, latents = [logits], None
+    for scale, tokens in enumerate(expected["tf_tokens"].split([1, 4, 9, 16], dim=1)[:-1]):
+        latents = model.accumulate(scale, latents, model.codebook[tokens])
+        everything.append(model.forward(scale + 1, latents, cache))
+    with_condition, without = torch.cat(everything, dim=2)
+    assert_close(with_condition, expected["tf_logits_cond"])
+    assert_close(without, expected["tf_logits_uncond"])
+
+
+@pytest.mark.parametrize("filters", ["k0_p0", "k10_p0", "k0_p0.8", "k20_p0.9", "k1_p0"])
+def test_the_sampling_law_is_the_original_filter(golden, filters):
+    top_k, top_p = filters.removeprefix("k").split("_p")
+    sampling = Sampling(top_k=int(top_k), top_p=float(top_p) or 1.0)
+    law = sampling.law(golden[1]["filter_logits"][None], torch.zeros(2, 3, dtype=torch.long))
+    torch.testing.assert_close(law, golden[1][f"filter_probs_{filters}"])
