@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "AutoPipeline": "pipelines.auto",
     "AutoregressiveDecoding": "decoding",
+    "CollaborativeDecoding": "decoding",
     "DecodingStats": "pipelines.output",
     "DraftTreeDecoding": "decoding",
     "ExactAcceptance": "decoding",
@@ -20,10 +21,14 @@ _EXPORTS = {
     "LlamaGenTransformer": "models.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "NeighbourAcceptance": "decoding",
+    "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
+    "VARPipeline": "pipelines.pipeline_var",
+    "VARTransformer": "models.transformer_var",
+    "VARVQModel": "tokenizers.vq_var",
     "ZipARDecoding": "decoding",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
@@ -34,11 +39,13 @@ __all__ = [*_EXPORTS, "__version__"]
 if TYPE_CHECKING:
     from .decoding import (
         AutoregressiveDecoding,
+        CollaborativeDecoding,
         DraftTreeDecoding,
         ExactAcceptance,
         GroupAcceptance,
         LazyJacobiDecoding,
         NeighbourAcceptance,
+        NextScaleDecoding,
         ParallelJacobiDecoding,
         Sampling,
         SpeculativeJacobiDecoding,
@@ -48,10 +55,13 @@ if TYPE_CHECKING:
         decoding_names,
     )
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_var import VARTransformer
     from .pipelines.auto import AutoPipeline
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel
+    from .tokenizers.vq_var import VARVQModel
 
 
 def __getattr__(name: str):

@@ -118,6 +118,10 @@ def generate(
         name, settings = parse_decoding(decoding)
         method = decoding_from_name(name, **settings)
     pipe = _load(model, device)
+    if acceptance_map is not None and hasattr(pipe.vq.config, "scales"):
+        raise ValueError(
+            "--acceptance-map has nothing to show where a pass decides a whole scale: leave it out, or --trace"
+        )
     recorder = Trace() if trace or acceptance_map else None
     condition = {"prompt": texts} if texts else {"class_labels": labels}
     output = pipe(
@@ -149,11 +153,11 @@ def generate(
             image.save(written[-1])
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
-        grid = output.tokens.shape[1:]
+        grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
         title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
         if trace is not None:
             with torch.no_grad():
-                animate(tokens.to(pipe._execution_device), decided, grid, pipe.vq.decode, title, trace)
+                animate(tokens, decided, grid, pipe.draw_codes, title, trace)
             written.append(trace)
         if acceptance_map is not None:
             draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
@@ -331,7 +335,11 @@ Out = Annotated[Path, typer.Option(help="The folder of the run.")]
 
 @train_app.command("tokenizer")
 def train_tokenizer_command(
-    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+    data: Annotated[Path, typer.Option(help="The training set: a parquet file or a folder of images.")],
+    heldout: Annotated[Path, typer.Option(help="The held-out set, of the same kinds.")],
+    out: Out,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
 ) -> None:
     """Train the image tokenizer of a recipe."""
     from .training.recipe import load_recipe, run_tokenizer
@@ -343,7 +351,7 @@ def train_tokenizer_command(
 def train_transformer_command(
     data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
 ) -> None:
-    """Train the transformer of a recipe; --out must hold the trained tokenizer."""
+    """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer."""
     from .training.recipe import load_recipe, run_transformer
 
     run_transformer(load_recipe(recipe), data, heldout, out, _device(device))
@@ -362,6 +370,21 @@ def train_drafter_command(
     from .training.recipe import load_recipe, run_drafter
 
     run_drafter(load_recipe(recipe), _load(model, device), data, heldout, out)
+
+
+@train_app.command("collaborate")
+def train_collaborate_command(
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    model: Model = "emoji-var",
+    recipe: Recipe = "emoji-var",
+    device: Device = None,
+) -> None:
+    """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the pair."""
+    from .training.recipe import load_recipe, run_collaborate
+
+    run_collaborate(load_recipe(recipe), _load(model, device), data, heldout, out)
 
 
 @train_app.command("all")

@@ -5,8 +5,11 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_var import VARTransformer
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training.transformer import train_text_tokenizer
 
 
@@ -15,6 +18,7 @@ TEXT_LENGTH = 12
 TEXT_WIDTH = 16
 NUM_CLASSES = 10
 SCALE_FACTOR = 2
+SCALES = (1, 2, 3, 4)
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -102,5 +106,46 @@ def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
     model = transformer("class", grid, seed)
     pipe = LlamaGenPipeline(model, image_tokenizer(seed=seed), drafter=drafter(model, seed))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def scale_tokenizer(seed: int = 0) -> VARVQModel:
+    model = VARVQModel(
+        channels=8,
+        channel_multipliers=(1, 2),
+        layers_per_block=1,
+        codebook_size=CODES,
+        codebook_dim=4,
+        scales=SCALES,
+        norm_num_groups=4,
+    )
+    return randomise(model, seed + 1)
+
+
+def scale_transformer(conditioning: str, seed: int = 0, **changes) -> VARTransformer:
+    settings = {
+        "conditioning": conditioning,
+        "num_classes": NUM_CLASSES,
+        "caption_dim": TEXT_WIDTH if conditioning == "text" else None,
+        "num_condition_tokens": TEXT_LENGTH if conditioning == "text" else 0,
+        "vocab_size": CODES,
+        "codebook_dim": 4,
+        "scales": SCALES,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+    }
+    return randomise(VARTransformer(**{**settings, **changes}), seed)
+
+
+def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VARPipeline:
+    """A class or a text to images of SCALES[-1] * SCALE_FACTOR pixels."""
+    texts = {}
+    if conditioning == "text":
+        tokenizer = text_tokenizer()
+        texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
+    small = scale_transformer(conditioning, seed + 1, hidden_size=16, num_layers=1) if refiner else None
+    pipe = VARPipeline(scale_transformer(conditioning, seed), scale_tokenizer(seed), refiner=small, **texts)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -66,7 +66,7 @@ def choose_decodings(
     """
     model = pipe.bind(**_take(condition, 0, 1), guidance_scale=sampling.get("guidance_scale"))
     chosen, left_out = {}, {}
-    for text in texts or decoding_names():
+    for text in texts or decoding_names(scales=hasattr(model, "scales")):
         name, settings = parse_decoding(text)
         try:
             decoding = decoding_from_name(name, **settings)
@@ -148,7 +148,7 @@ def measure(
             seconds = stats.prefill_seconds + stats.decode_seconds + stats.tokenizer_seconds
             row["passes"].append(passes)
             row["batch_passes"].append(stats.forward_passes)
-            row["tokens_per_pass"].append(output.tokens[0].numel() / passes)
+            row["tokens_per_pass"].append(float(stats.accepted.sum(0).float().mean()) / passes)
             row["seconds"].append(seconds)
             row["images_per_second"].append(batch_size / seconds)
             row["speedup"].append(rows[0]["seconds"][run] / seconds)

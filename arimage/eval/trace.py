@@ -48,8 +48,8 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
 def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
-    grid: tuple[int, int],
-    decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
+    grid: tuple[int, int] | None,
+    draw_codes: Callable[[torch.LongTensor, torch.BoolTensor], torch.Tensor],
     title: str,
     path: Path,
 ) -> None:
@@ -57,13 +57,13 @@ def animate(
 
     Args:
         tokens, decided: what `Trace.of_image` gives.
-        grid: rows and columns.
-        decode_tokens: from codes [B, rows, columns] to pictures [B, 3, H, W] in [-1, 1].
+        grid: rows and columns, where the codes of a pass are marked; None for the scales of a next-scale model.
+        draw_codes: that of the pipeline, from what `tokens` and `decided` hold of one pass to a picture [1, 3, H, W].
     """
     pictures = []
-    for codes in tokens.clamp(min=0).unflatten(1, grid).split(16):
-        pixels = ((decode_tokens(codes).float().clamp(-1, 1) + 1) * 127.5).round().byte()
-        pictures += [_enlarge(picture) for picture in pixels.permute(0, 2, 3, 1).cpu().numpy()]
+    for codes, done in zip(tokens[:, None], decided[:, None], strict=True):
+        pixels = ((draw_codes(codes, done).float().clamp(-1, 1) + 1) * 127.5).round().byte()
+        pictures.append(_enlarge(pixels[0].permute(1, 2, 0).cpu().numpy()))
     frames = []
     known = torch.zeros_like(decided[0])
     drafts = torch.zeros_like(tokens[0])
@@ -79,10 +79,12 @@ def animate(
         }
         count = int(done.sum())
         caption = f"pass {number} of {len(tokens)}: {count} of {len(codes)} codes, {count / number:.1f} a pass"
-        picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
-        frames.append(_frame(picture, title, caption))
+        if grid is not None:
+            picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
+        frames.append(_frame(picture, title, caption, legend=grid is not None))
         known, drafts = done, codes
-    frames.append(_frame(pictures[-1], title, f"{count} codes in {number} passes: {count / number:.1f} a pass"))
+    caption = f"{count} codes in {number} passes: {count / number:.1f} a pass"
+    frames.append(_frame(pictures[-1], title, caption, legend=grid is not None))
     if path.suffix.lower() == ".gif":
         # One palette, undithered: colours keep still, and what does not change costs nothing.
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
@@ -150,16 +152,18 @@ def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
     return np.asarray(image)
 
 
-def _frame(picture: np.ndarray, title: str, caption: str) -> Image.Image:
-    """A marked picture with its title, its caption and what the marks mean."""
+def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image.Image:
+    """A picture with its title, its caption and, if it has marks, what they mean."""
     height, width = picture.shape[:2]
     top = 52
-    canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + 32), PAPER)
+    canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + (32 if legend else MARGIN)), PAPER)
     canvas.paste(Image.fromarray(picture), (MARGIN, top))
     pen = ImageDraw.Draw(canvas)
     pen.rectangle((MARGIN - 1, top - 1, MARGIN + width, top + height), outline=NOTHING)
     pen.text((MARGIN, 6), title, FAINT, _font(13))
     pen.text((MARGIN, 25), caption, INK, _font(17))
+    if not legend:
+        return canvas
     left, line = MARGIN, top + height + 16
     for colour, meaning in (
         (ACCEPTED, "decided now"),

@@ -9,9 +9,10 @@ from huggingface_hub import hf_hub_download
 from ..convert.published import PUBLISHED, load_published
 from .base import ARImagePipeline
 from .pipeline_llamagen import LlamaGenPipeline
+from .pipeline_var import VARPipeline
 
 
-PIPELINES = {pipeline.__name__: pipeline for pipeline in (LlamaGenPipeline,)}
+PIPELINES = {pipeline.__name__: pipeline for pipeline in (LlamaGenPipeline, VARPipeline)}
 ASSETS = Path(__file__).parents[1] / "assets"
 
 

@@ -24,6 +24,9 @@ def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Modu
 class ClassOrTextPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`."""
 
+    # Whether the id after the last class may be asked for, which stands for no class in particular.
+    _draws_no_class = False
+
     bad_punct_regex = PixArtAlphaPipeline.bad_punct_regex
     _clean_caption = PixArtAlphaPipeline._clean_caption
     _text_preprocessing = PixArtAlphaPipeline._text_preprocessing
@@ -45,20 +48,14 @@ class ClassOrTextPipeline(ARImagePipeline):
         """Refuse a condition that the checkpoint cannot draw; return how many prompts or classes there are."""
         config = self.transformer.config
         if config.conditioning == "class":
+            last = config.num_classes - 1 + self._draws_no_class
             if class_labels is None or prompt is not None or prompt_embeds is not None:
                 raise ValueError(
-                    f"this checkpoint draws classes: give class_labels, ids from 0 to {config.num_classes - 1}, and no prompt"
+                    f"this checkpoint draws classes: give class_labels, ids from 0 to {last}, and no prompt"
                 )
             labels = torch.as_tensor(class_labels).flatten()
-            if (
-                len(labels) == 0
-                or labels.is_floating_point()
-                or labels.min() < 0
-                or labels.max() >= config.num_classes
-            ):
-                raise ValueError(
-                    f"class_labels are {class_labels}: give one or more ids from 0 to {config.num_classes - 1}"
-                )
+            if len(labels) == 0 or labels.is_floating_point() or labels.min() < 0 or labels.max() > last:
+                raise ValueError(f"class_labels are {class_labels}: give one or more ids from 0 to {last}")
             return len(labels)
         if class_labels is not None:
             raise ValueError("this checkpoint draws from text: give a prompt instead of class_labels")

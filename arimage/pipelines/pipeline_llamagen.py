@@ -101,6 +101,12 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             (size, size), guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
         )
 
+    def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
+        """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback gets them."""
+        size = self.transformer.config.grid_size
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.vq.decode(tokens.unflatten(1, (size, size)))
+
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
     def __call__(

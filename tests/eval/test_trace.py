@@ -14,9 +14,9 @@ from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animat
 CELL = 192  # two codes a row make a picture of at least 384 pixels
 
 
-def grey(codes):
-    """Pictures of one pixel a code, in the grey of the code."""
-    return (codes[:, None].expand(-1, 3, -1, -1) / 20).float()
+def grey(tokens, decided):
+    """Pictures of 2x2 pixels, each in the grey of its code."""
+    return (tokens.view(-1, 1, 2, 2).expand(-1, 3, -1, -1) / 20).float()
 
 
 @pytest.fixture
@@ -59,6 +59,22 @@ def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
     assert np.abs(corner - round((5 / 20 + 1) * 127.5)).max() <= 8
 
 
+def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
+    tokens = torch.tensor([[3, 0, 0, 0, 0], [3, 5, 7, 9, 4]])
+    decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+
+    def draw(tokens, decided):
+        return torch.full((1, 3, 8, 8), int(decided.sum()) / 5 - 0.5)
+
+    animate(tokens, decided, None, draw, "a title", tmp_path / "x.gif")
+    with Image.open(tmp_path / "x.gif") as animation:
+        assert animation.n_frames == 3 and animation.size[0] == 384 + 20
+        for frame, grey in ((0, 0.2 - 0.5), (1, 0.5), (2, 0.5)):
+            animation.seek(frame)
+            pixels = np.asarray(animation.convert("RGB")).astype(int)[60:420, 20:380]
+            assert np.abs(pixels - (grey + 1) * 127.5).max() <= 8
+
+
 def test_outlines_have_their_colours():
     marks = {colour: np.zeros((2, 2), bool) for colour in (ACCEPTED, REJECTED, DRAFT, NOTHING)}
     marks[ACCEPTED][0, 0] = marks[REJECTED][0, 1] = marks[DRAFT][1, 0] = marks[NOTHING][1, 1] = True
@@ -69,7 +85,7 @@ def test_outlines_have_their_colours():
     assert picture[10, 10].mean() > picture[30, 10].mean()
 
 
-@pytest.mark.parametrize("decoding", decoding_names())
+@pytest.mark.parametrize("decoding", decoding_names(scales=False))
 def test_a_trace_follows_every_decoding(decoding, tmp_path):
     pipe = tiny.text_pipeline()
     recorder = Trace()
@@ -90,7 +106,7 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
         assert torch.equal(counts, output.stats.accepted[: len(decided), image])
     with torch.no_grad():
-        animate(tokens, decided, (4, 4), pipe.vq.decode, decoding, tmp_path / "x.webp")
+        animate(tokens, decided, (4, 4), pipe.draw_codes, decoding, tmp_path / "x.webp")
     with Image.open(tmp_path / "x.webp") as animation:
         assert animation.n_frames == len(tokens) + 1
 

@@ -1,0 +1,180 @@
+"""What a call of `VARPipeline` draws, returns and refuses."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding, VARPipeline
+
+
+PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
+LABELS = [3, 0, 7]
+SIZE = tiny.SCALES[-1] * tiny.SCALE_FACTOR
+N = sum(side * side for side in tiny.SCALES)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def same(maps, others):
+    return all(torch.equal(a, b) for a, b in zip(maps, others, strict=True))
+
+
+@pytest.fixture(scope="module", params=["text", "class"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipe(kind):
+    return tiny.scale_pipeline(kind)
+
+
+@pytest.fixture
+def condition(kind):
+    return {"prompt": PROMPTS} if kind == "text" else {"class_labels": LABELS}
+
+
+def one(condition, index):
+    return {name: values[index] for name, values in condition.items()}
+
+
+def test_images_of_every_output_type_show_the_decoded_codes(pipe, condition):
+    out = {kind: pipe(**condition, generator=seeded(1), output_type=kind) for kind in ("pil", "np", "pt", "latent")}
+    tokens = out["latent"].images
+    assert [tuple(each.shape) for each in tokens] == [(3, side, side) for side in tiny.SCALES]
+    assert all(same(output.tokens, tokens) for output in out.values())
+    with torch.no_grad():
+        expected = (pipe.vq.decode(tokens) / 2 + 0.5).clamp(0, 1)
+    assert expected.std() > 0.1 and expected.shape == (3, 3, SIZE, SIZE)
+    torch.testing.assert_close(out["pt"].images, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-5)
+    assert [picture.size for picture in out["pil"].images] == [(SIZE, SIZE)] * 3
+    stats = out["pt"].stats
+    assert stats.forward_passes == len(tiny.SCALES) and stats.exact
+    assert stats.accepted[:, 0].tolist() == [side * side for side in tiny.SCALES]
+    assert stats.tokens_per_pass == N / len(tiny.SCALES)
+
+
+@pytest.mark.parametrize("decoding", ["next-scale", "code", CollaborativeDecoding(1), NextScaleDecoding(True)])
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+def test_an_image_does_not_depend_on_its_batch(pipe, condition, decoding, guidance_scale):
+    options = {"decoding": decoding, "guidance_scale": guidance_scale, "top_k": 9, "output_type": "latent"}
+    batch = pipe(**condition, generator=[seeded(i) for i in range(3)], **options).images
+    for i in range(3):
+        alone = pipe(**one(condition, i), generator=seeded(i), **options).images
+        assert same([each[i : i + 1] for each in batch], alone)
+    assert not same([each[0] for each in batch], [each[1] for each in batch])
+
+
+def test_several_images_of_a_prompt_differ_and_do_not_mix_with_others(pipe, condition):
+    options = {"num_images_per_prompt": 2, "temperature": 3.0, "output_type": "latent"}
+    out = pipe(**condition, generator=[seeded(i) for i in range(6)], **options)
+    again = pipe(**one(condition, 1), generator=[seeded(2), seeded(3)], **options)
+    assert same([each[2:4] for each in out.images], again.images)
+    assert not same([each[:1] for each in again.images], [each[1:] for each in again.images])
+
+
+def test_greedy_codes_are_the_arg_max_of_guided_logits_that_ramp_up(pipe, condition, kind):
+    out = pipe(**condition, top_k=1, guidance_scale=3.0, output_type="latent")
+    if kind == "text":
+        embeds, mask = pipe.encode_prompt(PROMPTS)
+        given = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+    else:
+        given = {"class_labels": torch.tensor(LABELS)}
+    with torch.no_grad():
+        inputs = pipe.vq.inputs(out.images)
+        with_condition = pipe.transformer.predict(inputs, **given)
+        without = pipe.transformer.predict(inputs, **given, unconditional=torch.ones(3, dtype=torch.bool))
+    ramp = torch.cat([torch.full((side * side,), k / 3) for k, side in enumerate(tiny.SCALES)])
+    guided = with_condition + 2 * ramp[:, None] * (with_condition - without)
+    assert torch.equal(guided.argmax(-1), torch.cat([each.flatten(1) for each in out.images], dim=1))
+
+
+def test_the_picture_grows_scale_by_scale_and_an_interrupt_keeps_what_there_is(pipe, condition):
+    seen = []
+
+    def stop_after_two(pipe, step, passes, tensors):
+        seen.append((step, passes, sorted(tensors), tensors["decided"].sum(1).tolist()))
+        pipe._interrupt = passes == 2
+
+    out = pipe(
+        **condition,
+        generator=seeded(0),
+        output_type="pt",
+        callback_on_step_end=stop_after_two,
+        callback_on_step_end_tensor_inputs=["tokens", "decided", "latents"],
+    )
+    assert seen == [
+        (0, 1, ["decided", "latents", "tokens"], [1] * 3),
+        (1, 2, ["decided", "latents", "tokens"], [5] * 3),
+    ]
+    with torch.no_grad():
+        expected = pipe.vq.decode(out.tokens[:2]) / 2 + 0.5
+        flat = torch.cat([each.flatten(1) for each in out.tokens], dim=1)
+        drawn = pipe.draw_codes(flat, torch.arange(N).expand(3, -1) < 5) / 2 + 0.5
+    torch.testing.assert_close(out.images, expected.clamp(0, 1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn, expected)
+
+
+def test_a_saved_pipeline_draws_the_same_images(pipe, condition, tmp_path):
+    pipe.decoding = CollaborativeDecoding(2)
+    pipe.generation_config["top_k"] = 7
+    pipe.save_pretrained(tmp_path / "pipe")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
+    loaded.set_progress_bar_config(disable=True)
+    assert type(loaded) is VARPipeline and loaded.decoding == CollaborativeDecoding(2)
+    options = {**condition, "output_type": "latent"}
+    before, after = (each(**options, generator=seeded(5)).images for each in (pipe, loaded))
+    assert same(before, after)
+    without = VARPipeline.from_pretrained(tmp_path / "pipe", refiner=None)
+    with pytest.raises(ValueError, match="refiner"):
+        without(**condition)
+    pipe.decoding = "next-scale"
+    pipe.generation_config["top_k"] = 0
+
+
+def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
+    with pytest.raises(ValueError, match="choose among next-scale, code"):
+        pipe(**condition, decoding="sjd")
+    with pytest.raises(ValueError, match="choose among ar, sjd"):
+        tiny.class_pipeline()(class_labels=1, decoding="next-scale")
+
+
+def test_no_class_in_particular_is_the_class_after_the_last():
+    pipe = tiny.scale_pipeline("class")
+    options = {"top_k": 1, "output_type": "latent"}
+    assert not same(
+        pipe(class_labels=tiny.NUM_CLASSES, **options).images,
+        pipe(class_labels=tiny.NUM_CLASSES - 1, **options).images,
+    )
+    with pytest.raises(ValueError, match="ids from 0"):
+        pipe(class_labels=tiny.NUM_CLASSES + 1)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="trained together"):
+        VARPipeline(tiny.scale_transformer("class", vocab_size=50), tiny.scale_tokenizer())
+    with pytest.raises(ValueError, match="the refiner draws"):
+        VARPipeline(
+            tiny.scale_transformer("class"),
+            tiny.scale_tokenizer(),
+            refiner=tiny.scale_transformer("class", scales=(1, 2, 4)),
+        )
+    with pytest.raises(ValueError, match="another condition"):
+        VARPipeline(
+            tiny.scale_transformer("class"),
+            tiny.scale_tokenizer(),
+            refiner=tiny.scale_transformer("class", num_classes=3),
+        )
+    with pytest.raises(ValueError, match="32 and 32"):
+        tiny.scale_pipeline("class")(class_labels=1, height=32, width=32)
+
+
+def test_half_precision_draws(pipe, condition):
+    half = tiny.scale_pipeline(pipe.transformer.config.conditioning).to(torch.bfloat16)
+    for decoding in ("next-scale", "code", NextScaleDecoding(True)):
+        images = half(**condition, guidance_scale=2.0, decoding=decoding, generator=seeded(0), output_type="pt").images
+        assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
