@@ -18,6 +18,8 @@ class Sampling:
         top_p: keep the most probable codes until their sum exceeds it, in (0, 1]; 1 = all.
         guided_tokens: guide the first n positions of an image only; None = all.
         allowed: bool [V], codes that may be drawn; None = all.
+        forced: int64 [B, N], codes that stand already, whatever the model says of them; -1 = free. The other codes follow
+            the model's law given all codes before them, forced ones included: what comes after a code has no say in it.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -29,6 +31,7 @@ class Sampling:
     top_p: float = 1.0
     guided_tokens: int | None = None
     allowed: torch.BoolTensor | None = field(default=None, compare=False)
+    forced: torch.LongTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
         if not self.temperature > 0:
@@ -45,4 +48,13 @@ class Sampling:
         scale = self.guidance_scale
         if self.guided_tokens is not None:
             scale = torch.where(positions < self.guided_tokens, scale, 1.0)
-        return law(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
+        probabilities = law(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
+        return self.force(probabilities, positions)
+
+    def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:
+        """Laws [B, Q, V] of the codes at `positions` [B, Q] with those of forced codes one-hot."""
+        if self.forced is None:
+            return probabilities
+        codes = self.forced.gather(1, positions)[..., None]
+        one_hot = torch.arange(probabilities.shape[-1], device=codes.device) == codes
+        return torch.where(codes < 0, probabilities, one_hot.to(probabilities.dtype))

@@ -98,13 +98,14 @@ def _fill(state: ParallelJacobiState, closed: torch.LongTensor, accepted: torch.
     fresh = (old_lane >= lanes)[..., None] | (old_offset >= window)
     old = old_lane.clamp(max=lanes - 1)[..., None] * window + old_offset.clamp(max=window - 1)
     law = state.draft_law.flatten(1, 2).gather(1, old.flatten(1)[..., None].expand(-1, -1, vocab_size))
-    fresh_law = uniform_law(state).expand_as(state.draft_law)
-    state.draft_law = torch.where(fresh[..., None], fresh_law, law.view_as(fresh_law))
 
     rows, columns = state.model.grid
     places = count[..., None] + offsets
     inside = (row < rows)[..., None] & (places < columns)
     positions = (row[..., None] * columns + places).clamp(max=state.model.num_tokens - 1).flatten(1)
+    fresh = fresh.flatten(1)
+    fresh_law = uniform_law(state, positions)
+    state.draft_law = torch.where(fresh[..., None], fresh_law, law).view_as(state.draft_law)
     noise = uniforms(state.seeds, positions, Purpose.START, state.forward_passes, 1)
-    drafts = draw(fresh_law.flatten(1, 2), noise[..., 0])
-    write_tokens(state, positions, (fresh & inside).flatten(1), drafts)
+    drafts = draw(fresh_law, noise[..., 0])
+    write_tokens(state, positions, fresh & inside.flatten(1), drafts)

@@ -62,11 +62,11 @@ def write_tokens(state: DecodingState, positions: torch.LongTensor, where: torch
     state.tokens = F.pad(state.tokens, (0, 1)).scatter(1, torch.where(where, positions, size), tokens)[:, :size]
 
 
-def uniform_law(state: DecodingState) -> torch.FloatTensor:
-    """The law [V] of a code of which nothing is known."""
+def uniform_law(state: DecodingState, positions: torch.LongTensor) -> torch.FloatTensor:
+    """The laws [B, Q, V] of the codes at `positions` [B, Q] as far as nothing but the forced ones is known."""
     allowed = state.sampling.allowed
     weights = torch.ones(state.model.vocab_size, device=state.model.device) if allowed is None else allowed.float()
-    return weights / weights.sum()
+    return state.sampling.force((weights / weights.sum()).expand(*positions.shape, -1), positions)
 
 
 def slide_window(state: WindowState, accepted: torch.LongTensor, init: Init) -> None:
@@ -98,8 +98,7 @@ def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
     fresh = old >= window
     at = positions.clamp(max=state.model.num_tokens - 1)
     if init == "uniform":
-        fresh_law = uniform_law(state).expand_as(law)
-        drafts = draw(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
+        fresh_law = uniform_law(state, at)
     else:
         first = (state.cursor + window - entered)[:, None]
         source = first - 1
@@ -108,7 +107,8 @@ def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
             # As many rows up as it takes to leave the positions that are being drafted.
             above = positions - columns * ((positions - first).div(columns, rounding_mode="floor") + 1)
             source = torch.where(above >= 0, above, source)
-        drafts = state.tokens.gather(1, source.expand_as(at).clamp(0, state.model.num_tokens - 1))
-        fresh_law = F.one_hot(drafts, vocab_size).to(law.dtype)
+        copied = state.tokens.gather(1, source.expand_as(at).clamp(0, state.model.num_tokens - 1))
+        fresh_law = state.sampling.force(F.one_hot(copied, vocab_size).to(law.dtype), at)
+    drafts = draw(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
     state.draft_law = torch.where(fresh[..., None], fresh_law, law)
     write_tokens(state, positions, live & fresh, drafts)
