@@ -1,4 +1,5 @@
-"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into codes. Knows no model; imports only torch."""
+"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into codes. Knows no model; imports only
+torch."""
 
 import dataclasses
 from collections.abc import Callable

@@ -91,7 +91,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
 
 
-class CaptionEmbedding(nn.Module):
+class CaptionProjection(nn.Module):
     """Projects text embeddings [B, P, D] to a prefix [B, P, C], and their mean to the vector [B, C] that stands for the whole
     text, or the learned one of no text."""
 
@@ -169,7 +169,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
         if conditioning == "class":
             self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
         else:
-            self.caption_embedding = CaptionEmbedding(caption_dim, hidden_size)
+            self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
         self.input_projection = nn.Linear(codebook_dim, hidden_size)
         self.level_embedding = nn.Embedding(len(scales), hidden_size)
@@ -215,7 +215,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels), None
-        return self.caption_embedding(prompt_embeds, prompt_attention_mask, unconditional)
+        return self.caption_projection(prompt_embeds, prompt_attention_mask, unconditional)
 
     def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
         """Which prefix positions may be seen [B, P], those of no text by none; None for classes, which have no prefix."""

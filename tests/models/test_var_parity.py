@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arimage.decoding import NextScaleDecoding, Sampling, decode
+from arimage.decoding import NextScaleDecoding, Sampling, decode, next_scale
 from arimage.models.transformer_var import VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
@@ -161,6 +161,36 @@ def test_everything_between_the_greedy_codes_equals_the_original(golden):
     for scale, (with_condition, without) in enumerate(model.logits):
         guided.append(without + (1 + 1.5 * scale / 3) * (with_condition - without))
     assert_close(torch.cat(guided, dim=1), expected["logits_cfg"])
+
+
+class OriginalNoise(Sampling):
+    """Draws from each law as the original does, and keeps the codes in `drawn`."""
+
+    def law(self, logits, positions):
+        law = super().law(logits, positions)
+        codes = torch.multinomial(law.flatten(0, 1), 1, replacement=True, generator=self.generator)
+        self.drawn.append(codes.view(positions.shape))
+        return law
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["sampled", "smooth"])
+def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, monkeypatch):
+    transformer, expected = golden
+    settings = json.loads((FOLDER / "config.json").read_text())["sample"]
+    generator, drawn = torch.Generator().manual_seed(settings["g_seed"]), []
+    monkeypatch.setattr(OriginalNoise, "generator", generator, raising=False)
+    monkeypatch.setattr(OriginalNoise, "drawn", drawn, raising=False)
+    monkeypatch.setattr(next_scale, "draw", lambda law, noise: drawn[-1])
+    monkeypatch.setattr(
+        next_scale,
+        "exponentials",
+        lambda seeds, at, purpose, step, count: torch.empty(*at.shape, count).exponential_(generator=generator),
+    )
+    model = transformer.bind(load_quantiser(), guided=True, class_labels=expected["class_labels"])
+    sampling = OriginalNoise(1 + settings["cfg"], top_k=settings["top_k"], top_p=settings["top_p"])
+    decode(model, NextScaleDecoding(more_smooth=mode == "smooth"), sampling, torch.arange(2))
+    assert torch.equal(torch.cat(drawn, dim=1), expected[f"{mode}_tokens"])
 
 
 @torch.no_grad()
