@@ -23,11 +23,23 @@ class ScaleState(DecodingState):
         return len(self.model.scales)
 
 
+def scale_law(
+    model: ScaleModel, sampling: Sampling, scale: int, logits: torch.FloatTensor
+) -> tuple[torch.FloatTensor, torch.LongTensor]:
+    """The law [B, n, V] of the codes of `scale` by their logits [G, B, n, V], and their positions [B, n] among all codes.
+
+    Guidance grows along the scales: of K scales, scale k uses 1 + (guidance_scale - 1) k / (K - 1).
+    """
+    ratio = scale / max(len(model.scales) - 1, 1)
+    first = sum(side**2 for side in model.scales[:scale])
+    positions = first + torch.arange(logits.shape[2], device=logits.device).expand(logits.shape[1], -1)
+    guidance_scale = 1 + (sampling.guidance_scale - 1) * ratio
+    return replace(sampling, guidance_scale=guidance_scale).law(logits, positions), positions
+
+
 @dataclass(frozen=True)
 class NextScaleDecoding:
     """Draw every map of a next-scale model (VAR, https://arxiv.org/abs/2404.02905) in one pass: K passes an image.
-
-    Guidance grows along the scales: of K scales, scale k uses 1 + (guidance_scale - 1) k / (K - 1).
 
     Attributes:
         more_smooth: add up mixtures of code vectors, by Gumbel-softmax weights that sharpen along the scales, in place of
@@ -61,12 +73,9 @@ class NextScaleDecoding:
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> ScaleState:
         """Decide the next map by its logits [G, B, n, V]."""
         model, scale = state.model, state.forward_passes
-        ratio = scale / max(len(model.scales) - 1, 1)
-        first, count = sum(side**2 for side in model.scales[:scale]), model.scales[scale] ** 2
-        positions = torch.arange(first, first + count, device=model.device).expand(len(state.seeds), -1)
-        sampling = replace(state.sampling, guidance_scale=1 + (state.sampling.guidance_scale - 1) * ratio)
-        law = sampling.law(logits, positions)
+        law, positions = scale_law(model, state.sampling, scale, logits)
         if self.more_smooth:
+            ratio = scale / max(len(model.scales) - 1, 1)
             gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, 0, model.vocab_size).log()
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((law.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)
@@ -76,8 +85,8 @@ class NextScaleDecoding:
             codes = draw(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
             vectors = model.codebook[codes]
         state.latents = model.accumulate(scale, state.latents, vectors)
-        state.tokens[:, first : first + count] = codes
-        state.decided[:, first : first + count] = True
-        state.record(torch.full_like(state.seeds, count))
+        state.tokens.scatter_(1, positions, codes)
+        state.decided.scatter_(1, positions, True)
+        state.record(torch.full_like(state.seeds, codes.shape[1]))
         state.finished.fill_(state.forward_passes == state.max_passes)
         return state

@@ -180,21 +180,23 @@ def judge(
     seed: int,
     sampling: dict | None = None,
 ) -> dict:
-    """The `deviation` of `images` images from the model's law (a dict of `Deviation`), and `tokens_fed`: how many codes
-    the model is fed for an image in a pass after the prefill."""
+    """The `deviation` of `images` images from the model's law (a dict of `Deviation`), and, of a `TokenModel`, `tokens_fed`:
+    how many codes it is fed for an image in a pass after the prefill."""
     sampling = sampling or {}
     places, fed, passes = [], 0, 0
     for start in range(0, images, 16):
         count = min(16, images - start)
         batch = _take(condition, start, count)
-        model = CountedModel(pipe.bind(**batch, guidance_scale=sampling.get("guidance_scale")))
+        model = pipe.bind(**batch, guidance_scale=sampling.get("guidance_scale"))
+        counted = model if hasattr(model, "scales") else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
-        state = decode(model, decoding, pipe.sampling(**sampling), seeds)
-        fed += int(model.fed)
-        passes += int((torch.stack(state.accepted)[1:] > 0).sum())
+        state = decode(counted, decoding, pipe.sampling(**sampling), seeds)
+        if counted is not model:
+            fed += int(counted.fed)
+            passes += int((torch.stack(state.accepted)[1:] > 0).sum())
         places.append(code_places(model, pipe.sampling(**sampling), state.tokens))
     found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))
-    return {"deviation": dataclasses.asdict(found), "tokens_fed": fed / passes}
+    return {"deviation": dataclasses.asdict(found), **({"tokens_fed": fed / passes} if passes else {})}
 
 
 def machine(device: torch.device) -> dict:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoding import Sampling, TokenModel
+from ..decoding import Sampling, ScaleModel, TokenModel
+from ..decoding.next_scale import scale_law
 
 
 BINS = 20
@@ -65,9 +66,9 @@ def deviation(before: torch.FloatTensor, own: torch.FloatTensor) -> Deviation:
 
 @torch.no_grad()
 def code_places(
-    model: TokenModel, sampling: Sampling, tokens: torch.LongTensor
+    model: TokenModel | ScaleModel, sampling: Sampling, tokens: torch.LongTensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-    """Where each code of images [B, N] stands in the model's law after the codes before it, by teacher forcing.
+    """Where each code of images [B, N] stands in the model's law after the codes, or the scales, before it, by teacher forcing.
 
     Returns:
         How much probability the likelier codes have (of equally likely ones, those of a lower id), and the code's own
@@ -77,20 +78,32 @@ def code_places(
     ids = torch.arange(model.vocab_size, device=tokens.device)
     before, own = [], []
 
-    def place(logits: torch.FloatTensor, positions: torch.LongTensor) -> None:
-        """Place the codes at `positions` [Q] under logits [G, B, Q, V]."""
-        positions = positions.expand(batch_size, -1)
+    def place(law: torch.FloatTensor, positions: torch.LongTensor) -> None:
+        """Place the codes at `positions` [B, Q] in their laws [B, Q, V]."""
         codes = tokens.gather(1, positions)[..., None]
-        law = sampling.law(logits, positions)
         probability = law.gather(-1, codes)
         likelier = (law > probability) | ((law == probability) & (ids < codes))
         before.append((law * likelier).sum(-1))
         own.append(probability.squeeze(-1))
 
     cache, logits = model.prefill(batch_size)
-    place(logits[:, :, None], torch.zeros(1, dtype=torch.long, device=tokens.device))
+    if hasattr(model, "scales"):
+        latents = None
+        for scale in range(len(model.scales)):
+            if scale:
+                logits = model.forward(scale, latents, cache)
+            law, positions = scale_law(model, sampling, scale, logits)
+            place(law, positions)
+            latents = model.accumulate(scale, latents, model.codebook[tokens.gather(1, positions)])
+        return torch.cat(before, 1), torch.cat(own, 1)
+
+    def place_logits(logits: torch.FloatTensor, positions: torch.LongTensor) -> None:
+        positions = positions.expand(batch_size, -1)
+        place(sampling.law(logits, positions), positions)
+
+    place_logits(logits[:, :, None], torch.zeros(1, dtype=torch.long, device=tokens.device))
     # No more than some hundred megabytes of logits at once.
     for positions in torch.arange(num_tokens - 1, device=tokens.device).split(max(1, 2**25 // logits[0].numel())):
         fed = positions.expand(batch_size, -1)
-        place(model.forward(tokens.gather(1, fed), fed, cache), positions + 1)
+        place_logits(model.forward(tokens.gather(1, fed), fed, cache), positions + 1)
     return torch.cat(before, 1), torch.cat(own, 1)

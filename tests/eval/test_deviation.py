@@ -154,3 +154,20 @@ def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
     assert found.chance > 1e-4 and found.impossible < 1e-3
     sharper = deviation(*code_places(model, Sampling(top_k=20, temperature=1.5), tokens))
     assert sharper.chance < 1e-6 and sharper.total_variation > 2 * sharper.floor
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+def test_scales_of_the_model_itself_are_at_the_floor_and_those_of_a_refiner_are_not(guidance_scale):
+    pipe = tiny.scale_pipeline("class")
+    model = pipe.bind(class_labels=[1] * 600, guidance_scale=guidance_scale)
+    sampling, seeds = Sampling(guidance_scale=guidance_scale, temperature=3.0), torch.arange(600)
+    with torch.no_grad():
+        own, refined = (
+            measure(model, sampling, images_of(model, sampling, seeds, name)) for name in ("next-scale", "code")
+        )
+    assert own.chance > 1e-3 and own.total_variation < 2 * own.floor and own.codes == 600 * model.num_tokens
+    assert refined.chance < 1e-6 and refined.total_variation > 4 * refined.floor
+
+
+def images_of(model, sampling, seeds, decoding):
+    return decode(model, decoding_from_name(decoding), sampling, seeds).tokens
