@@ -33,8 +33,9 @@ def main() -> None:
     gallery = load_captioned_images(arguments.train, size, **recipe["tokenizer"]["data"])
     heldout = load_captioned_images(arguments.heldout, size, **recipe["tokenizer"]["data"]).images
     figures = {"parameters": {}, "retrieval": {}}
-    for name in ("transformer", "text_encoder", "vq"):
-        figures["parameters"][name] = sum(p.numel() for p in getattr(pipe, name).parameters())
+    for name, part in pipe.components.items():
+        if isinstance(part, torch.nn.Module):
+            figures["parameters"][name] = sum(p.numel() for p in part.parameters())
     for decoding in arguments.decoding:
         figures["retrieval"][decoding] = caption_retrieval(
             pipe, trained_on, gallery, count=arguments.count, decoding=decoding

@@ -63,6 +63,26 @@ def train_text_tokenizer(captions: list[str], vocab_size: int, max_length: int) 
     )
 
 
+def draw_captions(captions: list[list[str]], index: torch.LongTensor, generator: torch.Generator) -> list[str]:
+    """A caption for each of the images `index`: in half of the cases the primary one, else any of its variants."""
+    chosen = []
+    for i, variant, plain in zip(
+        index.tolist(),
+        torch.rand(len(index), generator=generator).tolist(),
+        torch.rand(len(index), generator=generator).tolist(),
+        strict=True,
+    ):
+        variants = captions[i]
+        chosen.append(variants[0] if plain < 0.5 else variants[int(variant * len(variants))])
+    return chosen
+
+
+def new_text_encoder(tokenizer: PreTrainedTokenizerFast, config: dict) -> T5EncoderModel:
+    """A `T5EncoderModel` with random weights for `tokenizer`, with the shape `config` (`T5Config(**config)`)."""
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **special, **config))
+
+
 class TransformerTask(nn.Module):
     def __init__(
         self,
@@ -109,15 +129,7 @@ class TransformerTask(nn.Module):
         if torch.rand((), generator=generator) < settings.short_share and settings.short_tokens < length:
             batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
         index = self.data.draw(batch_size, generator)
-        captions = []
-        for i, variant, plain in zip(
-            index.tolist(),
-            torch.rand(len(index), generator=generator).tolist(),
-            torch.rand(len(index), generator=generator).tolist(),
-            strict=True,
-        ):
-            variants = self.captions[i]
-            captions.append(variants[0] if plain < 0.5 else variants[int(variant * len(variants))])
+        captions = draw_captions(self.captions, index, generator)
         unconditional = torch.rand(len(index), generator=generator) < settings.caption_dropout
         codes = self.codes[index, :length]
         noisy = torch.rand(codes.shape, generator=generator) < settings.code_noise
@@ -173,14 +185,7 @@ def train_transformer(
     torch.manual_seed(settings.seed)
     captions = [caption for variants in data.captions for caption in variants]
     text_tokenizer = train_text_tokenizer(captions, settings.text_vocab_size, settings.caption_length)
-    text_encoder = T5EncoderModel(
-        T5Config(
-            vocab_size=len(text_tokenizer),
-            pad_token_id=text_tokenizer.pad_token_id,
-            eos_token_id=text_tokenizer.eos_token_id,
-            **text_config,
-        )
-    )
+    text_encoder = new_text_encoder(text_tokenizer, text_config)
     transformer = LlamaGenTransformer(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,

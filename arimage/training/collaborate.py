@@ -1,0 +1,56 @@
+"""Fine-tuning of a large and a small VAR transformer for their parts of collaborative decoding."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..decoding import CollaborativeDecoding
+from ..pipelines.pipeline_var import VARPipeline
+from .data import ImageCaptions
+from .loop import fit
+from .transformer_var import VARTransformerSettings, VARTransformerTask
+
+
+def train_collaborate(
+    pipe: VARPipeline,
+    data: ImageCaptions,
+    heldout: ImageCaptions,
+    drafter_scales: int,
+    drafter: VARTransformerSettings,
+    refiner: VARTransformerSettings,
+    out: str | Path,
+    on_report: Callable[[VARPipeline], None] | None = None,
+) -> VARPipeline:
+    """Fine-tune each transformer of `pipe` for the scales that it draws, as in CoDe (https://arxiv.org/abs/2411.17787): the
+    large one for the first `drafter_scales`, the refiner for those after them, there with the law of the large one as it
+    was as its teacher. Returns `pipe` with the averaged weights and the decoding set to these scales.
+
+    The settings' `scale_shares` and `first_scale` follow from `drafter_scales`. `out`/drafter and `out`/refiner keep
+    checkpoints, logs, curves and samples; a second call with the same pipe continues an interrupted run.
+
+    Raises:
+        ValueError: if the pipeline has no refiner, or `drafter_scales` leaves nothing to one of the two.
+    """
+    count = len(pipe.transformer.config.scales)
+    if pipe.refiner is None:
+        raise ValueError("the pipeline has no refiner: train one with the transformer first")
+    if not 1 <= drafter_scales < count:
+        raise ValueError(f"drafter_scales is {drafter_scales}: give a number from 1 to {count - 1}")
+    teacher = copy.deepcopy(pipe.transformer).requires_grad_(False)
+    pipe.text_encoder.requires_grad_(False)
+    pipe.decoding = CollaborativeDecoding(drafter_scales)
+    hook = None if on_report is None else lambda: on_report(pipe)
+    parts = {
+        "drafter": (pipe.transformer, replace(drafter, scale_shares=(0,) * (drafter_scales - 1) + (1,)), None),
+        "refiner": (pipe.refiner, replace(refiner, scale_shares=None, first_scale=drafter_scales), teacher),
+    }
+    for name, (network, settings, its_teacher) in parts.items():
+        torch.manual_seed(settings.seed)
+        network.requires_grad_(True)
+        task = VARTransformerTask(network, pipe, data, heldout, settings, its_teacher, pipe.decoding)
+        fit(task, settings.optimizer, Path(out) / name, on_report=hook)
+        network.requires_grad_(False)
+    return pipe
