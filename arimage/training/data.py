@@ -1,5 +1,6 @@
-"""Image-caption data sets in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`, `group`,
-`name`, `base`, `skin_tones` and `weight`; `image` and `alpha` are encoded pictures (`{"bytes": ..., "path": ...}`)."""
+"""Training sets: image-caption data in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`,
+`group`, `name`, `base`, `skin_tones` and `weight`, where `image` and `alpha` are encoded pictures (`{"bytes": ..., "path":
+...}`); and folders of images without captions."""
 
 import io
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 COLUMNS = ["image", "alpha", "caption", "captions", "style", "group", "name", "base", "skin_tones", "weight"]
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 @dataclass
@@ -21,7 +23,7 @@ class ImageCaptions:
     Attributes:
         images: uint8 [M, 3, S, S] on white.
         alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
-        captions: the caption variants of each image; the first is the primary one.
+        captions: the caption variants of each image; the first is the primary one. None in a folder of images.
         names, bases: the concept drawn, and the code points of its variant without skin tone.
         weights: float32 [M], how often to draw each image.
     """
@@ -80,6 +82,35 @@ def load_captioned_images(
         names=[row["name"] for row in rows],
         bases=[row["base"] for row in rows],
         weights=torch.tensor([row["weight"] for row in rows]),
+    )
+
+
+def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
+    """Read the png, jpg and webp files in `folder` and below it, resize each to `image_size` pixels along its shorter side,
+    crop the centre, and put what is transparent on white.
+
+    Raises:
+        ValueError: if there is no image.
+    """
+    paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not paths:
+        raise ValueError(f"{folder} has no image: put files of {', '.join(sorted(IMAGE_SUFFIXES))} there")
+
+    def pixels(path: Path) -> torch.Tensor:
+        image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        layers = [*Image.alpha_composite(white, image).split()[:3], image.getchannel("A")]
+        layers = [ImageOps.fit(layer, (image_size, image_size), Image.Resampling.LANCZOS) for layer in layers]
+        return torch.from_numpy(np.stack(layers))
+
+    images = torch.stack([pixels(path) for path in paths])
+    return ImageCaptions(
+        images=images[:, :3],
+        alpha=images[:, 3:],
+        captions=[[] for _ in paths],
+        names=[path.stem for path in paths],
+        bases=[path.stem for path in paths],
+        weights=torch.ones(len(paths)),
     )
 
 

@@ -80,7 +80,8 @@ class MasterWeights:
         for group, scale in zip(self.optimizer.param_groups, self.scales, strict=True):
             group["lr"] = self.settings.learning_rate_at(step) * scale
         for master, parameter in zip(self.masters, self.parameters, strict=True):
-            master.grad = parameter.grad.float()
+            # Not every step need reach every parameter.
+            master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip)
         self.optimizer.step()

@@ -11,10 +11,11 @@ import torch
 from ..decoding import decoding_from_name
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .data import ImageCaptions, load_captioned_images
+from ..tokenizers.vq_var import VARVQModel
+from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
 from .loop import OptimizerSettings
-from .tokenizer import TokenizerSettings, train_tokenizer
+from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
 
 
@@ -37,18 +38,41 @@ def load_recipe(name_or_path: str | Path) -> dict:
 
 
 def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
+    if Path(path).is_dir():
+        if part != "tokenizer":
+            raise ValueError(
+                f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
+            )
+        return load_image_folder(path, recipe["image_size"])
     return load_captioned_images(path, recipe["image_size"], **recipe[part]["data"])
 
 
 def run_tokenizer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
-) -> LlamaGenVQModel:
-    """Train the tokenizer of `recipe` on the parquet file `train`; the result lies in `out`/tokenizer."""
+) -> LlamaGenVQModel | VARVQModel:
+    """Train the tokenizer of `recipe`, a `LlamaGenVQModel` unless `class` says otherwise, on `train`: a parquet file, or a
+    folder of images, all of which are taken. The result lies in `out`/tokenizer.
+
+    Raises:
+        ValueError: if `class` is no tokenizer.
+    """
     part = recipe["tokenizer"]
+    model_class = part.get("class", "LlamaGenVQModel")
+    if model_class not in TOKENIZERS:
+        raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
     settings = TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
     folder = Path(out) / "tokenizer"
     data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
-    return train_tokenizer(part["model"], data, heldout_data, settings, folder, device)
+    return train_tokenizer(
+        part["model"],
+        data,
+        heldout_data,
+        settings,
+        folder,
+        device,
+        model_class=TOKENIZERS[model_class],
+        start_from=part.get("start_from"),
+    )
 
 
 def run_transformer(

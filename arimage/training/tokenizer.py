@@ -1,5 +1,6 @@
-"""Training of the VQ tokenizer: reconstruction in colour and gradients, codes by moving averages on the unit sphere."""
+"""Training of image tokenizers: reconstruction in colour and gradients, codes by moving averages."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,9 +9,16 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.utils import save_image
 
+from ..pipelines.auto import ASSETS, packaged_models
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from ..tokenizers.vq_var import VARVQModel
 from .data import ImageCaptions, to_unit_range
 from .loop import OptimizerSettings, fit, training_dtype
+from .quantisers import ResidualQuantiser, SphericalQuantiser
+
+
+QUANTISERS = {LlamaGenVQModel: SphericalQuantiser, VARVQModel: ResidualQuantiser}
+TOKENIZERS = {tokenizer.__name__: tokenizer for tokenizer in QUANTISERS}
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,8 @@ class TokenizerSettings:
 
     For `codebook_start` steps the encoder runs without quantisation; then the codebook starts from k-means over the
     encodings of `kmeans_batches` batches. A code whose moving count falls under `dead_code_count` is put on a random
-    encoding of the batch, every `restart_every` steps until `restart_until` (a share of all steps).
+    encoding of the batch, every `restart_every` steps until `restart_until` (a share of all steps). A multi-scale
+    tokenizer decodes `partial_share` of the images from their first scales only, so that these give pictures too.
     """
 
     optimizer: OptimizerSettings
@@ -31,32 +40,23 @@ class TokenizerSettings:
     dead_code_count: float = 0.5
     restart_every: int = 25
     restart_until: float = 0.8
+    partial_share: float = 0.1
     max_shift: int = 3
     seed: int = 0
 
 
-def spherical_kmeans(points: torch.Tensor, count: int, generator: torch.Generator, rounds: int = 20) -> torch.Tensor:
-    """`count` unit vectors [count, D] that minimise the angles to unit vectors `points` [M, D], M >= count."""
-    centres = points[torch.randperm(len(points), generator=generator)[:count]]
-    for _ in range(rounds):
-        nearest = (points @ centres.T).argmax(-1)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
-        empty = sums.norm(dim=-1) < 1e-6
-        sums[empty] = points[torch.randint(len(points), (int(empty.sum()),), generator=generator)]
-        centres = F.normalize(sums, dim=-1)
-    return centres
-
-
 class TokenizerTask(nn.Module):
     def __init__(
-        self, model: LlamaGenVQModel, data: ImageCaptions, heldout: ImageCaptions, settings: TokenizerSettings
+        self,
+        model: LlamaGenVQModel | VARVQModel,
+        data: ImageCaptions,
+        heldout: ImageCaptions,
+        settings: TokenizerSettings,
     ):
         super().__init__()
         self.model, self.data, self.heldout, self.settings = model, data, heldout, settings
+        self.quantiser = QUANTISERS[type(model)](model, settings.codebook_decay)
         model.codebook.weight.requires_grad_(False)
-        self.register_buffer("counts", torch.ones(model.config.codebook_size))
-        self.register_buffer("sums", F.normalize(model.codebook.weight.detach().float(), dim=-1))
-        self.register_buffer("codes", self.sums.clone())
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images [B, 3, S, S] in [-1, 1], flipped and shifted at random, and the weights [B, 1, S, S] of their pixels."""
@@ -70,57 +70,58 @@ class TokenizerTask(nn.Module):
         top, left = torch.randint(0, 2 * shift + 1, (2,), generator=generator).tolist()
         images = F.pad(images, [shift] * 4, value=255)[..., top : top + size, left : left + size]
         alpha = F.pad(alpha, [shift] * 4)[..., top : top + size, left : left + size]
-        device = self.counts.device
+        device = self.model.device
         return to_unit_range(images.to(device)), 1 + alpha.to(device).float() / 255
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Unit vectors [B, h, w, D] in float32."""
+        """Latents [B, C, h, w] in float32, before quantisation."""
         images = images.to(self.model.dtype, memory_format=torch.channels_last)
-        latents = self.model.quant_conv(self.model.encoder(images))
-        return F.normalize(latents.permute(0, 2, 3, 1).float(), dim=-1)
+        return self.quantiser.normalise(self.model.quant_conv(self.model.encoder(images)).float())
 
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.model.decode_latents(latents.to(self.model.dtype)).float()
+
+    @torch.no_grad()
     def start_codebook(self, step: int) -> None:
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        points = torch.cat([self.encode(self.batch(step + i)[0]) for i in range(self.settings.kmeans_batches)])
-        points = points.reshape(-1, points.shape[-1]).cpu()
-        self.codes.copy_(spherical_kmeans(points, len(self.codes), generator))
-        self.sums.copy_(self.codes)
-        self.counts.fill_(1)
+        latents = [self.encode(self.batch(step + i)[0]) for i in range(self.settings.kmeans_batches)]
+        self.quantiser.start(torch.cat(latents), torch.Generator().manual_seed(self.settings.seed))
 
-    def update_codebook(self, step: int, latents: torch.Tensor, nearest: torch.Tensor) -> None:
-        settings = self.settings
-        self.counts.mul_(settings.codebook_decay).add_(
-            torch.bincount(nearest, minlength=len(self.counts)), alpha=1 - settings.codebook_decay
-        )
-        sums = torch.zeros_like(self.sums).index_add_(0, nearest, latents)
-        self.sums.mul_(settings.codebook_decay).add_(sums, alpha=1 - settings.codebook_decay)
+    @torch.no_grad()
+    def update_codebook(self, step: int, points: torch.Tensor, codes: torch.LongTensor) -> None:
+        settings, codebook = self.settings, self.quantiser.codebook
+        codebook.update(points, codes)
         if step % settings.restart_every == 0 and step < settings.restart_until * settings.optimizer.steps:
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-            dead = (self.counts < settings.dead_code_count).nonzero().flatten()
-            chosen = torch.randint(len(latents), (len(dead),), generator=generator).to(latents.device)
-            self.sums[dead] = latents[chosen]
-            self.counts[dead] = 1
-        self.codes.copy_(F.normalize(self.sums, dim=-1))
+            codebook.restart(points, settings.dead_code_count, generator)
+
+    def quantise(self, step: int, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The latents to decode, straight-through, and their commitment loss over all scales; moves the codebook."""
+        partial, points, codes = self.quantiser(latents)
+        self.update_codebook(step, points, codes)
+        steps = torch.stack(partial)
+        commitment = (latents - steps.detach()).pow(2).sum(2).mean()
+        if steps.requires_grad:
+            # The codes follow the encodings by themselves; the convolutions between them do not.
+            commitment = commitment + (latents.detach() - steps).pow(2).sum(2).mean()
+        last = torch.full((len(latents),), len(steps) - 1)
+        if len(steps) > 1:
+            partial_images = torch.rand(len(last)) < self.settings.partial_share
+            last = torch.where(partial_images, torch.randint_like(last, len(steps) - 1), last)
+        chosen = steps[last, torch.arange(len(last))]
+        return latents + (chosen - latents.detach()), commitment
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         images, weight = self.batch(step)
         if step == self.settings.codebook_start:
-            with torch.no_grad():
-                self.start_codebook(step)
+            self.start_codebook(step)
         latents = self.encode(images)
         figures = {}
         commitment = 0.0
-        quantised = latents
         if step >= self.settings.codebook_start:
-            flat = latents.detach().flatten(0, 2)
-            nearest = (flat @ self.codes.T).argmax(-1)
-            codes = self.codes[nearest].reshape(latents.shape)
-            with torch.no_grad():
-                self.update_codebook(step, flat, nearest)
-            commitment = (latents - codes).pow(2).sum(-1).mean()
-            quantised = latents + (codes - latents).detach()
-            figures = {"commitment": commitment.detach(), "codes used": (self.counts > 0.1).sum()}
-        decoded = self.model.decode_latents(quantised.permute(0, 3, 1, 2).to(self.model.dtype)).float()
+            latents, commitment = self.quantise(step, latents)
+            used = (self.quantiser.codebook.counts > 0.1).sum()
+            figures = {"commitment": commitment.detach(), "codes used": used}
+        decoded = self.decode(latents)
         reconstruction = 0.0
         for level in range(3):
             error = decoded - images
@@ -132,21 +133,56 @@ class TokenizerTask(nn.Module):
         total = reconstruction + self.settings.commitment * commitment
         return total, {"loss": total.detach(), **figures}
 
-    def reconstruct(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 images [B, 3, S, S] through codes and back, in [-1, 1]."""
-        codes = self.encode(to_unit_range(images.to(self.counts.device))) @ self.codes.T
-        latents = self.codes[codes.argmax(-1)].permute(0, 3, 1, 2)
-        return self.model.decode_latents(latents.to(self.model.dtype)).float().clamp(-1, 1)
+    def quantised(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """uint8 images [B, 3, S, S] to the latents that their codes stand for: those of the first scale, the first two, ..."""
+        return self.quantiser(self.encode(to_unit_range(images.to(self.model.device))))[0]
 
     def report(self, step: int, out: Path) -> dict[str, float]:
+        """Held-out images beside what their codes give, from the first scale to all of them, and the mean PSNR in dB."""
         shown = self.heldout.images[:: max(1, len(self.heldout) // 16)][:16]
-        pairs = torch.stack([to_unit_range(shown), self.reconstruct(shown).cpu()], dim=1).flatten(0, 1)
-        save_image((pairs + 1) / 2, out / "reconstructions.png", nrow=8)
+        partial = [self.decode(latents).clamp(-1, 1).cpu() for latents in self.quantised(shown)]
+        rows = torch.stack([to_unit_range(shown), *partial], dim=1)
+        columns = rows.shape[1] * max(1, 8 // rows.shape[1])
+        save_image((rows.flatten(0, 1) + 1) / 2, out / "reconstructions.png", nrow=columns)
         errors = [
-            (self.reconstruct(batch).cpu() - to_unit_range(batch)).pow(2).flatten(1).mean(-1)
+            (self.decode(self.quantised(batch)[-1]).clamp(-1, 1).cpu() - to_unit_range(batch))
+            .pow(2)
+            .flatten(1)
+            .mean(-1)
             for batch in self.heldout.images.split(64)
         ]
         return {"held-out PSNR": float((10 * torch.log10(4 / torch.cat(errors))).mean())}
+
+
+def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> None:
+    """Give the encoder and decoder of `model` the weights of a trained tokenizer of the same widths, whatever its kind, where
+    their shapes agree: `start_from` is a packaged model's name, or a folder with a pipeline or a tokenizer.
+
+    Raises:
+        ValueError: if there is no such tokenizer, or it has other widths.
+    """
+    folder = ASSETS / start_from if str(start_from) in packaged_models() else Path(start_from)
+    if (folder / "vq").is_dir():
+        folder = folder / "vq"
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{start_from} is no tokenizer: give a packaged model's name or a folder of save_pretrained")
+    kind = json.loads((folder / "config.json").read_text())["_class_name"]
+    if kind not in TOKENIZERS:
+        raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(TOKENIZERS)}")
+    trained = TOKENIZERS[kind].from_pretrained(folder)
+    for name in ("channels", "channel_multipliers", "layers_per_block", "norm_num_groups"):
+        # As in the file, where a tuple is a list.
+        theirs, ours = (json.dumps(tokenizer.config[name]) for tokenizer in (trained, model))
+        if theirs != ours:
+            raise ValueError(
+                f"{start_from} has {name}={theirs}, not {ours}: start from a tokenizer of the same widths"
+            )
+    for part in ("encoder", "decoder"):
+        ours = getattr(model, part).state_dict()
+        theirs = getattr(trained, part).state_dict()
+        getattr(model, part).load_state_dict(
+            {k: theirs[k] if theirs[k].shape == v.shape else v for k, v in ours.items()}
+        )
 
 
 def train_tokenizer(
@@ -156,17 +192,32 @@ def train_tokenizer(
     settings: TokenizerSettings,
     out: str | Path,
     device: str = "cpu",
-) -> LlamaGenVQModel:
-    """Train a `LlamaGenVQModel(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
+    *,
+    model_class: type[LlamaGenVQModel] | type[VARVQModel] = LlamaGenVQModel,
+    start_from: str | Path | None = None,
+) -> LlamaGenVQModel | VARVQModel:
+    """Train a `model_class(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
 
-    `out` keeps checkpoint, log, curve and reconstructions; a second call continues an interrupted run.
+    `out` keeps checkpoint, log, curve and reconstructions; a second call continues an interrupted run. `start_from` names a
+    trained tokenizer, of either class, whose encoder and decoder the training begins with: see `take_over`.
+
+    Raises:
+        ValueError: if the images are not of the size that a multi-scale tokenizer's scales stand for.
     """
     torch.manual_seed(settings.seed)
-    model = LlamaGenVQModel(**model_config)
+    model = model_class(**model_config)
+    size = data.images.shape[-1]
+    if model_class is VARVQModel and size != model.config.scales[-1] * model.scale_factor:
+        raise ValueError(
+            f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {model.scale_factor} pixels a "
+            f"cell: end the scales with {size // model.scale_factor}"
+        )
+    if start_from is not None:
+        take_over(model, start_from)
     task = TokenizerTask(model, data, heldout, settings).to(device)
     nn.Module.to(model, training_dtype(torch.device(device)), memory_format=torch.channels_last)
     fit(task, settings.optimizer, out)
     model.float()
-    model.codebook.weight.data.copy_(task.codes)
+    model.codebook.weight.data.copy_(task.quantiser.codebook.codes)
     nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
     return model

@@ -24,8 +24,9 @@ from arimage.training import tokenizer as tokenizer_module
 from arimage.training import transformer as transformer_module
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
+from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
-from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, spherical_kmeans
+from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
 from arimage.training.transformer import TransformerSettings, TransformerTask, train_text_tokenizer
 
 
@@ -390,28 +391,48 @@ def test_spherical_kmeans_finds_the_directions():
     noise = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)) * 0.05
     points = torch.nn.functional.normalize(centres.repeat(100, 1) + noise, dim=-1)
     # One of several starts finds all three; none leaves a centre off the sphere.
-    found = [spherical_kmeans(points, 3, torch.Generator().manual_seed(seed)) for seed in range(8)]
+    found = [kmeans(points, 3, torch.Generator().manual_seed(seed), spherical=True) for seed in range(8)]
     assert all(torch.allclose(one.norm(dim=-1), torch.ones(3)) for one in found)
     assert max((one @ centres.T).max(0).values.min() for one in found) > 0.99
+
+
+def test_kmeans_of_a_plane_finds_the_means():
+    centres = torch.tensor([[0.0, 0], [9, 0], [0, 9]])
+    points = centres.repeat(100, 1) + torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * 0.1
+    found = [kmeans(points, 3, torch.Generator().manual_seed(seed), spherical=False) for seed in range(8)]
+    assert min(torch.cdist(one, centres).min(0).values.max() for one in found) < 0.05
+    with pytest.raises(ValueError, match="300 encodings cannot start 301 codes: raise kmeans_batches or batch_size"):
+        kmeans(points, 301, torch.Generator(), spherical=False)
+
+
+@pytest.mark.parametrize("spherical", [True, False])
+def test_codes_move_to_the_mean_of_their_points(spherical):
+    points = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    codebook = MovingCodebook(torch.eye(4), spherical, decay=0.5)
+    for _ in range(40):
+        codebook.update(points, torch.arange(40) % 4)
+    means = torch.stack([points[k::4].mean(0) for k in range(4)])
+    torch.testing.assert_close(codebook.codes, torch.nn.functional.normalize(means, dim=-1) if spherical else means)
 
 
 def test_codes_that_nothing_uses_are_put_on_encodings():
     model = LlamaGenVQModel(**RECIPE["tokenizer"]["model"])
     optimizer = OptimizerSettings(steps=100, learning_rate=1e-3)
     task = TokenizerTask(model, None, None, TokenizerSettings(optimizer, restart_every=5, restart_until=0.5))
-    latents = torch.nn.functional.normalize(torch.randn(40, 4), dim=-1)
+    codebook = task.quantiser.codebook
+    points = torch.nn.functional.normalize(torch.randn(40, 4), dim=-1)
     nearest = torch.zeros(40, dtype=torch.long)
-    task.counts.fill_(0.1)
-    before = task.codes.clone()
-    task.update_codebook(3, latents, nearest)
-    assert torch.allclose(task.codes[1:], before[1:], atol=1e-6)
-    task.update_codebook(5, latents, nearest)
-    assert (task.codes[1:] @ latents.T).max(-1).values.min() > 0.9999
-    assert (task.counts[1:] == 1).all()
-    moved = task.codes.clone()
-    task.counts[1:] = 0.1
-    task.update_codebook(50, latents, nearest)
-    assert torch.allclose(task.codes[1:], moved[1:], atol=1e-6)
+    codebook.counts.fill_(0.1)
+    before = codebook.codes.clone()
+    task.update_codebook(3, points, nearest)
+    assert torch.allclose(codebook.codes[1:], before[1:], atol=1e-6)
+    task.update_codebook(5, points, nearest)
+    assert (codebook.codes[1:] @ points.T).max(-1).values.min() > 0.9999
+    assert (codebook.counts[1:] == 1).all()
+    moved = codebook.codes.clone()
+    codebook.counts[1:] = 0.1
+    task.update_codebook(50, points, nearest)
+    assert torch.allclose(codebook.codes[1:], moved[1:], atol=1e-6)
 
 
 def test_a_text_tokenizer_lower_cases_ends_and_pads():
@@ -476,7 +497,7 @@ def test_a_run_leaves_its_records(trained):
 def test_the_trained_tokenizer_keeps_the_codes_it_was_trained_with(trained, data):
     out, *_ = trained
     vq = LlamaGenVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
-    codes = torch.load(out / "tokenizer" / "checkpoint.pt", weights_only=True)["buffers"]["codes"]
+    codes = torch.load(out / "tokenizer" / "checkpoint.pt", weights_only=True)["buffers"]["quantiser.codebook.codes"]
     assert torch.equal(vq.codebook.weight, codes)
     images = to_unit_range(load_captioned_images(data, SIZE, styles=["flat"]).images)
     with torch.no_grad():

@@ -1,0 +1,287 @@
+"""A multi-scale tokenizer trains on a folder of images, from another tokenizer's weights, and goes on after an interruption."""
+
+import copy
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.tokenizers.vq_var import VARVQModel
+from arimage.training import loop
+from arimage.training import recipe as recipe_module
+from arimage.training import tokenizer as tokenizer_module
+from arimage.training.data import load_image_folder, to_unit_range
+from arimage.training.loop import OptimizerSettings, fit
+from arimage.training.recipe import run_tokenizer
+from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, take_over
+
+
+SIZE = 16
+WIDTHS = {"channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "norm_num_groups": 4}
+RECIPE = {
+    "image_size": SIZE,
+    "tokenizer": {
+        "class": "VARVQModel",
+        "data": {"styles": ["flat"]},
+        "model": {**WIDTHS, "codebook_size": 32, "codebook_dim": 4, "scales": [1, 2, 4]},
+        "optimizer": {"steps": 32, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
+        "training": {"batch_size": 8, "codebook_start": 6, "kmeans_batches": 4, "restart_every": 5, "max_shift": 1},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    """The curve costs more than the training."""
+    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Discs of random colours, places and sizes; some files in a folder below."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "below").mkdir()
+    generator = np.random.default_rng(0)
+    y, x = np.mgrid[:32, :32]
+    for i in range(12):
+        picture = np.full((32, 32, 3), 255, np.uint8)
+        inside = (x - generator.integers(8, 24)) ** 2 + (y - generator.integers(8, 24)) ** 2 < generator.integers(
+            30, 120
+        )
+        picture[inside] = generator.integers(0, 200, 3)
+        Image.fromarray(picture).save(folder / ("below" if i % 3 else ".") / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """The folder of a finished run, and its losses by step."""
+    out = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+        losses = record(monkeypatch)
+        torch.manual_seed(1)
+        run_tokenizer(RECIPE, folder, folder, out, "cpu")
+    return out / "tokenizer", losses
+
+
+def record(monkeypatch):
+    losses, loss = {}, TokenizerTask.loss
+
+    def recorded(self, step):
+        value, figures = loss(self, step)
+        losses[step] = {"total": float(value.detach()), **{name: float(x) for name, x in figures.items()}}
+        return value, figures
+
+    monkeypatch.setattr(TokenizerTask, "loss", recorded)
+    return losses
+
+
+# Folders of images
+
+
+def test_a_folder_is_read_resized_and_cropped(tmp_path):
+    wide = np.zeros((20, 60, 3), np.uint8)
+    wide[:, 20:40] = (250, 10, 20)
+    Image.fromarray(wide).save(tmp_path / "b.jpg", quality=100, subsampling=0)
+    transparent = np.zeros((8, 8, 4), np.uint8)
+    transparent[:, :4] = (0, 90, 0, 255)
+    (tmp_path / "below").mkdir()
+    Image.fromarray(transparent).save(tmp_path / "below" / "A.WEBP", lossless=True)
+    Image.fromarray(transparent[..., 3]).save(tmp_path / "c.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    images = load_image_folder(tmp_path, 8)
+    assert images.names == ["b", "A", "c"] and images.captions == [[], [], []]
+    assert images.images.dtype == torch.uint8 and images.images.shape == (3, 3, 8, 8)
+    red = images.images[0].flatten(1).float()
+    assert (red.mean(1) - torch.tensor([250.0, 10, 20])).abs().max() < 16
+    assert images.alpha[0].min() == images.alpha[2].min() == 255
+    assert images.images[1, :, 4, 0].tolist() == [0, 90, 0] and images.images[1, :, 4, 7].tolist() == [255] * 3
+    assert images.alpha[1, 0, 4].tolist() == [255] * 4 + [0] * 4
+    assert images.images[2, :, 4, 0].tolist() == [255] * 3 and images.images[2, :, 4, 7].tolist() == [0] * 3
+    assert images.draw(4, torch.Generator().manual_seed(0)).shape == (4,)
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has no image: put files of \.jpeg, \.jpg, \.png, \.webp there"):
+        load_image_folder(tmp_path, 8)
+
+
+def test_a_folder_has_no_captions_for_a_transformer(folder):
+    with pytest.raises(ValueError, match="is a folder, whose images have no captions: give a parquet file"):
+        recipe_module._load(RECIPE, "transformer", folder)
+
+
+# Training
+
+
+def test_the_loss_falls_and_the_record_is_kept(trained):
+    out, losses = trained
+    totals = [losses[step]["total"] for step in range(32)]
+    assert sum(totals[-4:]) < 0.5 * sum(totals[:4])
+    assert "codes used" not in losses[5] and losses[6]["codes used"] == 32
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["held-out PSNR"] > 11
+    # The original and one picture a scale, twice in a row.
+    assert Image.open(out / "reconstructions.png").size[0] // (SIZE + 2) == 8
+
+
+@torch.no_grad()
+def test_what_is_saved_is_what_was_trained(trained, folder):
+    out, _ = trained
+    vq = VARVQModel.from_pretrained(out / "tokenizer")
+    codes = torch.load(out / "checkpoint.pt", weights_only=True)["buffers"]["quantiser.codebook.codes"]
+    assert torch.equal(vq.codebook.weight, codes)
+    images = to_unit_range(load_image_folder(folder, SIZE).images)
+    maps = vq.encode(images)
+    errors = [(vq.decode(maps[:k]).clamp(-1, 1) - images).pow(2).mean() for k in (1, 2, 3)]
+    assert errors[2] < errors[1] < errors[0]
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    psnr = 10 * torch.log10(4 / (vq.decode(maps).clamp(-1, 1) - images).pow(2).flatten(1).mean(-1)).mean()
+    assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=1e-3)
+
+
+@pytest.mark.parametrize("at", [3, 9])
+def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, folder, tmp_path, monkeypatch, at):
+    out, losses = trained
+    loss = TokenizerTask.loss
+
+    def interrupted(self, step):
+        if step == at:
+            raise KeyboardInterrupt
+        return loss(self, step)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TokenizerTask, "loss", interrupted)
+        broken.setattr(tokenizer_module, "fit", functools.partial(fit, report_every_seconds=-1.0))
+        with pytest.raises(KeyboardInterrupt):
+            run_tokenizer(RECIPE, folder, folder, tmp_path, "cpu")
+    resumed = record(monkeypatch)
+    torch.manual_seed(77)
+    run_tokenizer(RECIPE, folder, folder, tmp_path, "cpu")
+    assert resumed == {step: row for step, row in losses.items() if step >= at}
+    ours, theirs = (
+        load_file(next((run / "tokenizer").glob("*.safetensors"))) for run in (tmp_path / "tokenizer", out)
+    )
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+def task_of(model, **settings):
+    return TokenizerTask(
+        model, None, None, TokenizerSettings(OptimizerSettings(steps=9, learning_rate=1e-3), **settings)
+    )
+
+
+@torch.no_grad()
+def test_the_quantiser_in_training_is_that_of_the_model():
+    torch.manual_seed(0)
+    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    task = task_of(model)
+    images = torch.randint(256, (3, 3, SIZE, SIZE), dtype=torch.uint8)
+    for phi in model.phi:
+        torch.nn.init.normal_(phi.weight, std=0.1)
+    _, points, codes = task.quantiser(task.encode(to_unit_range(images)))
+    assert points.shape == (3 * 21, 4)
+    maps = model.encode(to_unit_range(images))
+    for scale, (side, flat) in enumerate(zip((1, 2, 4), codes.split([3, 12, 48]), strict=True)):
+        assert torch.equal(flat.view(3, side, side), maps[scale])
+    torch.testing.assert_close(task.quantised(images)[1], model.latents(maps[:2]))
+
+
+def test_images_are_decoded_from_their_first_scales_at_their_share():
+    torch.manual_seed(0)
+    latents = torch.randn(400, 4, 4, 4)
+    chosen = {}
+    for share in (0.0, 0.5):
+        task = task_of(VARVQModel(**RECIPE["tokenizer"]["model"]), partial_share=share)
+        partial = task.quantiser(latents)[0]
+        decoded, _ = task.quantise(1, latents)
+        matches = torch.stack([torch.isclose(decoded, one, atol=1e-5).flatten(1).all(1) for one in partial])
+        assert (matches.sum(0) == 1).all()
+        chosen[share] = matches.float().mean(1)
+    assert chosen[0.0].tolist() == [0, 0, 1]
+    assert (chosen[0.5] - torch.tensor([0.25, 0.25, 0.5])).abs().max() < 0.08
+
+
+def test_gradients_reach_encoder_and_convolutions_of_the_scales():
+    torch.manual_seed(0)
+    task = task_of(VARVQModel(**RECIPE["tokenizer"]["model"]))
+    encoded = torch.randn(2, 4, 4, 4, requires_grad=True)
+    latents, commitment = task.quantise(1, encoded)
+    (latents.pow(2).sum() + commitment).backward()
+    assert encoded.grad.abs().min() > 0
+    used = sorted(set(task.model.phi_index))
+    assert [k for k, phi in enumerate(task.model.phi) if phi.weight.grad is not None] == used
+
+
+# Starting from another tokenizer
+
+
+@pytest.fixture(scope="module")
+def llamagen():
+    torch.manual_seed(5)
+    return LlamaGenVQModel(**WIDTHS, latent_channels=6, codebook_size=16, codebook_dim=2)
+
+
+@pytest.mark.parametrize("pipeline_folder", [True, False])
+def test_weights_of_the_same_shape_are_taken_over(llamagen, tmp_path, pipeline_folder):
+    llamagen.save_pretrained(tmp_path / "vq")
+    torch.manual_seed(6)
+    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    take_over(model, tmp_path if pipeline_folder else tmp_path / "vq")
+    after, theirs = model.state_dict(), llamagen.state_dict()
+    taken = {name for name, value in after.items() if name in theirs and torch.equal(value, theirs[name])}
+    assert {name for name in after if not torch.equal(before[name], after[name])} <= taken
+    missing = {name for name in after if name.startswith(("encoder.", "decoder."))} - taken
+    assert missing == {"encoder.conv_out.weight", "encoder.conv_out.bias", "decoder.conv_in.weight"}
+
+
+def test_a_packaged_tokenizer_starts_a_run_ahead(folder, tmp_path, monkeypatch):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["tokenizer"]["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
+    recipe["tokenizer"]["optimizer"] |= {"steps": 7, "learning_rate": 2e-3}
+    losses = {}
+    for start_from in (None, "emoji-llamagen"):
+        recipe["tokenizer"]["start_from"] = start_from
+        with monkeypatch.context() as watched:
+            losses[start_from] = record(watched)
+            run_tokenizer(recipe, folder, folder, tmp_path / str(start_from), "cpu")
+    assert losses["emoji-llamagen"][4]["total"] < 0.9 * losses[None][4]["total"]
+
+
+def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
+    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    with pytest.raises(ValueError, match="nonesuch is no tokenizer: give a packaged model's name or a folder"):
+        take_over(model, "nonesuch")
+    with pytest.raises(ValueError, match=r"emoji-llamagen has channels=16, not 8: start from .* the same widths"):
+        take_over(model, "emoji-llamagen")
+    llamagen.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"_class_name": "AutoencoderKL"}))
+    with pytest.raises(ValueError, match="holds a AutoencoderKL: start from one of LlamaGenVQModel, VARVQModel"):
+        take_over(model, tmp_path)
+
+
+# What a user may get wrong
+
+
+def test_scales_that_do_not_fit_the_images_are_refused(folder, tmp_path):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["tokenizer"]["model"]["scales"] = [1, 2, 5]
+    with pytest.raises(
+        ValueError, match="images of 16 pixels do not fit scales up to 5 at 4 pixels a cell: .* with 4"
+    ):
+        run_tokenizer(recipe, folder, folder, tmp_path, "cpu")
+
+
+def test_an_unknown_class_is_refused(folder, tmp_path):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["tokenizer"]["class"] = "VQModel"
+    with pytest.raises(ValueError, match="tokenizer is a VQModel: choose the class from LlamaGenVQModel, VARVQModel"):
+        run_tokenizer(recipe, folder, folder, tmp_path, "cpu")
