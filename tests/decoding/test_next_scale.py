@@ -1,0 +1,256 @@
+"""Next-scale decoding draws images from the model's joint law: on a model of tables small enough to enumerate, and on a VAR
+of random weights."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from decoding.test_exactness import SAMPLINGS, assert_follows, draws
+
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    NextScaleDecoding,
+    Sampling,
+    decode,
+    decoding_from_name,
+    decoding_names,
+    next_scale,
+)
+
+
+SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
+SIZES = {"1 2 of 3": ((1, 2), 3), "1 1 2 of 2": ((1, 1, 2), 2)}
+
+
+class FedCache:
+    """How many scales were fed."""
+
+    def __init__(self, scales):
+        self.scales = scales
+
+
+class ScaleTable:
+    """A `ScaleModel` whose every conditional law of V codes is a row of a random table: one row a code of a map, given all
+    maps before it. Its latents are the number of the codes so far among all such codes."""
+
+    device = torch.device("cpu")
+    refiner = None
+
+    def __init__(self, scales=(1, 2), vocab_size=3, groups=1, seed=1):
+        self.scales, self.vocab_size, self.groups = scales, vocab_size, groups
+        self.counts = [side**2 for side in scales]
+        self.num_tokens = sum(self.counts)
+        self.codebook = torch.arange(vocab_size)[:, None].float()
+        self.network = self
+        self.forward_passes = 0
+        generator = torch.Generator().manual_seed(seed)
+        self.tables = []
+        for scale, count in enumerate(self.counts):
+            shape = groups, vocab_size ** sum(self.counts[:scale]), count, vocab_size
+            self.tables.append(-1.2 * torch.empty(shape).exponential_(generator=generator).log())
+
+    def prefill(self, batch_size, latents=()):
+        self.forward_passes += 1
+        for scale, (before, after) in enumerate(zip(latents, latents[1:], strict=False), 1):
+            assert torch.equal(before, after.div(self.vocab_size ** self.counts[scale], rounding_mode="floor"))
+        index = latents[-1] if latents else torch.zeros(batch_size, 1, 1, 1)
+        return FedCache(len(latents) + 1), self.logits(len(latents), index)
+
+    def forward(self, scale, latents, cache):
+        self.forward_passes += 1
+        assert cache.scales == scale, "the scales before were not fed"
+        cache.scales += 1
+        return self.logits(scale, latents)
+
+    def logits(self, scale, latents):
+        return self.tables[scale][:, latents.flatten().long()]
+
+    def accumulate(self, scale, latents, vectors):
+        before = 0 if latents is None else latents.flatten()
+        for code in vectors[..., 0].unbind(1):
+            before = before * self.vocab_size + code
+        return before.view(-1, 1, 1, 1)
+
+    def joint(self, sampling):
+        """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest. A published guidance t of
+        the last scale, s - 1 here, is t k / (K - 1) at scale k."""
+        joint = torch.ones(1, dtype=torch.float64)
+        for scale, table in enumerate(self.tables):
+            rows, count = table.shape[1:3]
+            positions = torch.arange(count).add(sum(self.counts[:scale])).repeat(1, rows)
+            logits = table.flatten(1, 2)
+            if self.groups == 2:
+                strength = (sampling.guidance_scale - 1) * scale / (len(self.scales) - 1)
+                first = self.num_tokens if sampling.guided_tokens is None else sampling.guided_tokens
+                strength = strength * (positions < first)[0, :, None]
+                logits = (1 + strength) * logits[:1] - strength * logits[1:]
+            law = replace(sampling, guidance_scale=1).law(logits[:, None], positions).view(rows, count, -1).double()
+            of_map = torch.ones(rows, 1, dtype=torch.float64)
+            for code in range(count):
+                of_map = (of_map[..., None] * law[:, code, None]).flatten(1)
+            joint = (joint[:, None] * of_map).flatten()
+        return joint
+
+
+@pytest.mark.parametrize(
+    ("size", "sampling"), [*(("1 2 of 3", name) for name in SAMPLINGS), ("1 1 2 of 2", "guidance")]
+)
+def test_images_follow_the_joint_law(size, sampling):
+    law = SAMPLINGS[sampling]
+    model = ScaleTable(*SIZES[size], groups=1 if law.guidance_scale == 1 else 2)
+    tokens = draws(model, NextScaleDecoding(), law, 20_000, f"{size} {sampling}")
+    assert_follows(tokens, model.joint(law), model.vocab_size)
+
+
+def test_the_check_rejects_guidance_that_does_not_grow():
+    model, law = ScaleTable((1, 1, 2), 2, groups=2), Sampling(guidance_scale=2.5)
+    tokens = draws(model, NextScaleDecoding(), law, 20_000)
+    wrong = ScaleTable((1, 1, 2), 2)
+    wrong.tables = [2.5 * table[:1] - 1.5 * table[1:] for table in model.tables]
+    with pytest.raises(AssertionError, match="chi-square|total variation"):
+        assert_follows(tokens, wrong.joint(Sampling()), 2)
+
+
+def test_the_check_rejects_codes_of_a_map_that_share_their_noise(monkeypatch):
+    shared = next_scale.uniforms
+
+    def same_noise(seeds, positions, *rest):
+        return shared(seeds, positions[:, :1].expand(-1, positions.shape[1]), *rest)
+
+    monkeypatch.setattr(next_scale, "uniforms", same_noise)
+    model = ScaleTable()
+    with pytest.raises(AssertionError, match="chi-square|total variation"):
+        assert_follows(draws(model, NextScaleDecoding(), Sampling(), 20_000), model.joint(Sampling()), 3)
+
+
+def test_free_codes_follow_their_law_given_the_maps_before_and_forced_codes_stand():
+    model, forced = ScaleTable(), torch.tensor([[-1, 2, -1, -1, 0]])
+    joint = model.joint(Sampling(forced=forced))
+    assert math.isclose(joint.sum(), 1, rel_tol=1e-6) and (joint > 0).sum() == 27
+    tokens = draws(model, NextScaleDecoding(), Sampling(forced=forced.expand(20_000, -1)), 20_000)
+    assert_follows(tokens, joint, 3)
+
+
+def test_an_image_does_not_depend_on_its_batch():
+    model, sampling = ScaleTable(groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    tokens = decode(model, NextScaleDecoding(), sampling, SEEDS).tokens
+    alone = [decode(model, NextScaleDecoding(), sampling, seed[None]).tokens for seed in SEEDS]
+    assert torch.equal(tokens, torch.cat(alone))
+
+
+@pytest.mark.parametrize("preset", decoding_names(scales=True))
+def test_every_pass_decides_a_map_and_is_reported(preset):
+    model = ScaleTable((1, 1, 2), 2)
+    model.refiner = ScaleTable((1, 1, 2), 2, seed=2)
+    seen = []
+
+    def watch(state):
+        assert torch.equal(state.decided, (torch.arange(6) < [1, 2, 6][state.forward_passes - 1]).expand(8, -1))
+        assert torch.equal(state.finished, state.decided.all(1))
+        assert torch.equal(torch.stack(state.accepted).sum(0), state.decided.sum(1))
+        seen.append(state.tokens.clone())
+
+    state = decode(model, decoding_from_name(preset), Sampling(), SEEDS, on_step=watch)
+    assert len(seen) == state.forward_passes == model.forward_passes + model.refiner.forward_passes == 3
+    assert torch.equal(seen[0][:, 0], state.tokens[:, 0])
+
+
+def test_an_image_of_one_map_takes_one_pass():
+    state = decode(ScaleTable((2,)), NextScaleDecoding(), Sampling(guidance_scale=2.0), SEEDS)
+    assert state.forward_passes == 1 and state.finished.all()
+
+
+def test_a_decoding_for_the_other_kind_of_model_is_refused(table_model):
+    with pytest.raises(ValueError, match="AutoregressiveDecoding cannot decode .*: choose among next-scale, code"):
+        decode(ScaleTable(), AutoregressiveDecoding(), Sampling(), SEEDS)
+    with pytest.raises(ValueError, match="NextScaleDecoding cannot decode .*: choose among ar, sjd"):
+        decode(table_model(), NextScaleDecoding(), Sampling(), SEEDS)
+
+
+# Smooth pictures
+
+
+def test_smooth_codes_of_the_first_scale_follow_the_law():
+    # Gumbel noise on log p, which the first scale does not sharpen.
+    model, decoding = ScaleTable(), NextScaleDecoding(more_smooth=True)
+    assert not decoding.exact and NextScaleDecoding().exact
+    state = decoding.start(model, Sampling(top_k=2), torch.arange(20_000))
+    law = Sampling(top_k=2).law(model.tables[0], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    assert_follows(state.tokens[:, :1], law.double(), 3)
+    # Between the codes, more often than a single code would be.
+    assert (state.latents != state.latents.round()).float().mean() > 0.2
+    assert 0 <= state.latents.min() and state.latents.max() <= 2
+
+
+@pytest.fixture(scope="module", params=["class", "text"])
+def bound(request):
+    """`bound(rows, dtype=...)`: a tiny VAR bound to some of three classes or texts of different length, guided."""
+    transformer, vq = tiny.scale_transformer(request.param), tiny.scale_tokenizer()
+    if request.param == "class":
+        condition = {"class_labels": torch.tensor([1, 7, 3])}
+    else:
+        embeds = torch.randn(3, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+        mask = torch.arange(tiny.TEXT_LENGTH) < torch.tensor([[3], [12], [1]])
+        condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
+
+    def bind(rows, dtype=torch.float32, **changes):
+        some = {name: value[rows] for name, value in {**condition, **changes}.items()}
+        return transformer.to(dtype).bind(vq, guided=True, **some)
+
+    return bind
+
+
+SHARP = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
+
+
+@torch.no_grad()
+def test_smooth_and_exact_greedy_pictures_are_the_same(bound):
+    rows, greedy = [0, 1, 2], replace(SHARP, top_k=1)
+    exact, smooth = (decode(bound(rows), NextScaleDecoding(smooth), greedy, SEEDS[:3]) for smooth in (False, True))
+    assert torch.equal(exact.tokens, smooth.tokens)
+    torch.testing.assert_close(exact.latents, smooth.latents)
+
+
+@torch.no_grad()
+def test_smooth_pictures_keep_forced_codes_and_differ_elsewhere(bound):
+    rows = [0, 1, 2]
+    exact = decode(bound(rows), NextScaleDecoding(), SHARP, SEEDS[:3])
+    smooth = decode(bound(rows), NextScaleDecoding(True), replace(SHARP, forced=exact.tokens), SEEDS[:3])
+    torch.testing.assert_close(smooth.latents, exact.latents)
+    free = decode(bound(rows), NextScaleDecoding(True), SHARP, SEEDS[:3])
+    assert not torch.allclose(free.latents, exact.latents, atol=0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("smooth", [False, True])
+def test_an_image_of_a_batch_is_that_of_its_condition_alone(bound, smooth):
+    decoding = NextScaleDecoding(smooth)
+    batch = decode(bound([0, 1, 2]), decoding, SHARP, SEEDS[:3])
+    assert len(batch.tokens.unique(dim=0)) == 3
+    for row in range(3):
+        alone = decode(bound([row]), decoding, SHARP, SEEDS[row : row + 1])
+        assert torch.equal(alone.tokens[0], batch.tokens[row])
+        torch.testing.assert_close(alone.latents[0], batch.latents[row], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_latents_are_those_of_the_codes(bound):
+    state = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
+    maps = [
+        part.unflatten(1, (side, side))
+        for side, part in zip(tiny.SCALES, state.tokens.split([side**2 for side in tiny.SCALES], dim=1), strict=True)
+    ]
+    torch.testing.assert_close(state.latents, state.model.vq.latents(maps))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_any_dtype_decodes(bound, dtype):
+    state = decode(bound([0, 1, 2], dtype), NextScaleDecoding(), SHARP, SEEDS[:3])
+    assert state.latents.dtype == torch.float32 and state.latents.isfinite().all()
+    assert state.finished.all()
+    if dtype == torch.float64:
+        assert torch.equal(state.tokens, decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3]).tokens)
+    bound([0], torch.float32)
