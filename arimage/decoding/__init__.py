@@ -216,6 +216,14 @@ def _build(method: type, settings: dict):
     return method(**{**settings, **parts})
 
 
+def check_kind(model: TokenModel | ScaleModel, decoding: Decoding) -> None:
+    """Refuse a decoding that is for the other kind of model."""
+    scales = hasattr(model, "scales")
+    if decodes_scales(type(decoding)) != scales:
+        names = ", ".join(decoding_names(scales))
+        raise ValueError(f"{type(decoding).__name__} cannot decode this kind of model: choose among {names}")
+
+
 def decode(
     model: TokenModel | ScaleModel,
     decoding: Decoding,
@@ -231,9 +239,7 @@ def decode(
     Raises:
         ValueError: if `decoding` is for the other kind of model.
     """
-    if decodes_scales(type(decoding)) != hasattr(model, "scales"):
-        names = ", ".join(decoding_names(scales=hasattr(model, "scales")))
-        raise ValueError(f"{type(decoding).__name__} cannot decode this kind of model: choose among {names}")
+    check_kind(model, decoding)
     # On an accelerator, asking whether the images are finished waits for it.
     patience = 1 if model.device.type == "cpu" else 8
     state = decoding.start(model, sampling, seeds)

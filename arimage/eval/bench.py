@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from .. import __version__
-from ..decoding import Decoding, decode, decoding_from_name, decoding_names, decoding_to_dict
+from ..decoding import Decoding, check_kind, decode, decoding_from_name, decoding_names, decoding_to_dict
 from ..pipelines.base import ARImagePipeline
 from .deviation import code_places, deviation
 
@@ -78,6 +78,7 @@ def choose_decodings(
                 }
             with torch.no_grad():
                 for decoding in variants.values():
+                    check_kind(model, decoding)
                     decoding.start(model, pipe.sampling(**sampling), torch.zeros(1, dtype=torch.long).to(model.device))
         except ValueError as error:
             if texts:

@@ -99,7 +99,7 @@ def test_a_window_is_given_to_the_decodings_that_have_one(pipe):
 
 
 def test_presets_that_do_not_start_are_left_out_with_their_reason(pipe, monkeypatch):
-    def names():
+    def names(scales=None):
         return ["ar", "sjd", "none-such"]
 
     monkeypatch.setattr(bench, "decoding_names", names)
@@ -108,7 +108,7 @@ def test_presets_that_do_not_start_are_left_out_with_their_reason(pipe, monkeypa
     assert list(left_out) == ["none-such"] and "there is no decoding 'none-such'" in left_out["none-such"]
     with pytest.raises(ValueError, match="there is no decoding 'none-such'"):
         bench.choose_decodings(pipe, LABELS, ["none-such"], [], {})
-    monkeypatch.setattr(bench, "decoding_names", lambda: ["none-such"])
+    monkeypatch.setattr(bench, "decoding_names", lambda scales=None: ["none-such"])
     with pytest.raises(ValueError, match="no decoding starts on this model"):
         bench.choose_decodings(pipe, LABELS, [], [], {})
 
@@ -165,3 +165,20 @@ def test_a_deviation_is_shown_beside_what_is_claimed(results):
         other["rows"][1]["deviation"] = {"total_variation": 0.25, "floor": 0.01, "impossible": 0.031}
 
     assert "| 0.2500, floor 0.0100, 3.10% impossible |" in bench.to_markdown(changed(results, relax))
+
+
+def test_next_scale_decodings_are_measured_alike():
+    pipe = tiny.scale_pipeline("class")
+    chosen, left_out = bench.choose_decodings(pipe, LABELS, [], [], {})
+    assert list(chosen) == ["next-scale", "code"] and not left_out
+    rows = bench.measure(pipe, LABELS, chosen, batch_size=2, runs=1, seed=0)
+    for row, decoding in zip(rows, chosen.values(), strict=True):
+        assert row["passes"] == row["batch_passes"] == [4] and row["tokens_per_pass"] == [30 / 4]
+        row.update(model="tiny", **bench.judge(pipe, LABELS, decoding, images=20, seed=0))
+    settings = {"condition": LABELS, "runs": 1, "images": 20, "seed": 0}
+    table = bench.to_markdown({"machine": bench.machine(torch.device("cpu")), "settings": settings, "rows": rows})
+    assert "| next-scale | exact (" in table and "| code | 0." in table
+    without = tiny.scale_pipeline("class", refiner=False)
+    assert "refiner" in bench.choose_decodings(without, LABELS, [], [], {})[1]["code"]
+    with pytest.raises(ValueError, match="choose among next-scale, code"):
+        bench.choose_decodings(pipe, LABELS, ["sjd"], [], {})
