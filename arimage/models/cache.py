@@ -1,4 +1,4 @@
-"""The static key/value cache of one call: allocated once, written by position, never rolled back."""
+"""The key/value caches of one call: allocated once, never rolled back."""
 
 import torch
 
@@ -49,9 +49,10 @@ class StaticCache:
 
 
 class ScaleCache:
-    """Keys and values [layers, rows, heads, prefix + length, head_dim] of one call, written scale after scale.
+    """Keys and values [layers, rows, heads, length, head_dim] of one call, filled from the front, a scale at a time.
 
     Attributes:
+        filled: how many tokens are in it.
         modulations: what the condition gives to every pass; None before the first.
     """
 
@@ -61,23 +62,21 @@ class ScaleCache:
         rows: int,
         heads: int,
         head_dim: int,
-        *,
-        prefix: int,
         length: int,
+        *,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        shape = (layers, rows, heads, prefix + length, head_dim)
+        shape = (layers, rows, heads, length, head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
-        self.prefix = prefix
+        self.filled = 0
         self.modulations = None
 
-    def write(
-        self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put keys and values [rows, heads, Q, head_dim] at `start`; return all up to them."""
-        stop = start + keys.shape[2]
-        self.keys[layer, :, :, start:stop] = keys
-        self.values[layer, :, :, start:stop] = values
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put keys and values [rows, heads, Q, head_dim] behind the filled ones; return all up to them. The pass moves
+        `filled` when its last layer is done."""
+        stop = self.filled + keys.shape[2]
+        self.keys[layer, :, :, self.filled : stop] = keys
+        self.values[layer, :, :, self.filled : stop] = values
         return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]

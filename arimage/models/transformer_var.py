@@ -42,14 +42,14 @@ class Attention(nn.Module):
         self.softmax_scale = 1.0 if qk_norm else 0.25 / math.sqrt(hidden_size // num_heads)
         self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
 
-    def forward(self, hidden, mask, cache=None, layer=0, start=0):
+    def forward(self, hidden, mask, cache=None, layer=0):
         query, key, value = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if self.log_query_scale is not None:
             query_scale = self.log_query_scale.float().clamp(max=math.log(100.0)).exp()
             query = (F.normalize(query.float(), dim=-1) * query_scale).to(value.dtype)
             key = F.normalize(key.float(), dim=-1).to(value.dtype)
         if cache is not None:
-            key, value = cache.write(layer, start, key, value)
+            key, value = cache.append(layer, key, value)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
         return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
 
@@ -84,9 +84,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
         self.modulation = Offset(6 * size) if config.shared_adaln else nn.Linear(size, 6 * size)
 
-    def forward(self, hidden, modulation, mask, cache=None, layer=0, start=0):
+    def forward(self, hidden, modulation, mask, cache=None, layer=0):
         gate1, gate2, scale1, scale2, shift1, shift2 = modulation
-        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer, start)
+        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer)
         hidden = torch.addcmul(hidden, attended, gate1)
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
 
@@ -257,29 +257,28 @@ class VARTransformer(ModelMixin, ConfigMixin):
             first: the place of the first fed token in the image's sequence of scales.
             first_query: leave out the logits of the tokens before it.
         """
-        parts = []
+        parts, prefix = [], None
         if condition is not None:
             vector, prefix = self.embed_condition(**condition)
             modulations = self.modulations(vector)
             parts.append(vector[:, None] + self.start_position)
         else:
-            prefix, modulations = None, cache.modulations
+            modulations = cache.modulations
         if inputs is not None:
             parts.append(self.input_projection(inputs.to(self.dtype)))
         positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
         hidden = torch.cat(parts, dim=1) + positions
-        start = first
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
-        if cache is not None:
-            cache.modulations = modulations
-            start = cache.prefix + first if prefix is None else 0
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, modulations[layer], mask, cache, layer, start)
+            hidden = block(hidden, modulations[layer], mask, cache, layer)
+        if cache is not None:
+            cache.modulations = modulations
+            cache.filled += hidden.shape[1]
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
 
     def levels(self, device: torch.device) -> torch.LongTensor:
@@ -340,8 +339,7 @@ class VARScaleModel:
             self._rows,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
-            length=self.num_tokens,
+            self.num_tokens + (0 if self._prefix_mask is None else self._prefix_mask.shape[1]),
             dtype=self.transformer.dtype,
             device=self.device,
         )
