@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.image_processor import VaeImageProcessor
+from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from huggingface_hub import snapshot_download
 from PIL import Image
 
@@ -133,6 +133,46 @@ class ARImagePipeline(DiffusionPipeline):
             )
         if num_images_per_prompt < 1:
             raise ValueError(f"num_images_per_prompt is {num_images_per_prompt}: give at least 1")
+
+    def prepare_image(
+        self,
+        image: PipelineImageInput | None,
+        mask_image: PipelineImageInput | None,
+        size: int,
+        count: int,
+        num_images_per_prompt: int,
+    ) -> tuple[torch.Tensor, torch.BoolTensor]:
+        """A picture to change for each image of a call with `count` prompts or classes.
+
+        Returns:
+            float32 [B, 3, size, size] in [-1, 1], and where it is drawn anew, bool [B, 1, size, size].
+
+        Raises:
+            ValueError: if one of the two is missing, or they are not pictures, one for all prompts or one a prompt.
+        """
+        if image is None or mask_image is None:
+            raise ValueError("image and mask_image belong together: give both, or neither")
+        if isinstance(mask_image, np.ndarray | torch.Tensor):
+            # A mask may be boolean.
+            mask_image = mask_image * 1.0
+        masks = VaeImageProcessor(
+            vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True
+        ).preprocess(mask_image, size, size)
+        pixels = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=True).preprocess(image, size, size)
+        if not pixels.is_floating_point() or pixels.abs().max() > 1:
+            raise ValueError("image has values outside [0, 1]: give PIL images, or arrays of floats from 0 to 1")
+        for name, values, channels in (("image", pixels, 3), ("mask_image", masks, 1)):
+            if values.shape[1] != channels:
+                raise ValueError(f"{name} has {values.shape[1]} channels where {channels} are expected: convert it")
+            if len(values) not in (1, count):
+                raise ValueError(
+                    f"{name} holds {len(values)} pictures for {count} prompts or classes: give one for all, or one for each"
+                )
+        pixels, masks = (
+            values.to(self._execution_device).expand(count, -1, -1, -1).repeat_interleave(num_images_per_prompt, dim=0)
+            for values in (pixels.float(), masks.bool())
+        )
+        return pixels, masks
 
     def draw_seeds(
         self, generator: torch.Generator | list[torch.Generator] | None, batch_size: int

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
@@ -107,12 +109,20 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(tokens.unflatten(1, (size, size)))
 
+    def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+        """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
+        codes = self.vq.encode(pixels.to(self.vq.dtype))
+        drawn = F.max_pool2d(repaint.float(), self.vq.scale_factor)[:, 0] > 0
+        return torch.where(drawn, -1, codes).flatten(1)
+
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
         class_labels: int | list[int] | torch.LongTensor | None = None,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
         guidance_scale: float | None = None,
         height: int | None = None,
         width: int | None = None,
@@ -138,6 +148,13 @@ class LlamaGenPipeline(ClassOrTextPipeline):
                 What to draw, for text-conditional checkpoints.
             class_labels (`int`, `list[int]` or `torch.LongTensor`, *optional*):
                 The classes to draw, for class-conditional checkpoints.
+            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
+                A picture to change, with `mask_image`: one for all prompts, or one a prompt. It is resized to the size that
+                the checkpoint draws.
+            mask_image (as `image`, *optional*):
+                White where the picture is drawn anew, black where it is kept pixel by pixel. A code is drawn if any of its
+                pixels is white. Codes are drawn row by row: what is new fits what is kept above it and to its left in the
+                row, and knows nothing of what is kept below it and to its right.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
                 s in u + s (c - u), with logits c under the condition and u without it; 1 or less switches it off.
             height (`int`, *optional*), width (`int`, *optional*):
@@ -175,12 +192,17 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             height, width, trained_size, output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt
         )
         count = self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        forced = pixels = repaint = None
+        if image is not None or mask_image is not None:
+            pixels, repaint = self.prepare_image(image, mask_image, trained_size, count, num_images_per_prompt)
+            forced = self.kept_codes(pixels, repaint)
         sampling = self.sampling(
             guidance_scale=guidance_scale,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             guided_tokens=guided_tokens,
+            forced=forced,
         )
         seeds = self.draw_seeds(generator, count * num_images_per_prompt)
 
@@ -196,7 +218,12 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
         # 4. Turn codes into images
         tokens = state.tokens.unflatten(1, model.grid)
-        images, stats = self.to_images(tokens, lambda: self.vq.decode(tokens), output_type, stats)
+
+        def draw() -> torch.Tensor:
+            drawn = self.vq.decode(tokens)
+            return drawn if pixels is None else torch.where(repaint, drawn, pixels)
+
+        images, stats = self.to_images(tokens, draw, output_type, stats)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)

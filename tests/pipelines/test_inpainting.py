@@ -1,0 +1,211 @@
+"""Changing a part of a given picture: what is kept, what is drawn, and what is refused."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from arimage import decoding_names
+
+
+PROMPTS = ["a red heart", "tree"]
+GRID = 4
+N = GRID * GRID
+CELL = tiny.SCALE_FACTOR
+SIZE = GRID * CELL
+LATENT = {"output_type": "latent"}
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(count, seed=0):
+    """float32 [count, 3, SIZE, SIZE] in [0, 1], of the 256 levels that a PIL image has."""
+    levels = torch.randint(256, (count, 3, SIZE, SIZE), generator=seeded(seed))
+    return levels / 255
+
+
+def mask_of(*cells):
+    """A mask [SIZE, SIZE] that is 1 at the upper left pixel of each of these cells (row, column)."""
+    mask = torch.zeros(SIZE, SIZE)
+    for row, column in cells:
+        mask[row * CELL, column * CELL] = 1
+    return mask
+
+
+def to_pil(picture):
+    return Image.fromarray((picture.permute(1, 2, 0) * 255).round().byte().numpy())
+
+
+CELLS = [(0, 1), (1, 1), (2, 3), (3, 3)]
+MASK = mask_of(*CELLS)
+DRAWN = torch.zeros(GRID, GRID, dtype=torch.bool)
+DRAWN[tuple(zip(*CELLS, strict=True))] = True
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.text_pipeline(GRID)
+
+
+@pytest.fixture(scope="module")
+def class_pipe():
+    return tiny.class_pipeline(GRID)
+
+
+def codes_of(pipe, images):
+    with torch.no_grad():
+        return pipe.vq.encode(images * 2 - 1)
+
+
+@pytest.mark.parametrize("decoding", decoding_names(scales=False))
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+def test_the_codes_outside_the_mask_are_those_of_the_picture(pipe, decoding, guidance_scale):
+    image = pictures(1)
+    settings = {"decoding": decoding, "guidance_scale": guidance_scale, **LATENT}
+    tokens = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(0), **settings).tokens
+    assert torch.equal(tokens[:, ~DRAWN], codes_of(pipe, image)[:, ~DRAWN].expand(2, -1))
+    others = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(1), **settings).tokens
+    assert not torch.equal(tokens, others)
+
+
+@pytest.mark.parametrize("decoding", decoding_names(scales=False))
+def test_each_image_is_what_it_is_alone(pipe, decoding):
+    images, masks = pictures(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])
+    settings = {"decoding": decoding, **LATENT}
+    batch = pipe(PROMPTS, image=images, mask_image=masks, generator=[seeded(7), seeded(8)], **settings).tokens
+    for i, prompt in enumerate(PROMPTS):
+        alone = pipe(prompt, image=images[i], mask_image=masks[i], generator=seeded(7 + i), **settings).tokens
+        assert torch.equal(batch[i], alone[0])
+
+
+def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe):
+    image = pictures(1)
+    tokens = class_pipe(
+        class_labels=[1, 4], image=image, mask_image=MASK, top_k=1, guidance_scale=3.0, **LATENT
+    ).tokens
+    condition = {"class_labels": torch.tensor([1, 4])}
+    with torch.no_grad():
+        logits = class_pipe.transformer.predict(tokens.flatten(1), **condition)
+        none = class_pipe.transformer.predict(
+            tokens.flatten(1), **condition, unconditional=torch.ones(2, dtype=torch.bool)
+        )
+    greatest = (none + 3 * (logits - none)).argmax(-1).view_as(tokens)
+    assert torch.equal(tokens[:, DRAWN], greatest[:, DRAWN])
+    assert not torch.equal(tokens[:, ~DRAWN], greatest[:, ~DRAWN])
+
+
+@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type):
+    image = pictures(1)
+    output = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(0), output_type=output_type)
+    images = output.images
+    if output_type == "pil":
+        images = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) / 255 for one in images])
+    elif output_type == "np":
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    tolerance = 0.5 / 255 + 1e-6 if output_type == "pil" else 1e-6
+    assert (images - torch.where(MASK > 0, drawn, image)).abs().max() <= tolerance
+    assert (images - image)[..., MASK > 0].abs().mean() > 0.05
+    if output_type == "pil":
+        assert torch.equal(images[..., MASK == 0], image[..., MASK == 0].expand(2, -1, -1))
+
+
+def test_nothing_white_gives_the_picture_back_and_all_white_draws_as_without_one(pipe):
+    image = pictures(1)
+    kept = pipe("tree", image=image, mask_image=torch.zeros(SIZE, SIZE), decoding="sjd-coupled")
+    assert np.array_equal(np.array(kept.images[0]), np.array(to_pil(image[0])))
+    assert kept.stats.forward_passes == 2
+    arguments = {"generator": seeded(3), "output_type": "pt"}
+    drawn = pipe("tree", image=image, mask_image=torch.ones(SIZE, SIZE), **arguments)
+    free = pipe("tree", generator=seeded(3), output_type="pt")
+    assert torch.equal(drawn.tokens, free.tokens) and torch.equal(drawn.images, free.images)
+
+
+@pytest.mark.parametrize("conditioning", ["text", "class"])
+def test_images_of_a_prompt_share_its_picture(pipe, class_pipe, conditioning):
+    images, masks = pictures(2), [MASK, mask_of((3, 3))]
+    which = {"prompt": PROMPTS} if conditioning == "text" else {"class_labels": [2, 5]}
+    one = pipe if conditioning == "text" else class_pipe
+    tokens = one(
+        **which, image=images, mask_image=masks, num_images_per_prompt=2, generator=seeded(0), **LATENT
+    ).tokens
+    assert torch.equal(tokens[:2][:, ~DRAWN], codes_of(one, images[:1])[:, ~DRAWN].expand(2, -1))
+    assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(one, images[1:]).flatten(1)[:, :-1].expand(2, -1))
+    assert not torch.equal(tokens[0], tokens[1])
+
+
+def forms():
+    image, mask = pictures(1)[0], MASK
+    array, pil, gray = image.permute(1, 2, 0).numpy(), to_pil(image), Image.fromarray((mask * 255).byte().numpy())
+    return {
+        "pil": (pil, gray),
+        "pil with other modes": (pil.convert("RGBA"), gray.convert("RGB")),
+        "pil of another size": (pil.resize((4 * SIZE, 4 * SIZE), 0), gray.resize((4 * SIZE, 4 * SIZE), 0)),
+        "list of pil": ([pil], [gray]),
+        "array": (array, mask.numpy()),
+        "batch of arrays": (array[None], mask.numpy()[None]),
+        "tensor": (image, mask),
+        "batch of tensors": (image[None], mask[None, None]),
+        "list of tensors": ([image], [mask]),
+        "boolean mask": (image, mask.bool()),
+        "boolean array": (array, mask.bool().numpy()),
+        "mask of bytes": (image, (mask * 255).byte()),
+        "half precision": (image, mask.half()),
+        "gray that counts as white": (image, mask * 0.5),
+    }
+
+
+@pytest.mark.parametrize("form", forms())
+def test_every_form_of_a_picture_and_a_mask_is_taken(pipe, form):
+    image, mask = forms()[form]
+    pixels, repaint = pipe.prepare_image(image, mask, SIZE, 2, 1)
+    assert pixels.dtype == torch.float32 and repaint.dtype == torch.bool
+    expected = (pictures(1) * 2 - 1).expand(2, -1, -1, -1)
+    if form == "pil of another size":
+        # Lanczos, as in diffusers: near the picture, not the picture.
+        assert pixels.shape == expected.shape and repaint.shape == (2, 1, SIZE, SIZE)
+        assert (pixels - expected).abs().mean() < 0.3
+    else:
+        assert torch.equal(repaint, (MASK > 0).expand(2, 1, -1, -1))
+        torch.testing.assert_close(pixels, expected, atol=1e-6, rtol=0)
+
+
+def test_what_was_given_is_left_as_it_was(pipe):
+    image, mask = pictures(1), MASK[None, None] * 0.7
+    pipe.prepare_image(image, mask, SIZE, 1, 1)
+    pipe.prepare_image(image.permute(0, 2, 3, 1).numpy(), mask.permute(0, 2, 3, 1).numpy(), SIZE, 1, 1)
+    assert torch.equal(image, pictures(1)) and torch.equal(mask, MASK[None, None] * 0.7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"image": pictures(1)}, "image and mask_image belong together: give both, or neither"),
+        ({"mask_image": MASK}, "image and mask_image belong together"),
+        (
+            {"image": pictures(3), "mask_image": MASK},
+            "image holds 3 pictures for 2 prompts or classes: give one for all",
+        ),
+        ({"image": pictures(1), "mask_image": torch.stack([MASK] * 4)}, "mask_image holds 4 pictures for 2 prompts"),
+        ({"image": pictures(1) * 255, "mask_image": MASK}, r"values outside \[0, 1\]: give PIL images, or arrays of"),
+        ({"image": (pictures(1) * 255).byte(), "mask_image": MASK}, r"values outside \[0, 1\]"),
+        ({"image": pictures(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),
+        ({"image": pictures(1), "mask_image": MASK.expand(1, 3, -1, -1)}, "mask_image has 3 channels where 1 are"),
+        ({"image": "heart.png", "mask_image": MASK}, "incorrect format"),
+    ],
+)
+def test_unfitting_pictures_are_refused(pipe, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        pipe(PROMPTS, **arguments)
+
+
+def test_in_bfloat16_kept_pixels_stay_what_they_were():
+    pipe = tiny.class_pipeline(GRID).to(torch.bfloat16)
+    image = pictures(1)
+    images = pipe(class_labels=[1], image=image, mask_image=MASK, output_type="pt").images
+    torch.testing.assert_close(images[..., MASK == 0], image[..., MASK == 0], atol=1e-6, rtol=0)
