@@ -79,6 +79,7 @@ _METHODS = {
         CollaborativeDecoding,
     )
 }
+_FOR_SCALES = (NextScaleDecoding, CollaborativeDecoding)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
@@ -155,14 +156,9 @@ PRESETS = {
 }
 
 
-def decodes_scales(method: type) -> bool:
-    """Whether a decoding method is one for a `ScaleModel`, not for a `TokenModel`."""
-    return issubclass(method, NextScaleDecoding | CollaborativeDecoding)
-
-
 def decoding_names(scales: bool | None = None) -> list[str]:
     """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
-    return [name for name, preset in PRESETS.items() if scales in (None, decodes_scales(preset.method))]
+    return [name for name, preset in PRESETS.items() if scales in (None, issubclass(preset.method, _FOR_SCALES))]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -219,7 +215,7 @@ def _build(method: type, settings: dict):
 def check_kind(model: TokenModel | ScaleModel, decoding: Decoding) -> None:
     """Refuse a decoding that is for the other kind of model."""
     scales = hasattr(model, "scales")
-    if decodes_scales(type(decoding)) != scales:
+    if isinstance(decoding, _FOR_SCALES) != scales:
         names = ", ".join(decoding_names(scales))
         raise ValueError(f"{type(decoding).__name__} cannot decode this kind of model: choose among {names}")
 
