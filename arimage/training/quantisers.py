@@ -94,6 +94,7 @@ class ResidualQuantiser(nn.Module):
         # In a list so that the model is not registered twice.
         self._model = [model]
         self.codebook = MovingCodebook(model.codebook.weight, False, decay)
+        # As the identity, so that the first codes mean what they were averaged from.
         for phi in model.phi:
             nn.init.dirac_(phi.weight)
             nn.init.zeros_(phi.bias)

@@ -155,8 +155,9 @@ class TokenizerTask(nn.Module):
 
 
 def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> None:
-    """Give the encoder and decoder of `model` the weights of a trained tokenizer of the same widths, whatever its kind, where
-    their shapes agree: `start_from` is a packaged model's name, or a folder with a pipeline or a tokenizer.
+    """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes agree:
+    between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from` is a packaged
+    model's name, or a folder with a pipeline or a tokenizer.
 
     Raises:
         ValueError: if there is no such tokenizer, or it has other widths.
@@ -177,12 +178,9 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
             raise ValueError(
                 f"{start_from} has {name}={theirs}, not {ours}: start from a tokenizer of the same widths"
             )
-    for part in ("encoder", "decoder"):
-        ours = getattr(model, part).state_dict()
-        theirs = getattr(trained, part).state_dict()
-        getattr(model, part).load_state_dict(
-            {k: theirs[k] if theirs[k].shape == v.shape else v for k, v in ours.items()}
-        )
+    ours, theirs = model.state_dict(), trained.state_dict()
+    shared = [name for name in ours if name in theirs and theirs[name].shape == ours[name].shape]
+    model.load_state_dict(ours | {name: theirs[name] for name in shared})
 
 
 def train_tokenizer(
@@ -199,7 +197,7 @@ def train_tokenizer(
     """Train a `model_class(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
 
     `out` keeps checkpoint, log, curve and reconstructions; a second call continues an interrupted run. `start_from` names a
-    trained tokenizer, of either class, whose encoder and decoder the training begins with: see `take_over`.
+    trained tokenizer, of either class, whose weights the training begins with: see `take_over`.
 
     Raises:
         ValueError: if the images are not of the size that a multi-scale tokenizer's scales stand for.
@@ -212,9 +210,10 @@ def train_tokenizer(
             f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {model.scale_factor} pixels a "
             f"cell: end the scales with {size // model.scale_factor}"
         )
+    task = TokenizerTask(model, data, heldout, settings)
     if start_from is not None:
         take_over(model, start_from)
-    task = TokenizerTask(model, data, heldout, settings).to(device)
+    task.to(device)
     nn.Module.to(model, training_dtype(torch.device(device)), memory_format=torch.channels_last)
     fit(task, settings.optimizer, out)
     model.float()

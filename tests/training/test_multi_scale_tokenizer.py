@@ -242,6 +242,14 @@ def test_weights_of_the_same_shape_are_taken_over(llamagen, tmp_path, pipeline_f
     assert missing == {"encoder.conv_out.weight", "encoder.conv_out.bias", "decoder.conv_in.weight"}
 
 
+def test_a_tokenizer_of_the_same_class_is_taken_over_whole(tmp_path):
+    theirs = VARVQModel(**RECIPE["tokenizer"]["model"])
+    theirs.save_pretrained(tmp_path)
+    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    take_over(model, tmp_path)
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 def test_a_packaged_tokenizer_starts_a_run_ahead(folder, tmp_path, monkeypatch):
     recipe = copy.deepcopy(RECIPE)
     recipe["tokenizer"]["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
