@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
@@ -100,6 +101,18 @@ class VARPipeline(ClassOrTextPipeline):
         parts = tokens.split([size * size for size in scales], dim=1)
         return [part.unflatten(1, (size, size)) for part, size in zip(parts, scales, strict=True)]
 
+    def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+        """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where they are to be drawn anew because of `repaint`
+        [B, 1, H, W], as the original does it: see `mask_image`."""
+        # A cell of the finest scale is drawn if any of its pixels is.
+        kept = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
+        codes = []
+        for code in self.vq.encode(pixels.to(self.vq.dtype)):
+            side = code.shape[-1]
+            keep = F.interpolate(kept, size=(side, side), mode="bilinear")[:, 0] > 0.5
+            codes.append(code if side == 1 else torch.where(keep, code, -1))
+        return torch.cat([code.flatten(1) for code in codes], dim=1)
+
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of the scales of codes [B, N] that are `decided` [B, N], as a callback
         gets them."""
@@ -140,10 +153,12 @@ class VARPipeline(ClassOrTextPipeline):
                 The classes to draw, for class-conditional checkpoints; an id equal to the number of classes stands for no
                 class in particular.
             image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                A picture to change, with `mask_image`: one for all prompts, or one a prompt.
+                A picture to change, with `mask_image`: one for all prompts, or one a prompt. It is resized to the size that
+                the checkpoint draws.
             mask_image (as `image`, *optional*):
-                White where the picture is drawn anew, black where it is kept. What is kept stands in every scale, so that
-                what is new fits on all sides; a cell of a coarse scale is kept where most of it is.
+                White where the picture is drawn anew, black where it is kept pixel by pixel. A code of the finest scale is
+                drawn if any of its pixels is white, one of a coarser scale if most of it is, and the coarsest, a single
+                code, never: what is new sees what is kept on all sides of it.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
                 s in u + s (c - u), with logits c under the condition and u without it, reached at the last scale and
                 ramped up to from 1 at the first; 1 or less switches it off. The published cfg is s - 1.
@@ -181,12 +196,12 @@ class VARPipeline(ClassOrTextPipeline):
             height, width, trained_size, output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt
         )
         count = self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        forced = pixels = repaint = None
+        if image is not None or mask_image is not None:
+            pixels, repaint = self.prepare_image(image, mask_image, trained_size, count, num_images_per_prompt)
+            forced = self.kept_codes(pixels, repaint)
         sampling = self.sampling(
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            forced=None if image is None and mask_image is None else self.kept_codes(image, mask_image, count),
+            guidance_scale=guidance_scale, temperature=temperature, top_k=top_k, top_p=top_p, forced=forced
         )
         seeds = self.draw_seeds(generator, count * num_images_per_prompt)
 
@@ -202,7 +217,12 @@ class VARPipeline(ClassOrTextPipeline):
 
         # 4. Turn codes into images
         tokens = self.token_maps(state.tokens)
-        images, stats = self.to_images(tokens, lambda: self.vq.decode_latents(state.latents), output_type, stats)
+
+        def draw() -> torch.Tensor:
+            drawn = self.vq.decode_latents(state.latents)
+            return drawn if pixels is None else torch.where(repaint, drawn, pixels)
+
+        images, stats = self.to_images(tokens, draw, output_type, stats)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)

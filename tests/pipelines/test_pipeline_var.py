@@ -178,3 +178,52 @@ def test_half_precision_draws(pipe, condition):
     for decoding in ("next-scale", "code", NextScaleDecoding(True)):
         images = half(**condition, guidance_scale=2.0, decoding=decoding, generator=seeded(0), output_type="pt").images
         assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
+
+
+# Editing
+
+
+def test_what_is_kept_stands_and_the_rest_is_drawn_on_every_side_of_it(pipe, condition):
+    pictures = torch.rand(3, 3, SIZE, SIZE, generator=seeded(3))
+    mask = torch.zeros(1, 1, SIZE, SIZE)
+    # One pixel of the cell in the second row and third column of the finest scale.
+    mask[..., 2, 5] = 1
+    options = {"image": pictures, "mask_image": mask, "top_k": 9, "guidance_scale": 2.0}
+    with torch.no_grad():
+        codes = pipe.vq.encode(pictures * 2 - 1)
+    for decoding in ("next-scale", "code"):
+        out = pipe(**condition, **options, decoding=decoding, generator=seeded(0), output_type="pt")
+        kept = [each == code for each, code in zip(out.tokens, codes, strict=True)]
+        # No coarser cell is mostly repainted.
+        assert all(each.all() for each in kept[:-1])
+        drawn = torch.zeros(4, 4, dtype=torch.bool)
+        drawn[1, 2] = True
+        assert kept[-1][:, ~drawn].all()
+        white = mask[0, 0].bool()
+        torch.testing.assert_close(out.images[..., ~white], pictures[..., ~white], atol=1e-6, rtol=0)
+    two = [pipe(**condition, **options, generator=seeded(seed), output_type="latent").images[-1] for seed in (0, 1)]
+    assert not torch.equal(two[0][:, 1, 2], two[1][:, 1, 2])
+
+
+def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, condition):
+    picture = torch.rand(1, 3, SIZE, SIZE, generator=seeded(3))
+    left = torch.zeros(1, 1, SIZE, SIZE)
+    left[..., : SIZE // 2] = 1
+    forced = pipe.token_maps(pipe.kept_codes(picture * 2 - 1, left.bool()))
+    assert forced[0].min() >= 0
+    for each in forced[1:]:
+        side = each.shape[-1]
+        assert (each[..., : side // 2] == -1).all() and (each[..., (side + 1) // 2 :] >= 0).all()
+    everything = pipe.token_maps(pipe.kept_codes(picture * 2 - 1, torch.ones_like(left).bool()))
+    assert everything[0].min() >= 0 and all((each == -1).all() for each in everything[1:])
+
+
+def test_one_picture_serves_all_prompts_and_a_missing_mask_is_refused(pipe, condition):
+    picture = torch.rand(1, 3, SIZE, SIZE, generator=seeded(3))
+    none = torch.zeros(1, 1, SIZE, SIZE)
+    out = pipe(**condition, image=picture, mask_image=none, num_images_per_prompt=2, output_type="pt")
+    torch.testing.assert_close(out.images, picture.expand(6, -1, -1, -1), atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="belong together"):
+        pipe(**condition, image=picture)
+    with pytest.raises(ValueError, match="image holds 2 pictures for 3"):
+        pipe(**condition, image=picture.expand(2, -1, -1, -1), mask_image=none)
