@@ -68,6 +68,13 @@ def generate(
             help="The model's by default, or a name with settings, as in sjd-lazy:window=64; `arimage decodings` lists them."
         ),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="A picture to change; --mask-image says where. It is resized to the model's size."),
+    ] = None,
+    mask_image: Annotated[
+        Path | None, typer.Option(help="White where --image is drawn anew, black where it is kept.")
+    ] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -104,6 +111,8 @@ def generate(
     ):
         if path is not None and path.suffix.lower() not in suffixes:
             raise ValueError(f"{option} {path} cannot be written: end it in one of {', '.join(suffixes)}")
+    if (image is None) != (mask_image is None):
+        raise ValueError("--image and --mask-image belong together: give both, or neither")
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -124,6 +133,10 @@ def generate(
         )
     recorder = Trace() if trace or acceptance_map else None
     condition = {"prompt": texts} if texts else {"class_labels": labels}
+    if image is not None:
+        from PIL import Image
+
+        condition |= {"image": Image.open(image), "mask_image": Image.open(mask_image)}
     output = pipe(
         **condition,
         num_images_per_prompt=count,
@@ -324,6 +337,19 @@ def convert_llamagen_command(
     from .convert import convert_llamagen
 
     convert_llamagen(transformer, tokenizer, image_size, num_heads=num_heads, text_encoder=text_encoder, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("var")
+def convert_var_command(
+    transformer: Annotated[Path, typer.Option(help="The transformer's .pth or .safetensors file.")],
+    tokenizer: Annotated[Path, typer.Option(help="The VQ tokenizer's file.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+) -> None:
+    """Convert VAR's published files, or a trainer's ar-ckpt-*.pth."""
+    from .convert import convert_var
+
+    convert_var(transformer, tokenizer, out=out)
     typer.echo(out)
 
 

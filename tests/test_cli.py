@@ -28,7 +28,8 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     tiny.text_pipeline().save_pretrained(root / "text")
     tiny.class_pipeline().save_pretrained(root / "class")
-    return {"text": str(root / "text"), "class": str(root / "class")}
+    tiny.scale_pipeline("text").save_pretrained(root / "scales")
+    return {name: str(root / name) for name in ("text", "class", "scales")}
 
 
 @pytest.fixture
@@ -423,3 +424,31 @@ def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
 )
 def test_bench_refuses_what_it_cannot_measure(refused, models, options, word):
     assert word in refused("bench", "--model", models["text"], *options)
+
+
+def test_a_part_of_a_picture_is_drawn_anew(run, refused, models, tmp_path):
+    picture = torch.randint(256, (SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[:, : SIZE // 2] = 255
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    (tmp_path / "text.txt").write_text("no picture")
+    for model in ("text", "scales"):
+        options = ("generate", "tree", "--model", models[model], "--image", tmp_path / "picture.png")
+        assert run(*options, "--mask-image", tmp_path / "mask.png", "--out", "x.png")[0] == 0
+        assert np.array_equal(pixels("x.png")[:, SIZE // 2 :], picture[:, SIZE // 2 :])
+        assert not np.array_equal(pixels("x.png")[:, : SIZE // 2], picture[:, : SIZE // 2])
+    assert "belong together" in refused(*options)
+    assert "text.txt" in refused(*options, "--mask-image", tmp_path / "text.txt")
+
+
+def test_a_next_scale_model_is_traced_and_measured(run, refused, models):
+    code, _, err = run("generate", "tree", "--model", models["scales"], "--trace", "trace.gif", "--decoding", "code")
+    assert code == 0 and "4 forward passes, 7.5 tokens a pass" in err
+    with Image.open("trace.gif") as animation:
+        assert animation.n_frames == 5
+    assert "--acceptance-map" in refused(
+        "generate", "tree", "--model", models["scales"], "--acceptance-map", "map.png"
+    )
+    code, out, _ = run("bench", "--model", models["scales"], "--runs", 1, "--images", 2)
+    assert code == 0 and "| next-scale |" in out and "| code |" in out
