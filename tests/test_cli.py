@@ -114,6 +114,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
         (["bench-compare"], "side by side"),
         (["decodings"], "known by name"),
         (["convert", "llamagen"], "--image-size"),
+        (["convert", "var"], "--tokenizer"),
         (["train", "tokenizer"], "--recipe"),
         (["train", "transformer"], "--heldout"),
         (["train", "all"], "--data"),
@@ -285,9 +286,20 @@ def test_training_without_data_is_refused_in_one_sentence(refused):
 
 
 def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
-    options = ["--transformer", "absent.pt", "--tokenizer", "absent.pt", "--image-size", "16", "--out", "made"]
-    assert refused("convert", "llamagen", *options).startswith("arimage: absent.pt is not a file")
+    options = ["--transformer", "absent.pt", "--tokenizer", "absent.pt", "--out", "made"]
+    for family in (["llamagen", "--image-size", "16"], ["var"]):
+        assert refused("convert", *family, *options).startswith("arimage: absent.pt is not a file")
     assert not Path("made").exists()
+
+
+def test_converted_files_of_var_draw_pictures(run, tmp_path):
+    files = Path(__file__).parent / "fixtures" / "var"
+    options = ["--transformer", files / "var_d2.pth", "--tokenizer", files / "vae_ch32v64z8.pth"]
+    code, out, _ = run("convert", "var", *map(str, options), "--out", str(tmp_path / "made"))
+    assert code == 0 and out.strip() == str(tmp_path / "made")
+    picture = tmp_path / "drawn.png"
+    code, _, err = run("generate", "--class-label", "3", "--model", str(tmp_path / "made"), "--out", str(picture))
+    assert code == 0 and "4 forward passes" in err and pixels(picture).shape == (16, 16, 3)
 
 
 def test_an_unknown_option_is_a_usage_error(run):

@@ -19,17 +19,19 @@ from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPINGS = ("model", "module", "state_dict")
+# Groups of every group norm of the published image tokenizers, which no tensor tells.
+NORM_NUM_GROUPS = 32
 
 
 class CheckpointError(ValueError):
     """A file that cannot be converted, in one sentence: which file, what is wrong with it, what to do."""
 
 
-def load_original(path: str | Path) -> dict[str, torch.Tensor]:
+def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> dict[str, torch.Tensor]:
     """The tensors of a published checkpoint by their original names, on the CPU, memory-mapped where possible.
 
-    Safetensors by their suffix, everything else as `torch.save` wrote it: the tensors themselves, or under "model",
-    "module" or "state_dict", beside which a trainer may have left its optimizer, its arguments and more. Nothing in
+    Safetensors by their suffix, everything else as `torch.save` wrote it: the tensors themselves, or under one of
+    `wrappings` or several nested, beside which a trainer may have left its optimizer, its arguments and more. Nothing in
     the file is executed.
 
     Raises:
@@ -40,15 +42,18 @@ def load_original(path: str | Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file: give the path of a published checkpoint")
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    if isinstance(loaded, dict):
-        loaded = next((loaded[key] for key in WRAPPINGS if isinstance(loaded.get(key), dict)), loaded)
+    while isinstance(loaded, dict):
+        wrapped = next((loaded[key] for key in wrappings if isinstance(loaded.get(key), dict)), None)
+        if wrapped is None:
+            break
+        loaded = wrapped
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(f"{path} holds no dictionary of tensors: give the checkpoint of a model")
     for key, value in loaded.items():
         if not isinstance(key, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{path} holds a {type(value).__name__} under {key!r} where a tensor was expected: give a file whose "
-                'tensors lie at its top or under "model", "module" or "state_dict"'
+                f"tensors lie at its top or under {', '.join(wrappings)}"
             )
     return dict(loaded)
 
@@ -103,6 +108,21 @@ def shape_of(
             f"give the file of a {kind}"
         )
     return shape
+
+
+def multipliers_of(widths: list[int], *, source: str | Path, kind: str) -> list[int]:
+    """By how much every level of a VQGAN is wider than its first convolution, `widths[0]`.
+
+    Raises:
+        CheckpointError: if that is no whole number, or the norms cannot have their groups.
+    """
+    channels, *levels = widths
+    if not levels or channels < 1 or channels % NORM_NUM_GROUPS or any(w < 1 or w % channels for w in levels):
+        raise CheckpointError(
+            f"{source} has an encoder of widths {widths}, expected multiples of the first, itself a multiple of "
+            f"{NORM_NUM_GROUPS}: give the file of a {kind}"
+        )
+    return [width // channels for width in levels]
 
 
 def fill(

@@ -10,7 +10,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .checkpoint import (
+    NORM_NUM_GROUPS,
+    CheckpointError,
+    check_vacant,
+    fill,
+    load_original,
+    multipliers_of,
+    save_whole,
+    shape_of,
+)
 from .published import LLAMAGEN_SAMPLING
 
 
@@ -49,7 +58,6 @@ TOKENIZER_NAMES = (
     (".to_v.", ".v."),
     (".to_out.", ".proj_out."),
 )
-NORM_NUM_GROUPS = 32
 
 
 def llamagen_transformer_from_original(
@@ -153,8 +161,10 @@ def llamagen_tokenizer_from_original(
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
 
+    kind = "LlamaGen tokenizer"
+
     def shape(key: str, dimensions: int = 4) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind="LlamaGen tokenizer")
+        return shape_of(state, key, dimensions, source=source, kind=kind)
 
     def count(pattern: str) -> int:
         return len({match[1] for key in state if (match := re.match(pattern, key))})
@@ -163,20 +173,11 @@ def llamagen_tokenizer_from_original(
     channels = shape("encoder.conv_in.weight")[0]
     levels = count(r"encoder\.conv_blocks\.(\d+)\.")
     widths = [shape(f"encoder.conv_blocks.{level}.res.0.conv1.weight")[0] for level in range(levels)]
-    if (
-        levels < 1
-        or channels < 1
-        or any(width < 1 or width % channels for width in widths)
-        or channels % NORM_NUM_GROUPS
-    ):
-        raise CheckpointError(
-            f"{source} has an encoder of widths {[channels, *widths]}, expected multiples of the first, itself a "
-            f"multiple of {NORM_NUM_GROUPS}: give the file of a LlamaGen tokenizer"
-        )
+    multipliers = multipliers_of([channels, *widths], source=source, kind=kind)
     with torch.device("meta"):
         vq = LlamaGenVQModel(
             channels=channels,
-            channel_multipliers=[width // channels for width in widths],
+            channel_multipliers=multipliers,
             layers_per_block=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
             latent_channels=shape("encoder.conv_out.weight")[0],
             codebook_size=codebook_size,

@@ -9,6 +9,8 @@ LLAMAGEN_SAMPLING = {
     "class": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0},
     "text": {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0},
 }
+# The published cfg is what the scale adds to 1.
+VAR_SAMPLING = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.96}
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,9 @@ class PublishedCheckpoint:
         repository, transformer_file (`str`): on the Hub.
         tokenizer_repository, tokenizer_file (`str`): on the Hub; the visual tokenizer it was trained with.
         image_size (`int`): pixels along each side.
-        num_heads (`int`): attention heads.
         parameters (`int`): of the transformer, rounded.
         sampling (`dict`): `guidance_scale`, `temperature`, `top_k` and `top_p` as published.
+        num_heads (`int`, *optional*): attention heads, where the files do not tell.
         text_encoder_repository (`str`, *optional*): on the Hub; of text models.
         code_licence (`str`): of the authors' code.
         weights_licence (`str`, *optional*): of the weights; `None` where only the repository's page can tell.
@@ -36,9 +38,9 @@ class PublishedCheckpoint:
     tokenizer_repository: str
     tokenizer_file: str
     image_size: int
-    num_heads: int
     parameters: int
     sampling: dict
+    num_heads: int | None = None
     text_encoder_repository: str | None = None
     code_licence: str = "MIT"
     weights_licence: str | None = None
@@ -75,6 +77,20 @@ def _text_model(stage: int, image_size: int) -> PublishedCheckpoint:
     )
 
 
+def _next_scale_model(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
+    return PublishedCheckpoint(
+        name=f"var-{size}-{image_size}",
+        family="var",
+        repository="FoundationVision/var",
+        transformer_file=f"var_{size}.pth",
+        tokenizer_repository="FoundationVision/var",
+        tokenizer_file="vae_ch160v4096z32.pth",
+        image_size=image_size,
+        parameters=parameters,
+        sampling=VAR_SAMPLING,
+    )
+
+
 PUBLISHED = [
     _class_model("B", 256, 12, 110_900_000),
     _class_model("B", 384, 12, 110_900_000),
@@ -85,6 +101,11 @@ PUBLISHED = [
     _class_model("3B", 384, 32, 3_097_000_000),
     _text_model(1, 256),
     _text_model(2, 512),
+    _next_scale_model("d16", 256, 310_300_000),
+    _next_scale_model("d20", 256, 600_900_000),
+    _next_scale_model("d24", 256, 1_033_000_000),
+    _next_scale_model("d30", 256, 2_010_000_000),
+    _next_scale_model("d36", 512, 2_354_000_000),
 ]
 
 
@@ -122,9 +143,14 @@ def load_published(name: str, *, cache_dir: str | Path | None = None, local_file
 
 
 def _convert(entry: PublishedCheckpoint, folder: Path, **hub) -> None:
+    transformer, tokenizer, text_encoder = _fetch(entry, **hub)
+    if entry.family == "var":
+        from .var import convert_var
+
+        convert_var(transformer, tokenizer, out=folder)
+        return
     from .llamagen import convert_llamagen
 
-    transformer, tokenizer, text_encoder = _fetch(entry, **hub)
     convert_llamagen(
         transformer,
         tokenizer,
@@ -157,13 +183,14 @@ def _by_hand(entry: PublishedCheckpoint) -> str:
     command = [
         "arimage",
         "convert",
-        "llamagen",
+        entry.family,
         "--transformer",
         entry.transformer_file,
         "--tokenizer",
         entry.tokenizer_file,
     ]
-    command += ["--image-size", str(entry.image_size)]
+    if entry.family == "llamagen":
+        command += ["--image-size", str(entry.image_size)]
     if entry.text_encoder_repository:
         files += f", the text encoder {entry.text_encoder_repository}"
         command += ["--text-encoder", Path(entry.text_encoder_repository).name]

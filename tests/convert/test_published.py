@@ -10,6 +10,7 @@ from arimage.convert import published
 from arimage.convert.llamagen import NUM_HEADS
 from arimage.convert.published import PUBLISHED, PublishedCheckpoint, load_published
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_var import VARTransformer
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -25,6 +26,18 @@ TINY = PublishedCheckpoint(
     parameters=100_000,
     sampling=published.LLAMAGEN_SAMPLING["class"],
 )
+TINY_VAR = PublishedCheckpoint(
+    name="tiny-var",
+    family="var",
+    repository="var",
+    transformer_file="var_d2.pth",
+    tokenizer_repository="var",
+    tokenizer_file="vae_ch32v64z8.pth",
+    image_size=16,
+    parameters=100_000,
+    sampling=published.VAR_SAMPLING,
+)
+LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
 
 
 @pytest.fixture
@@ -37,7 +50,7 @@ def hub(monkeypatch):
         return str(FIXTURES / repository / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(published, "PUBLISHED", [TINY])
+    monkeypatch.setattr(published, "PUBLISHED", [TINY, TINY_VAR])
     return asked
 
 
@@ -50,13 +63,14 @@ def offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
 
 
-def test_a_published_checkpoint_is_fetched_and_converted_once(hub, tmp_path):
-    folder = load_published("tiny", cache_dir=tmp_path)
-    assert folder == tmp_path / "arimage" / "tiny"
+@pytest.mark.parametrize("entry", [TINY, TINY_VAR], ids=lambda entry: entry.name)
+def test_a_published_checkpoint_is_fetched_and_converted_once(entry, hub, tmp_path):
+    folder = load_published(entry.name, cache_dir=tmp_path)
+    assert folder == tmp_path / "arimage" / entry.name
     assert (folder / "model_index.json").is_file()
-    assert hub == [("llamagen_c2i", "c2i_tiny.pt"), ("llamagen_c2i", "vq_ds4_c2i.pt")]
+    assert hub == [(entry.repository, entry.transformer_file), (entry.repository, entry.tokenizer_file)]
     written = (folder / "model_index.json").stat().st_mtime_ns
-    assert load_published("tiny", cache_dir=tmp_path) == folder
+    assert load_published(entry.name, cache_dir=tmp_path) == folder
     assert len(hub) == 2 and (folder / "model_index.json").stat().st_mtime_ns == written
 
 
@@ -75,9 +89,10 @@ def test_offline_one_sentence_names_the_files_and_how_to_convert_them(entry, off
     with pytest.raises(ConnectionError) as refusal:
         load_published(entry.name, cache_dir=tmp_path)
     said = str(refusal.value)
-    for part in (entry.repository, entry.transformer_file, entry.tokenizer_file, f"--image-size {entry.image_size}"):
+    for part in (entry.repository, entry.transformer_file, entry.tokenizer_file):
         assert part in said
-    assert "arimage convert llamagen" in said and "\n" not in said
+    assert f"arimage convert {entry.family} " in said and "\n" not in said
+    assert (f"--image-size {entry.image_size}" in said) == (entry.family == "llamagen")
     assert ("google/flan-t5-xl" in said) == (entry.text_encoder_repository is not None)
     assert not (tmp_path / "arimage" / entry.name).exists()
 
@@ -101,7 +116,23 @@ def test_a_text_model_is_converted_with_its_text_encoder_and_what_its_files_do_n
     assert converted == [(files, {"num_heads": 20, "text_encoder": "text encoder", "out": out})]
 
 
-@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", VAR, ids=lambda entry: entry.name)
+def test_the_table_agrees_with_the_sizes_of_next_scale_models(entry):
+    depth = int(entry.name.split("-")[1].removeprefix("d"))
+    scales = {256: (1, 2, 3, 4, 5, 6, 8, 10, 13, 16), 512: (1, 2, 3, 4, 6, 9, 13, 18, 24, 32)}[entry.image_size]
+    with torch.device("meta"):
+        transformer = VARTransformer(
+            scales=scales,
+            hidden_size=64 * depth,
+            num_layers=depth,
+            num_attention_heads=depth,
+            shared_adaln=entry.image_size == 512,
+        )
+    assert sum(p.numel() for p in transformer.parameters()) == pytest.approx(entry.parameters, rel=5e-4)
+    assert entry.image_size == 16 * scales[-1]
+
+
+@pytest.mark.parametrize("entry", LLAMAGEN, ids=lambda entry: entry.name)
 def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     size = entry.name.split("-")[2]
     hidden_size, num_layers = {"b": (768, 12), "l": (1024, 24), "xl": (1280, 36), "xxl": (1536, 48), "3b": (3200, 24)}[

@@ -1,0 +1,273 @@
+import json
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from arimage.convert.checkpoint import CheckpointError, load_original
+from arimage.convert.var import convert_var, var_tokenizer_from_original, var_transformer_from_original
+from arimage.pipelines.pipeline_var import VARPipeline
+
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "var"
+FILES = (FOLDER / "var_d2.pth", FOLDER / "vae_ch32v64z8.pth")
+SCALES = (1, 2, 3, 4)
+DEFAULTS = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.96}
+COUNT = sum(side**2 for side in SCALES)
+
+
+@pytest.fixture
+def state():
+    return load_original(FILES[0])
+
+
+@pytest.fixture
+def vae_state():
+    return load_original(FILES[1])
+
+
+@pytest.fixture(scope="module")
+def golden():
+    expected = load_file(FOLDER / "expected.safetensors")
+    return convert_var(*FILES), expected, json.loads((FOLDER / "config.json").read_text())
+
+
+def share_modulation(state):
+    """The same shapes with one modulation for all blocks, as in the published d36."""
+    generator = torch.Generator().manual_seed(1)
+    changed = {key: value for key, value in state.items() if ".ada_lin." not in key or key.startswith("head")}
+    changed["shared_ada_lin.1.weight"] = torch.randn(6 * 48, 48, generator=generator)
+    changed["shared_ada_lin.1.bias"] = torch.randn(6 * 48, generator=generator)
+    return changed | {f"blocks.{i}.ada_gss": torch.randn(1, 1, 6, 48, generator=generator) for i in range(2)}
+
+
+def name_phi(vae_state, num_phi):
+    """The convolutions between the scales named as the original names one for all (1), several (4), or one a scale (0)."""
+    old = "quantize.quant_resi.qresi_ls."
+    changed = {key: value for key, value in vae_state.items() if not key.startswith(old)}
+    for part in ("weight", "bias"):
+        for i in range(1 if num_phi == 1 else 4):
+            name = {0: f"{i}.", 1: "qresi.", 4: f"qresi_ls.{i}."}[num_phi]
+            changed[f"quantize.quant_resi.{name}{part}"] = vae_state[f"{old}{i}.{part}"]
+    return changed
+
+
+@torch.no_grad()
+def test_a_converted_transformer_gives_the_logits_of_the_original(golden):
+    pipe, expected, _ = golden
+    labels = torch.tensor([3, 8])
+    for name, classes in (("cond", labels), ("uncond", torch.full_like(labels, 10))):
+        logits = pipe.transformer.predict(expected["tf_var_input"], class_labels=classes)
+        torch.testing.assert_close(logits, expected[f"tf_logits_{name}"], atol=1e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_a_converted_tokenizer_gives_the_codes_and_pictures_of_the_original(golden):
+    pipe, expected, _ = golden
+    codes = pipe.vq.encode(expected["vae_image"])
+    assert torch.equal(torch.cat([part.flatten(1) for part in codes], dim=1), expected["vae_tokens"])
+    pictures = pipe.vq.decode(codes).clamp(-1, 1)
+    torch.testing.assert_close(pictures, expected["vae_recon_per_scale"][:, -1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("cfg", [1.5, 4])
+def test_a_converted_pipeline_draws_the_greedy_images_of_the_original(golden, cfg):
+    pipe, expected, config = golden
+    output = pipe(class_labels=config["class_labels"], guidance_scale=1 + cfg, top_k=1, output_type="pt")
+    tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
+    assert torch.equal(tokens, expected[f"greedy_cfg{cfg}_tokens"])
+    torch.testing.assert_close(output.images, expected[f"greedy_cfg{cfg}_image"], atol=1e-4, rtol=0)
+
+
+def test_shapes_are_inferred(golden):
+    config = golden[0].transformer.config
+    assert (config.hidden_size, config.num_layers, config.num_attention_heads, config.mlp_ratio) == (48, 2, 3, 4)
+    assert (config.conditioning, config.num_classes, config.vocab_size, config.codebook_dim) == ("class", 10, 64, 8)
+    assert (tuple(config.scales), config.shared_adaln, config.qk_norm) == (SCALES, False, True)
+    config = golden[0].vq.config
+    assert (config.channels, list(config.channel_multipliers), config.layers_per_block) == (32, [2, 1, 1], 1)
+    assert (config.codebook_size, config.codebook_dim, tuple(config.scales), config.num_phi) == (64, 8, SCALES, 4)
+    assert not golden[0].transformer.training and not golden[0].vq.training
+
+
+@pytest.mark.parametrize("sides", [(1, 2, 3, 4, 5, 6, 8, 10, 13, 16), (1, 2, 3, 4, 6, 9, 13, 18, 24, 32), (2, 5)])
+def test_any_scales_are_inferred_from_the_levels(state, sides):
+    counts = [side**2 for side in sides]
+    state["lvl_1L"] = torch.arange(len(sides)).repeat_interleave(torch.tensor(counts))[None]
+    state["pos_start"] = torch.randn(1, counts[0], 48)
+    state["pos_1LC"] = torch.randn(1, sum(counts), 48)
+    state["lvl_embed.weight"] = torch.randn(len(sides), 48)
+    assert tuple(var_transformer_from_original(state).config.scales) == sides
+
+
+@torch.no_grad()
+def test_shared_modulation_is_inferred_and_computed(state):
+    shared = share_modulation(state)
+    transformer = var_transformer_from_original(shared)
+    assert transformer.config.shared_adaln
+    # The same weights written out for each block.
+    for i in range(2):
+        state[f"blocks.{i}.ada_lin.1.weight"] = shared["shared_ada_lin.1.weight"]
+        state[f"blocks.{i}.ada_lin.1.bias"] = shared["shared_ada_lin.1.bias"] + shared[f"blocks.{i}.ada_gss"].flatten()
+    arguments = {"inputs": torch.randn(2, COUNT - 1, 8), "class_labels": torch.tensor([0, 7])}
+    separate = var_transformer_from_original(state)
+    torch.testing.assert_close(transformer.predict(**arguments), separate.predict(**arguments), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_phi", [0, 1, 4])
+@torch.no_grad()
+def test_every_number_of_convolutions_between_the_scales_is_inferred(vae_state, num_phi):
+    vq = var_tokenizer_from_original(name_phi(vae_state, num_phi), scales=SCALES)
+    assert vq.config.num_phi == num_phi and len(vq.phi) == (num_phi or 4)
+    for i, phi in enumerate(vq.phi):
+        assert torch.equal(phi.weight, vae_state[f"quantize.quant_resi.qresi_ls.{i}.weight"])
+
+
+def test_one_tokenizer_file_serves_other_scales(vae_state):
+    assert var_tokenizer_from_original(vae_state, scales=(1, 3, 6, 7, 9)).config.scales == (1, 3, 6, 7, 9)
+    four = name_phi(vae_state, 0)
+    with pytest.raises(CheckpointError, match=r"has no 'quantize.quant_resi.4.weight'"):
+        var_tokenizer_from_original(four, scales=(1, 3, 6, 7, 9))
+
+
+def test_without_normalised_attention_heads_are_as_wide_as_the_original_makes_them():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"pos_start": (1, 1, 128), "pos_1LC": (1, 5, 128), "lvl_embed.weight": (2, 128)}
+    shapes |= {"word_embed.weight": (128, 4), "word_embed.bias": (128,), "class_emb.weight": (3, 128)}
+    for name, (rows, columns) in {
+        "blocks.0.attn.proj": (128, 128),
+        "blocks.0.ffn.fc1": (512, 128),
+        "blocks.0.ffn.fc2": (128, 512),
+        "blocks.0.ada_lin.1": (768, 128),
+        "head_nm.ada_lin.1": (256, 128),
+        "head": (16, 128),
+    }.items():
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    shapes |= {f"blocks.0.attn.{name}": (128,) for name in ("q_bias", "v_bias", "zero_k_bias")}
+    shapes["blocks.0.attn.mat_qkv.weight"] = (384, 128)
+    state = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+    state["lvl_1L"] = torch.tensor([[0, 1, 1, 1, 1]])
+    config = var_transformer_from_original(state).config
+    assert (config.qk_norm, config.num_attention_heads) == (False, 2)
+
+
+def wrap(files, path):
+    """Both files as the original's trainer leaves them."""
+    trainer = OrderedDict(config={"depth": 2, "prog_it": 0}, var_opt={"optimizer": {"state": {0: torch.ones(2)}}})
+    trainer["var_wo_ddp"], trainer["vae_local"] = (OrderedDict(load_original(file)) for file in files)
+    args = OrderedDict(patch_nums=SCALES, cmd="--depth 2", tlr=1e-4, fuse=True)
+    torch.save({"epoch": 3, "iter": 0, "trainer": trainer, "args": args}, path)
+    return path
+
+
+def assert_same(first, second):
+    for name in ("transformer", "vq"):
+        ours, theirs = getattr(first, name).state_dict(), getattr(second, name).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_trainers_file_serves_for_both(golden, tmp_path):
+    path = wrap(FILES, tmp_path / "ar-ckpt-best.pth")
+    assert_same(convert_var(path, path), golden[0])
+    assert_same(convert_var(path, FILES[1]), golden[0])
+
+
+@pytest.mark.parametrize("wrapping", ["model", "state_dict", "safetensors"])
+def test_other_wrappings_give_the_same_weights(golden, wrapping, state, tmp_path):
+    path = tmp_path / f"file.{wrapping}"
+    save_file(state, path) if wrapping == "safetensors" else torch.save({wrapping: state, "steps": 3}, path)
+    assert_same(convert_var(path, FILES[1]), golden[0])
+
+
+def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(golden, tmp_path):
+    pipe = convert_var(*FILES, out=tmp_path / "pipe")
+    loaded = VARPipeline.from_pretrained(tmp_path / "pipe")
+    assert_same(loaded, golden[0])
+    for one in (pipe, loaded):
+        assert one.generation_config.items() >= DEFAULTS.items()
+        assert one.decoding.exact
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_weights_have_the_dtype_of_the_file_or_the_one_asked_for(state, tmp_path):
+    torch.save(
+        {key: value.half() if value.is_floating_point() else value for key, value in state.items()}, tmp_path / "a"
+    )
+    for dtype, expected in ((None, torch.float16), (torch.bfloat16, torch.bfloat16)):
+        pipe = convert_var(tmp_path / "a", FILES[1], dtype=dtype)
+        assert {p.dtype for p in pipe.transformer.parameters()} == {expected}
+        assert {p.dtype for p in pipe.vq.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"head.weight": None}, "has no 'head.weight', as every VAR transformer has"),
+        ({"lvl_1L": None}, "has no 'lvl_1L', as every VAR transformer has"),
+        (
+            {"lvl_1L": torch.zeros(1, 30, dtype=torch.long)},
+            r"'lvl_1L' with levels \[0\] of \[30\] codes, expected two",
+        ),
+        ({"lvl_1L": torch.arange(30)[None].flip(1)}, "'lvl_1L' with levels .29, 28"),
+        ({"pos_1LC": torch.ones(1, 29, 48)}, r"'pos_1LC' of shape \(1, 29, 48\) where \(1, 30, 48\) was expected"),
+        ({"blocks.1.attn.v_bias": None}, "has no 'blocks.1.attn.v_bias'"),
+        ({"blocks.1.attn.q_bias": torch.ones(47)}, r"'blocks.1.attn.mat_qkv.bias' of shape \(143,\) where \(144,\)"),
+        ({"blocks.1.attn.scale_mul_1H11": None}, "has no 'blocks.1.attn.scale_mul_1H11'"),
+        ({"blocks.0.attn.scale_mul_1H11": torch.ones(1, 5, 1, 1)}, "width 48, which 5 heads cannot share"),
+        ({"blocks.0.attn.scale_mul_1H11": None}, "width 48, which 0 heads cannot share"),
+        ({"blocks.3.ffn.fc1.weight": torch.ones(192, 48)}, "has no 'blocks.2.attn.q_bias'"),
+        ({"shared_ada_lin.1.weight": torch.ones(288, 48)}, "has no 'blocks.0.ada_gss'"),
+        ({"text_emb.weight": torch.ones(3)}, "'text_emb.weight', unknown to VARTransformer"),
+    ],
+)
+def test_unfitting_tensors_of_a_transformer_are_refused_by_name(state, change, said):
+    changed = {key: value for key, value in (state | change).items() if value is not None}
+    with pytest.raises(CheckpointError, match=f"^some.pth .*{said}"):
+        var_transformer_from_original(changed, source="some.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quantize.embedding.weight": None}, "has no 'quantize.embedding.weight', as every VAR tokenizer has"),
+        ({"encoder.mid.attn_1.qkv.weight": None}, r"has no 'encoder.mid.attn_1.qkv.weight \(q\)'"),
+        ({"encoder.mid.attn_1.qkv.weight": torch.ones(95, 32, 1, 1)}, r"qkv.weight \(v\)' of shape \(31, 32, 1, 1\)"),
+        ({"encoder.mid.attn_1.qkv.bias": torch.tensor(1.0)}, r"'encoder.mid.attn_1.qkv.bias' of shape \(\) where 1"),
+        ({"encoder.conv_in.weight": torch.ones(40, 3, 3, 3)}, r"widths \[40, 64, 32, 32\], expected multiples"),
+        ({"decoder.up.2.upsample.conv.bias": None}, "has no 'decoder.up.2.upsample.conv.bias'"),
+        ({"quantize.quant_resi.qresi_ls.2.weight": None}, "has no 'quantize.quant_resi.qresi_ls.2.weight'"),
+        ({"quantize.beta": torch.ones(1)}, "'quantize.beta', unknown to VARVQModel"),
+    ],
+)
+def test_unfitting_tensors_of_a_tokenizer_are_refused_by_name(vae_state, change, said):
+    changed = {key: value for key, value in (vae_state | change).items() if value is not None}
+    with pytest.raises(CheckpointError, match=f"^some.pth .*{said}"):
+        var_tokenizer_from_original(changed, scales=SCALES, source="some.pth")
+
+
+def test_files_given_the_wrong_way_round_are_refused_by_name():
+    with pytest.raises(CheckpointError, match=r"vae_ch32v64z8\.pth has no 'head.weight', as every VAR transformer"):
+        convert_var(*FILES[::-1])
+
+
+@pytest.mark.parametrize(("rows", "width", "said"), [(32, 8, "has 32 of width 8"), (64, 4, "has 64 of width 4")])
+def test_a_tokenizer_of_other_codes_is_refused_naming_both_files(vae_state, rows, width, said, tmp_path):
+    changed = {}
+    for key, value in vae_state.items():
+        shape = [rows if size == 64 and key == "quantize.embedding.weight" else size for size in value.shape]
+        if re.match(r"quant|post_quant|encoder.conv_out|decoder.conv_in", key):
+            shape = [width if size == 8 else size for size in shape]
+        changed[key] = torch.zeros(shape)
+    torch.save(changed, tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match=rf"var_d2.pth draws 64 codes of width 8 but .*other.pth {said}"):
+        convert_var(FILES[0], tmp_path / "other.pth")
+
+
+def test_an_existing_output_is_refused_before_any_work(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert_var("no such file", "nor this", out=tmp_path)
