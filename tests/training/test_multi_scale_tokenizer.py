@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,6 +219,16 @@ def test_gradients_reach_encoder_and_convolutions_of_the_scales():
     assert encoded.grad.abs().min() > 0
     used = sorted(set(task.model.phi_index))
     assert [k for k, phi in enumerate(task.model.phi) if phi.weight.grad is not None] == used
+
+
+def test_the_recipe_in_the_documentation_is_complete():
+    documentation = Path(__file__).parents[2] / "docs" / "training.md"
+    recipe = tomllib.loads(documentation.read_text().split("```toml\n")[1].split("```")[0])
+    part = recipe["tokenizer"]
+    TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
+    model = VARVQModel(**part["model"])
+    take_over(model, part["start_from"])
+    assert model.config.scales[-1] * model.scale_factor == recipe["image_size"]
 
 
 # Starting from another tokenizer
