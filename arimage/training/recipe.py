@@ -44,7 +44,7 @@ def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
                 f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
             )
         return load_image_folder(path, recipe["image_size"])
-    return load_captioned_images(path, recipe["image_size"], **recipe[part]["data"])
+    return load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
 
 
 def run_tokenizer(
