@@ -82,6 +82,24 @@ def test_a_converted_pipeline_draws_the_greedy_images_of_the_original(golden, cf
     torch.testing.assert_close(output.images, expected[f"greedy_cfg{cfg}_image"], atol=1e-4, rtol=0)
 
 
+@torch.no_grad()
+def test_a_converted_pipeline_edits_as_the_original(golden):
+    pipe, expected, config = golden
+    keep = expected["edit_mask"][None, None]
+    pixels = expected["vae_image"] / 2 + 0.5
+    repaint = 1 - keep.repeat_interleave(4, dim=-2).repeat_interleave(4, dim=-1)
+    labels, scale = expected["edit_labels"], 1 + config["edit"]["cfg"]
+    output = pipe(
+        class_labels=labels, image=pixels, mask_image=repaint, guidance_scale=scale, top_k=1, output_type="pt"
+    )
+    forced = pipe.kept_codes(expected["vae_image"], repaint.bool())
+    tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
+    assert torch.equal(tokens, torch.where(forced < 0, expected["edit_greedy_tokens"], expected["vae_tokens"]))
+    drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(drawn, expected["edit_greedy_image"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.images, torch.where(repaint.bool(), drawn, pixels), atol=1e-6, rtol=0)
+
+
 def test_shapes_are_inferred(golden):
     config = golden[0].transformer.config
     assert (config.hidden_size, config.num_layers, config.num_attention_heads, config.mlp_ratio) == (48, 2, 3, 4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from arimage.convert import convert_var
 from arimage.decoding import NextScaleDecoding, Sampling, decode, next_scale
 from arimage.models.transformer_var import VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
@@ -187,10 +188,13 @@ def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, mo
         "exponentials",
         lambda seeds, at, purpose, step, count: torch.empty(*at.shape, count).exponential_(generator=generator),
     )
-    model = transformer.bind(load_quantiser(), guided=True, class_labels=expected["class_labels"])
+    vq = convert_var(FOLDER / "var_d2.pth", FOLDER / "vae_ch32v64z8.pth").vq
+    model = transformer.bind(vq, guided=True, class_labels=expected["class_labels"])
     sampling = OriginalNoise(1 + settings["cfg"], top_k=settings["top_k"], top_p=settings["top_p"])
-    decode(model, NextScaleDecoding(more_smooth=mode == "smooth"), sampling, torch.arange(2))
+    state = decode(model, NextScaleDecoding(more_smooth=mode == "smooth"), sampling, torch.arange(2))
     assert torch.equal(torch.cat(drawn, dim=1), expected[f"{mode}_tokens"])
+    images = (vq.decode_latents(state.latents) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(images, expected[f"{mode}_image"], atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
