@@ -54,8 +54,10 @@ def load_captioned_images(
     variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
-        ValueError: if the file lacks a column or no row is left.
+        ValueError: if there is no such file, or it lacks a column, or no row is left.
     """
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is no file: give a parquet file, or, for a tokenizer, a folder of images")
     table = pq.read_table(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
