@@ -132,8 +132,20 @@ def test_a_saved_pipeline_draws_the_same_images(pipe, condition, tmp_path):
     without = VARPipeline.from_pretrained(tmp_path / "pipe", refiner=None)
     with pytest.raises(ValueError, match="refiner"):
         without(**condition)
+    again = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=pipe.refiner)
+    assert again.refiner is pipe.refiner
     pipe.decoding = "next-scale"
     pipe.generation_config["top_k"] = 0
+
+
+def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
+    tiny.scale_pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
+    refiner = tiny.scale_pipeline("class").refiner
+    pipe = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=refiner)
+    pipe.set_progress_bar_config(disable=True)
+    options = {"class_labels": LABELS, "decoding": "code", "output_type": "latent"}
+    expected = tiny.scale_pipeline("class")(**options, generator=seeded(1)).images
+    assert same(pipe(**options, generator=seeded(1)).images, expected)
 
 
 def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
