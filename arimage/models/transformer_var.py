@@ -181,8 +181,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         self.head = Float32Linear(hidden_size, vocab_size)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 1 / (3 hidden_size)) everywhere, a residual stream that starts as that of a plain
-        transformer, a zero head."""
+        """Initialise for training: N(0, 1 / (3 hidden_size)), captions projected at their own magnitude, a residual stream
+        that starts as that of a plain transformer, a zero head."""
         std = (3 * self.config.hidden_size) ** -0.5
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -195,6 +195,10 @@ class VARTransformer(ModelMixin, ConfigMixin):
             for linear in (block.attention.out_proj, block.feed_forward.fc2):
                 linear.weight.data.div_((2 * len(self.blocks)) ** 0.5)
             nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
+        if self.config.conditioning == "text":
+            # Captions differ little at first, and the modulations see nothing else of them.
+            for linear in (self.caption_projection.fc1, self.caption_projection.fc2, self.caption_projection.pool):
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         nn.init.zeros_(self.head.weight)
 
     def embed_condition(

@@ -9,14 +9,18 @@ from pathlib import Path
 import torch
 
 from ..decoding import decoding_from_name
+from ..pipelines.base import ARImagePipeline
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
+from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
 from .loop import OptimizerSettings
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
+from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -77,8 +81,9 @@ def run_tokenizer(
 
 def run_transformer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
-) -> LlamaGenPipeline:
-    """Train the transformer of `recipe` with the tokenizer in `out`; the pipeline lies in `out`/model, in float16.
+) -> ARImagePipeline:
+    """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
+    `out`/model, in float16.
 
     The model is written again at every report, so that an interrupted run leaves the best so far.
 
@@ -88,29 +93,49 @@ def run_transformer(
     out = Path(out)
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
-    vq = LlamaGenVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
-    part = recipe["transformer"]
-    training = dict(part["training"])
-    training["sample_prompts"] = tuple(training["sample_prompts"])
-    settings = TransformerSettings(OptimizerSettings(**part["optimizer"]), **training)
+    folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
 
-    def save(pipe: LlamaGenPipeline) -> None:
+    def save(pipe: ARImagePipeline) -> None:
         pipe.generation_config.update(recipe["generation"]["sampling"])
         pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
         save_float16(pipe, out / "model")
 
-    pipe = train_transformer(
-        part["model"],
-        recipe["text_encoder"],
-        vq,
-        _load(recipe, "transformer", train),
-        _load(recipe, "transformer", heldout),
-        settings,
-        out / "transformer",
-        device,
-        on_report=save,
-    )
+    if recipe["tokenizer"].get("class") == "VARVQModel":
+        vq, settings = VARVQModel.from_pretrained(folder), _var_settings(part["optimizer"], part["training"])
+        parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
+        pipe = train_var_transformer(*parts, out / "transformer", device, on_report=save)
+        part = recipe["refiner"]
+        settings = _var_settings(part["optimizer"], recipe["transformer"]["training"] | part["training"])
+        pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
+    else:
+        vq, training = LlamaGenVQModel.from_pretrained(folder), dict(part["training"])
+        training["sample_prompts"] = tuple(training["sample_prompts"])
+        settings = TransformerSettings(OptimizerSettings(**part["optimizer"]), **training)
+        parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
+        pipe = train_transformer(*parts, out / "transformer", device, on_report=save)
     save(pipe)
+    return pipe
+
+
+def _var_settings(optimizer: dict, training: dict) -> VARTransformerSettings:
+    lists = {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
+    return VARTransformerSettings(OptimizerSettings(**optimizer), **training | lists)
+
+
+def run_collaborate(
+    recipe: dict, pipe: VARPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> VARPipeline:
+    """Fine-tune the two transformers of `pipe` by `recipe` for collaborative decoding; the pipeline lies in `out`/model, in
+    float16."""
+    part, out = recipe["collaborate"], Path(out)
+    drafter, refiner = (
+        _var_settings(part[name]["optimizer"], recipe["transformer"]["training"] | part[name]["training"])
+        for name in ("drafter", "refiner")
+    )
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    pipe = train_collaborate(pipe, data, heldout_data, part["drafter_scales"], drafter, refiner, out)
+    save_float16(pipe, out / "model")
     return pipe
 
 
@@ -126,7 +151,7 @@ def run_drafter(
     return pipe
 
 
-def save_float16(pipe: LlamaGenPipeline, folder: Path) -> None:
+def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
     """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
     halves = {
         name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part

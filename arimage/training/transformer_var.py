@@ -25,7 +25,7 @@ class VARTransformerSettings:
     """How a transformer is trained.
 
     `scale_shares[k]` of the steps train on the first k + 1 scales only, by default all on all of them, with as many more
-    images as those are shorter: what a caption asks for is decided in the first scales, and they are cheap. The losses of the
+    images as those and the caption are shorter: what a caption asks for is decided in the first scales. The losses of the
     scales from `first_scale` on are weighed by their numbers of tokens to the power `token_power`: by 1 every token counts the
     same, by 0 every scale. Beside a teacher, `law_weight` weighs the divergence from its law.
 
@@ -116,7 +116,8 @@ class VARTransformerTask(nn.Module):
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         shares = torch.tensor(settings.scale_shares or [0] * (len(sizes) - 1) + [1]).float()
         count = 1 + int(torch.multinomial(shares, 1, generator=generator))
-        index = self.data.draw(settings.batch_size * sum(sizes) // sum(sizes[:count]), generator)
+        whole, short = (settings.caption_length + sum(some) for some in (sizes, sizes[:count]))
+        index = self.data.draw(settings.batch_size * whole // short, generator)
         captions = draw_captions(self.captions, index, generator)
         unconditional = torch.rand(len(index), generator=generator) < settings.caption_dropout
         codes = [one[index.to(one.device)] for one in self.codes[:count]]

@@ -107,6 +107,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
 
 
 def test_packaged_recipes_tell_how_drafters_are_trained():
-    for path in RECIPES.glob("*.toml"):
-        part = load_recipe(path)["drafter"]
+    parts = [recipe["drafter"] for recipe in map(load_recipe, RECIPES.glob("*.toml")) if "drafter" in recipe]
+    assert parts
+    for part in parts:
         assert DrafterSettings(OptimizerSettings(**part["optimizer"]), **part["training"]).batch_size >= 1

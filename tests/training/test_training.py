@@ -28,6 +28,7 @@ from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
 from arimage.training.transformer import TransformerSettings, TransformerTask, train_text_tokenizer
+from arimage.training.transformer_var import VARTransformerSettings
 
 
 SIZE = 16
@@ -209,6 +210,11 @@ def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
     pq.write_table(pq.read_table(data).drop_columns([column]), path)
     with pytest.raises(ValueError, match=rf"poor.parquet lacks the columns \['{column}'\]"):
         load_captioned_images(path, SIZE)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"none.parquet is no file: give a parquet file"):
+        load_captioned_images(tmp_path / "none.parquet", SIZE)
 
 
 def test_a_group_is_selected(data):
@@ -453,7 +459,8 @@ def test_a_text_tokenizer_lower_cases_ends_and_pads():
 @pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("*.toml")])
 def test_packaged_recipes_are_complete(name):
     recipe = load_recipe(name)
-    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", TransformerSettings)):
+    large = VARTransformerSettings if recipe["tokenizer"].get("class") == "VARVQModel" else TransformerSettings
+    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", large)):
         optimizer = OptimizerSettings(**recipe[part]["optimizer"])
         assert optimizer.steps > 0
         settings(optimizer, **recipe[part]["training"])
