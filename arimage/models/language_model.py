@@ -1,0 +1,249 @@
+"""Language models that write images: any decoder of transformers, bound to the prompts of one call."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Cache, PreTrainedModel
+
+
+class LanguageCache(Cache):
+    """Keys and values of the prompts, the image and scratch slots, the row ends and one slot for what is thrown away, a pair
+    of tensors [rows, heads, slots, head_dim] a layer, on the device and in the dtype of that layer's first keys.
+
+    A row end belongs to the slot of the code before it: to the last image slot of each row but the bottom one, or to a scratch
+    slot. It is part of the cache while the code in that slot ends a row.
+
+    Attributes:
+        prompt, slots: how many slots the prompt has, and the image and scratch codes together.
+        owners: int64 [E], the slot that each row end belongs to.
+        row_ends: bool [B, slots + 1], whether the code in a slot ends a row; always False in the last, thrown away.
+    """
+
+    def __init__(self, mask: torch.BoolTensor, grid: tuple[int, int], scratch: int, groups: int, has_row_ends: bool):
+        super().__init__(layers=[])
+        rows, columns = grid
+        device = mask.device
+        self.prompt, self.slots, self.groups = mask.shape[1], rows * columns + scratch, groups
+        in_image, in_scratch = torch.arange(1, rows) * columns - 1, torch.arange(rows * columns, self.slots)
+        self.owners = torch.cat([in_image, in_scratch] if has_row_ends else [in_image[:0]]).to(device)
+        self.size = self.prompt + self.slots + len(self.owners) + 1
+        # Where the row end of each slot lies; nowhere without one.
+        self._row_end_of = torch.full((self.slots + 1,), self.size - 1, device=device)
+        self._row_end_of[self.owners] = self.prompt + self.slots + torch.arange(len(self.owners), device=device)
+        self.row_ends = torch.zeros(len(mask) // groups, self.slots + 1, dtype=torch.bool, device=device)
+        self.row_ends[:, in_image] = has_row_ends
+        self.keys, self.values = [], []
+        self._index = torch.arange(self.prompt, device=device).expand(len(mask), -1)
+        self._filled = self.prompt
+
+    def address(self, slots: torch.LongTensor) -> torch.LongTensor:
+        """Slots [B, Q], -1 = nowhere, to indices [B, Q]."""
+        return torch.where(slots < 0, self.size - 1, slots + self.prompt)
+
+    def address_row_ends(self, slots: torch.LongTensor) -> torch.LongTensor:
+        """Indices [B, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""
+        return self._row_end_of[slots]
+
+    def write_next_at(self, index: torch.LongTensor) -> None:
+        """Let the next pass write what it is fed at `index` [B, T], and see everything."""
+        self._index, self._filled = index.repeat(self.groups, 1), self.size
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
+        """What transformers' attention calls: keep the keys and values [rows, heads, T, head_dim] of a layer, return those
+        that the pass may see."""
+        if layer_idx == len(self.keys):
+            shape = (*key_states.shape[:2], self.size, key_states.shape[3])
+            self.keys.append(key_states.new_zeros(shape))
+            self.values.append(value_states.new_zeros(shape))
+        index = self._index.to(key_states.device)
+        row = torch.arange(len(index), device=index.device)[:, None]
+        kept = self.keys[layer_idx], self.values[layer_idx]
+        for tensor, states in zip(kept, (key_states, value_states), strict=True):
+            tensor[row, :, index] = states.transpose(1, 2)
+        return tuple(tensor[:, :, : self._filled] for tensor in kept)
+
+    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
+        """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies nowhere."""
+        source, target = (
+            torch.cat([self.address(slots), self.address_row_ends(slots)], dim=1).repeat(self.groups, 1)
+            for slots in (source, target)
+        )
+        for tensor in (*self.keys, *self.values):
+            row = torch.arange(len(source), device=tensor.device)[:, None]
+            tensor[row, :, target.to(tensor.device)] = tensor[row, :, source.to(tensor.device)]
+
+
+def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The part of a head that makes the logits of `count` codes whose token ids begin at `first`. Only these rows of the weight
+    are multiplied, except where it is offloaded or packed by quantisation."""
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        weight = lm_head.weight
+        if weight.is_meta or not weight.is_floating_point():
+            return lm_head(hidden)[..., first : first + count]
+        return F.linear(hidden.to(weight.device), weight[first : first + count])
+
+    return head
+
+
+class LanguageTokenModel:
+    """A `TokenModel` (see `arimage.decoding.interface`): a decoder of transformers bound to the prompts of one call.
+
+    Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so the
+    unconditional rows may be shorter than the conditional ones: with the prompt's T tokens the code at position p of the image
+    stands at T + p, or at T + p + p // columns where rows are ended by a token.
+
+    A row end costs no pass: it is fed behind the code that completes a row, in the pass of that code, and the logits of the
+    next position are those after it. The last row's is never fed. On the CPU a pass is longer by the row ends in it; on an
+    accelerator, where counting them would wait for the device, by as many as there might be.
+
+    A code not known yet (token -1) is a zero vector; where it completes a row, the row end alone.
+
+    Args:
+        decoder: a base model such as `ChameleonModel`, `LlamaModel` or `Emu3TextModel`, called with `inputs_embeds`,
+            `position_ids`, a 4-D additive `attention_mask` and a cache: "sdpa" and "eager" attention. Its layers may lie on
+            several devices.
+        embed: from codes int64 [...] in 0 .. V - 1 to what the decoder is fed, [..., D].
+        head: from the decoder's last hidden states [..., D] to logits [..., V] of the image codes alone, see `code_head`.
+        grid: rows and columns of the image.
+        input_ids, inputs_embeds: the prompts, int64 [groups * B, P] or [groups * B, P, D], up to the last token before the
+            first code (size and begin-of-image tokens included): one of the two. The conditional rows of all images come
+            first, then, with two groups, the unconditional ones in the same order.
+        attention_mask: [groups * B, P], 0 for padding, which is never seen; None = no padding.
+        row_end: id of the token that ends a row; None where rows just follow each other.
+        codebook: the codes' vectors in the image tokenizer [V, D'], for `TokenModel.codebook`.
+        groups: 1, or 2 under guidance.
+        network: for `TokenModel.network`, the decoder by default.
+
+    Raises:
+        ValueError: if there is not exactly one kind of prompt, the rows are no `groups` of equal size, or a prompt is padded
+            on the right.
+    """
+
+    def __init__(
+        self,
+        decoder: PreTrainedModel,
+        *,
+        embed: Callable[[torch.LongTensor], torch.Tensor],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        grid: tuple[int, int],
+        input_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        row_end: int | None = None,
+        codebook: torch.Tensor | None = None,
+        groups: int = 1,
+        network: nn.Module | None = None,
+    ):
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("a prompt is either input_ids or inputs_embeds: give one of the two")
+        if inputs_embeds is None:
+            inputs_embeds = decoder.get_input_embeddings()(input_ids)
+        rows, length = inputs_embeds.shape[:2]
+        if groups not in (1, 2) or rows % groups:
+            raise ValueError(f"{rows} prompts are not {groups} groups: give one for each image, under guidance two")
+        if attention_mask is None:
+            attention_mask = torch.ones(rows, length, device=inputs_embeds.device)
+        self._mask = attention_mask.to(inputs_embeds.device).bool()
+        if not self._mask[:, -1].all():
+            raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
+        self._decoder, self._embed, self._head = decoder, embed, head
+        self._prompt, self._groups = inputs_embeds, groups
+        self._row_end = None
+        if row_end is not None:
+            token = torch.tensor(row_end, device=inputs_embeds.device)
+            self._row_end = decoder.get_input_embeddings()(token).to(inputs_embeds)
+        self.grid, self.num_tokens = grid, grid[0] * grid[1]
+        self.device = inputs_embeds.device
+        self.codebook = codebook
+        self.network = decoder if network is None else network
+        self.vocab_size = head(inputs_embeds[:1, 0]).shape[-1]
+
+    @torch.no_grad()
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
+        """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
+        rows, length = self._mask.shape
+        if rows != batch_size * self._groups:
+            raise ValueError(f"{batch_size} images of a model bound to {rows // self._groups} prompts")
+        cache = LanguageCache(self._mask, self.grid, scratch, self._groups, self._row_end is not None)
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        # Padding sees itself, so that no row of the mask is empty.
+        visible = (causal & self._mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
+        hidden = self._run(self._prompt, positions, visible, cache)
+        return cache, self._logits(hidden[:, -1])
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: LanguageCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        count, columns = tokens.shape[1], self.grid[1]
+        live = positions >= 0
+        ends = live & (positions % columns == columns - 1) & (positions < self.num_tokens - 1)
+        if self._row_end is None:
+            ends = torch.zeros_like(ends)
+        room = self._room_for_row_ends(ends, slots is not None)
+        slots = torch.where(live, positions if slots is None else slots, -1)
+        if visible is None:
+            visible = torch.arange(cache.slots, device=self.device) <= slots[..., None]
+        cache.row_ends.scatter_(1, slots % (cache.slots + 1), ends)
+
+        # The queries that row ends are fed behind, in order, then as many others as there is room for.
+        after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
+        ended = ends.gather(1, after)
+        end_slots = torch.where(ended, slots.gather(1, after), -1)
+        seen = visible.gather(1, after[..., None].expand(-1, -1, cache.slots))
+        of_codes = self._mask_of(cache, visible, slots, cache.owners != slots[..., None])
+        of_ends = self._mask_of(cache, seen, end_slots, ended[..., None])
+        # A code that is not known has nothing to say beside its row end.
+        unknown = ended & (tokens.gather(1, after) < 0)
+        own = torch.arange(cache.slots, device=self.device) == end_slots[..., None]
+        of_ends[..., : cache.slots] &= ~(own & unknown[..., None])
+        mask = torch.cat([of_codes, of_ends], dim=1).repeat(self._groups, 1, 1)
+        prompt = self._mask[:, None].expand(-1, mask.shape[1], -1)
+
+        at = positions.clamp(min=0)
+        if self._row_end is not None:
+            at = at + at // columns
+        at = torch.cat([at, at.gather(1, after) + 1], dim=1).repeat(self._groups, 1) + self._mask.sum(1, keepdim=True)
+        cache.write_next_at(torch.cat([cache.address(slots), cache.address_row_ends(end_slots)], dim=1))
+        embedded = self._embed(tokens.clamp(min=0)).to(self._prompt).masked_fill((tokens < 0)[..., None], 0)
+        if self._row_end is not None:
+            embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)
+        hidden = self._run(embedded.repeat(self._groups, 1, 1), at, torch.cat([prompt, mask], dim=2), cache)
+        rank = count + ends.long().cumsum(1) - 1
+        last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
+        return self._logits(hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2])))
+
+    def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
+        if self._row_end is None:
+            return 0
+        if ends.device.type == "cpu":
+            return int(ends.sum(1).max())
+        # Queries that go to the slots of their positions are of different positions.
+        return ends.shape[1] if given_slots else min(ends.shape[1], self.grid[0] - 1)
+
+    def _mask_of(self, cache, visible, slots, sees_row_end) -> torch.BoolTensor:
+        """What queries at `slots` [B, Q] see behind the prompt: `visible` [B, Q, S], the row ends of the codes among these where
+        `sees_row_end` [B, Q, E] agrees, and where they are padding the slot they are thrown into."""
+        row_ends = visible[..., cache.owners] & cache.row_ends[:, None, cache.owners] & sees_row_end
+        return torch.cat([visible, row_ends, (slots < 0)[..., None]], dim=2)
+
+    def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
+        mask = torch.zeros(visible.shape, dtype=embedded.dtype, device=self.device)
+        mask = mask.masked_fill(~visible, torch.finfo(embedded.dtype).min)[:, None]
+        return self._decoder(
+            inputs_embeds=embedded, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+
+    def _logits(self, hidden: torch.Tensor) -> torch.FloatTensor:
+        return self._head(hidden).to(self.device).float().unflatten(0, (self._groups, -1))
