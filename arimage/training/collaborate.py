@@ -26,7 +26,8 @@ def train_collaborate(
 ) -> VARPipeline:
     """Fine-tune each transformer of `pipe` for the scales that it draws, as in CoDe (https://arxiv.org/abs/2411.17787): the
     large one for the first `drafter_scales`, the refiner for those after them, there with the law of the large one as it
-    was as its teacher. Returns `pipe` with the averaged weights and the decoding set to these scales.
+    was as its teacher. Returns `pipe` with the averaged weights and the decoding set to these scales: what the two knew of
+    the others they may forget.
 
     The settings' `scale_shares` and `first_scale` follow from `drafter_scales`. `out`/drafter and `out`/refiner keep
     checkpoints, logs, curves and samples; a second call with the same pipe continues an interrupted run.

@@ -84,7 +84,7 @@ class VARTransformerTask(nn.Module):
         self, captions: list[str], codes: list[torch.LongTensor], unconditional: torch.BoolTensor, noise: list
     ) -> list[torch.Tensor]:
         """The mean loss of every scale of `codes`, the first ones of all; `noise` are the codes that the inputs are made
-        from."""
+        from. In evaluation mode it is the cross-entropy, with or without a teacher."""
         (pipe, teacher), settings = self._frozen, self.settings
         device = self.network.device
         text = pipe.tokenizer(
@@ -104,7 +104,7 @@ class VARTransformerTask(nn.Module):
             inputs = pipe.vq.inputs(noise)[:, : targets.shape[1] - 1]
         logits = self.network.predict(inputs, **condition)
         losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        if teacher is not None:
+        if teacher is not None and self.training:
             with torch.no_grad():
                 law = teacher.predict(inputs, **condition).log_softmax(-1)
             divergences = F.kl_div(logits.log_softmax(-1), law, reduction="none", log_target=True).sum(-1)

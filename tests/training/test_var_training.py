@@ -201,6 +201,8 @@ def test_who_equals_its_teacher_learns_nothing_from_it():
     alone, taught = (float(task_of(pipe, teacher).loss(0)[0].detach()) for teacher in (None, pipe.transformer))
     other, half = (float(task_of(pipe, pipe.refiner, law_weight=weight).loss(0)[0].detach()) for weight in (1.0, 0.5))
     assert taught == pytest.approx(alone, rel=1e-5)
+    task = task_of(pipe, pipe.refiner).eval()
+    assert float(task.loss(0)[0].detach()) == pytest.approx(alone, rel=1e-5)
     assert other > alone + 0.1 and half == pytest.approx((alone + other) / 2, rel=1e-5)
 
 
