@@ -2,6 +2,7 @@
 holds, and writing the result as a whole or not at all."""
 
 import argparse
+import json
 import pickle
 import re
 import shutil
@@ -56,6 +57,27 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
                 f"tensors lie at its top or under {', '.join(wrappings)}"
             )
     return dict(loaded)
+
+
+def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an index; see
+    `load_original`.
+
+    Raises:
+        CheckpointError: if there are none, or a file cannot be read.
+    """
+    folder = Path(folder)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return load_original(folder / name, ())
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            return {key: value for file in files for key, value in load_original(folder / file, ()).items()}
+    raise CheckpointError(
+        f"{folder} has neither model.safetensors nor pytorch_model.bin nor an index of several: give the folder of a "
+        "complete checkpoint"
+    )
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -134,8 +156,8 @@ def fill(
     ignored: str,
     source: str | Path,
 ) -> Model:
-    """Put the tensors of `state` into `model`, made on the meta device, without copying those that have the `dtype`
-    already, and return it in evaluation mode.
+    """Put the tensors of `state` into `model`, made on the meta device, floating ones in `dtype` and without copying those
+    that have it already, and return it in evaluation mode.
 
     Args:
         original_name: from a name in `model` to its name in `state`.
@@ -158,10 +180,12 @@ def fill(
             raise CheckpointError(
                 f"{source} has {key!r}, unknown to {type(model).__name__}: give the file of an unaltered model"
             )
-    # Safetensors saves nothing else than contiguous tensors.
-    model.load_state_dict(
-        {name: state[key].to(dtype).contiguous() for key, (name, _) in expected.items()}, assign=True
-    )
+    tensors = {}
+    for key, (name, _) in expected.items():
+        tensor = state[key].to(dtype) if state[key].is_floating_point() else state[key]
+        # Safetensors saves nothing else than contiguous tensors.
+        tensors[name] = tensor.contiguous()
+    model.load_state_dict(tensors, assign=True)
     return model.eval()
 
 

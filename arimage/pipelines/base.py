@@ -113,13 +113,13 @@ class ARImagePipeline(DiffusionPipeline):
         self,
         height: int | None,
         width: int | None,
-        trained_size: int,
+        trained_size: int | None,
         output_type: str,
         callback_on_step_end_tensor_inputs: list[str],
         num_images_per_prompt: int,
     ) -> None:
-        """Refuse what no pipeline can do, before any work."""
-        if (height or trained_size) != trained_size or (width or trained_size) != trained_size:
+        """Refuse what no pipeline can do, before any work; `trained_size` is None where several sizes are drawn."""
+        if trained_size and {height or trained_size, width or trained_size} != {trained_size}:
             raise ValueError(
                 f"height and width are {height} and {width}: this checkpoint draws {trained_size}x{trained_size} pixels "
                 "only, leave them out"
@@ -138,27 +138,29 @@ class ARImagePipeline(DiffusionPipeline):
         self,
         image: PipelineImageInput | None,
         mask_image: PipelineImageInput | None,
-        size: int,
+        size: int | tuple[int, int],
         count: int,
         num_images_per_prompt: int,
     ) -> tuple[torch.Tensor, torch.BoolTensor]:
-        """A picture to change for each image of a call with `count` prompts or classes.
+        """A picture to change for each image of a call with `count` prompts or classes, resized to `size`, the side of a
+        square or (height, width).
 
         Returns:
-            float32 [B, 3, size, size] in [-1, 1], and where it is drawn anew, bool [B, 1, size, size].
+            float32 [B, 3, H, W] in [-1, 1], and where it is drawn anew, bool [B, 1, H, W].
 
         Raises:
             ValueError: if one of the two is missing, or they are not pictures, one for all prompts or one a prompt.
         """
         if image is None or mask_image is None:
             raise ValueError("image and mask_image belong together: give both, or neither")
+        height, width = (size, size) if isinstance(size, int) else size
         if isinstance(mask_image, np.ndarray | torch.Tensor):
             # A mask may be boolean.
             mask_image = mask_image * 1.0
         masks = VaeImageProcessor(
             vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True
-        ).preprocess(mask_image, size, size)
-        pixels = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=True).preprocess(image, size, size)
+        ).preprocess(mask_image, height, width)
+        pixels = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=True).preprocess(image, height, width)
         if not pixels.is_floating_point() or pixels.abs().max() > 1:
             raise ValueError("image has values outside [0, 1]: give PIL images, or arrays of floats from 0 to 1")
         for name, values, channels in (("image", pixels, 3), ("mask_image", masks, 1)):
