@@ -1,0 +1,255 @@
+"""From the published files of Emu3 (https://github.com/baaivision/Emu3), the authors' or those for transformers, to an
+`Emu3Pipeline`."""
+
+import base64
+import binascii
+import json
+import re
+from pathlib import Path
+
+import torch
+from tokenizers import normalizers
+from transformers import (
+    AutoTokenizer,
+    Emu3Config,
+    Emu3ForCausalLM,
+    Emu3ForConditionalGeneration,
+    Emu3TextConfig,
+    Emu3VQVAE,
+    Emu3VQVAEConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from ..pipelines.pipeline_emu3 import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, Emu3Pipeline
+from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole
+
+
+EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
+# What the language model's original config.json has in common with transformers'.
+TEXT_SETTINGS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+)
+# The settings of the original image tokenizer, and of transformers'.
+TOKENIZER_SETTINGS = {
+    "codebook_size": "codebook_size",
+    "embed_dim": "embed_dim",
+    "z_channels": "latent_channels",
+    "double_z": "double_latent",
+    "in_channels": "in_channels",
+    "out_channels": "out_channels",
+    "temporal_downsample_factor": "temporal_downsample_factor",
+    "ch": "base_channels",
+    "ch_mult": "channel_multiplier",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+}
+# transformers' names and the original's, replaced from top to bottom.
+TOKENIZER_NAMES = (
+    (".down_block.", "."),
+    (".up_block.", "."),
+    (".middle_block.attn_norm.", ".mid.attn_1.norm."),
+    (".middle_block.", ".mid."),
+    (".q_proj.", ".q."),
+    (".k_proj.", ".k."),
+    (".v_proj.", ".v."),
+    (".out_proj.", ".proj_out."),
+)
+# The authors' special tokens in order, before those of images; transformers calls the first spare one "<image>".
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", *(f"<|extra_{i}|>" for i in range(1, 205)))
+
+
+def emu3_vq_from_original(
+    state: dict[str, torch.Tensor], config: dict, *, source: str | Path = "the image tokenizer's file"
+) -> Emu3VQVAE:
+    """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        config: the original's config.json.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.
+    """
+    missing = TOKENIZER_SETTINGS.keys() - config.keys()
+    if missing:
+        raise CheckpointError(f"config.json beside {source} has no {min(missing)!r}: give an unaltered folder")
+    settings = {theirs: config[original] for original, theirs in TOKENIZER_SETTINGS.items()}
+    # Attention is that of the deepest level.
+    settings["hidden_size"] = config["ch"] * config["ch_mult"][-1]
+    with torch.device("meta"):
+        vq = Emu3VQVAE(Emu3VQVAEConfig(**settings))
+    # The 1x1 convolutions of attention are linear layers in transformers.
+    state = {
+        key: tensor.flatten(1) if re.search(r"\.attn.*\.(q|k|v|proj_out)\.weight", key) else tensor
+        for key, tensor in state.items()
+    }
+    return fill(vq, state, _original_name, dtype=torch.float32, ignored="", source=source)
+
+
+def _original_name(name: str) -> str:
+    for theirs, original in TOKENIZER_NAMES:
+        name = name.replace(theirs, original)
+    return re.sub(r"\.attn_norms\.(\d+)\.", r".attn.\1.norm.", name)
+
+
+def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
+    """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged.
+    """
+    folder = Path(folder)
+    converter = TikTokenConverter(
+        folder / "emu3.tiktoken",
+        pattern=PRETOKENIZE_REGEX,
+        extra_special_tokens=[*SPECIAL_TOKENS, *_lines(folder / "emu3_vision_tokens.txt")],
+    )
+    # transformers' own needs the package tiktoken to read a table.
+    converter.load_tiktoken_bpe = _read_ranks
+    tokenizer = converter.converted()
+    tokenizer.normalizer = normalizers.NFC()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN_OF_TEXT,
+        eos_token="<|extra_204|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        # What transformers' Emu3Processor asks for.
+        extra_special_tokens={
+            "image_token": "<image>",
+            "boi_token": BEGIN_OF_IMAGE,
+            "eoi_token": "<|image end|>",
+            "image_wrapper_token": BEGIN_OF_CODES,
+            "eof_token": "<|extra_201|>",
+        },
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file: give a folder with the authors' text tokenizer")
+    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    try:
+        pairs = (line.split() for line in _lines(path))
+        return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is no table of tokens in base64 and ranks: download it again") from error
+
+
+def convert_emu3(
+    folder: str | Path,
+    *,
+    vision_tokenizer: str | Path | None = None,
+    image_area: int | None = None,
+    out: str | Path | None = None,
+) -> Emu3Pipeline:
+    """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the files.
+
+    Args:
+        folder: of Emu3-Gen or Emu3-Stage1, as the authors published it or as it is published for transformers; which of
+            the two, its config.json tells. The latter may be without text tokenizer: the pipeline then takes `input_ids`.
+        vision_tokenizer: the authors' Emu3-VisionTokenizer, asked for with the authors' layout.
+        image_area: pixels of an image that the model was trained for, by default what the authors' config.json says, and
+            720 * 720 where it does not.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a folder cannot be read, does not fit the other, or `out` is taken.
+    """
+    if out is not None:
+        check_vacant(out)
+    folder = Path(folder)
+    config = _config(folder)
+    if config.get("model_type") == "emu3":
+        if vision_tokenizer is not None:
+            raise CheckpointError(f"{folder} holds its image tokenizer already: leave out {vision_tokenizer}")
+        model = _load(Emu3ForConditionalGeneration, folder)
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
+    elif config.get("model_type") == "Emu3":
+        if vision_tokenizer is None:
+            raise CheckpointError(
+                f"{folder} is of the authors' layout, without its image tokenizer: give the folder of "
+                "Emu3-VisionTokenizer as --vision-tokenizer (vision_tokenizer=)"
+            )
+        tokenizer = emu3_tokenizer_from_original(folder)
+        model = _assemble(folder, config, Path(vision_tokenizer), tokenizer)
+    else:
+        raise CheckpointError(
+            f"config.json of {folder} names the model type {config.get('model_type')!r} where 'emu3' or 'Emu3' was "
+            "expected: give the folder of Emu3-Gen or Emu3-Stage1"
+        )
+    try:
+        area = image_area or config.get("image_area", 720 * 720)
+        pipeline = Emu3Pipeline(model=model, tokenizer=tokenizer, image_area=area)
+    except ValueError as error:
+        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    pipeline.generation_config.update(EMU3_SAMPLING)
+    if out is not None:
+        save_whole(pipeline.save_pretrained, out)
+    return pipeline
+
+
+def _assemble(
+    folder: Path, config: dict, vision_tokenizer: Path, tokenizer: PreTrainedTokenizerFast
+) -> Emu3ForConditionalGeneration:
+    file = vision_tokenizer / "model.safetensors"
+    vq = emu3_vq_from_original(load_original(file), _config(vision_tokenizer), source=file)
+    text_config = Emu3TextConfig(**{name: config[name] for name in TEXT_SETTINGS if name in config})
+    language = _load(Emu3ForCausalLM, folder, config=text_config)
+    whole = Emu3Config(
+        text_config=text_config.to_dict(), vq_config=vq.config.to_dict(), vocabulary_map=tokenizer.get_vocab()
+    )
+    with torch.device("meta"):
+        model = Emu3ForConditionalGeneration(whole)
+    model.model.text_model, model.lm_head, model.model.vqmodel = language.model, language.lm_head, vq
+    model.config.dtype = language.dtype
+    return model.eval()
+
+
+def _load(kind: type[PreTrainedModel], folder: Path, **options) -> PreTrainedModel:
+    try:
+        model, found = kind.from_pretrained(
+            folder, local_files_only=True, dtype="auto", output_loading_info=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be loaded ({str(error).splitlines()[0]}): give a whole folder"
+        ) from error
+    for what in ("missing_keys", "unexpected_keys"):
+        if found[what]:
+            raise CheckpointError(
+                f"{folder} has {what.replace('_', ' ')} like {min(found[what])!r}: give an unaltered folder"
+            )
+    return model
+
+
+def _config(folder: Path) -> dict:
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): give the folder of a checkpoint") from error
