@@ -15,6 +15,7 @@ _EXPORTS = {
     "ExactAcceptance": "decoding",
     "GroupAcceptance": "decoding",
     "ImagePipelineOutput": "pipelines.output",
+    "JanusPipeline": "pipelines.pipeline_janus",
     "LazyJacobiDecoding": "decoding",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .models.transformer_var import VARTransformer
     from .pipelines.auto import AutoPipeline
     from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel

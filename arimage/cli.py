@@ -121,13 +121,14 @@ def generate(
     from .decoding import decoding_from_name
     from .eval.bench import parse_decoding
     from .eval.trace import Trace, animate, draw_acceptance_map
+    from .pipelines.pipeline_var import VARPipeline
 
     method = None
     if decoding is not None:
         name, settings = parse_decoding(decoding)
         method = decoding_from_name(name, **settings)
     pipe = _load(model, device)
-    if acceptance_map is not None and hasattr(pipe.vq.config, "scales"):
+    if acceptance_map is not None and isinstance(pipe, VARPipeline):
         raise ValueError(
             "--acceptance-map has nothing to show where a pass decides a whole scale: leave it out, or --trace"
         )
@@ -350,6 +351,22 @@ def convert_var_command(
     from .convert import convert_var
 
     convert_var(transformer, tokenizer, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("janus")
+def convert_janus_command(
+    folder: Annotated[Path, typer.Argument(help="As published by deepseek-ai or deepseek-community.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    template: Annotated[
+        str | None,
+        typer.Option(help="How prompts are written: janus for Janus-1.3B, janus-pro; by default as the folder says."),
+    ] = None,
+) -> None:
+    """Convert a published Janus or Janus-Pro."""
+    from .convert import convert_janus
+
+    convert_janus(folder, template=template, out=out)
     typer.echo(out)
 
 

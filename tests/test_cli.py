@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import tiny_janus
 import torch
 from PIL import Image
 
@@ -115,6 +116,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
         (["decodings"], "known by name"),
         (["convert", "llamagen"], "--image-size"),
         (["convert", "var"], "--tokenizer"),
+        (["convert", "janus"], "--template"),
         (["train", "tokenizer"], "--recipe"),
         (["train", "transformer"], "--heldout"),
         (["train", "all"], "--data"),
@@ -300,6 +302,18 @@ def test_converted_files_of_var_draw_pictures(run, tmp_path):
     picture = tmp_path / "drawn.png"
     code, _, err = run("generate", "--class-label", "3", "--model", str(tmp_path / "made"), "--out", str(picture))
     assert code == 0 and "4 forward passes" in err and pixels(picture).shape == (16, 16, 3)
+
+
+def test_a_converted_janus_draws_pictures_that_can_be_traced(run, tmp_path):
+    folder = tiny_janus.write_original(tmp_path / "published")
+    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    code, out, _ = run("convert", "janus", str(folder), "--template", "janus", "--out", str(made))
+    assert code == 0 and out.strip() == str(made)
+    options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
+    options += ["--model", str(made), "--decoding", "sjd-coupled", "--out", str(picture)]
+    code, _, err = run("generate", "a red heart", *options)
+    assert code == 0 and "forward passes" in err and pixels(picture).shape == (64, 64, 3)
+    assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 
 def test_an_unknown_option_is_a_usage_error(run):

@@ -6,19 +6,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointError
+    from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .published import PUBLISHED, PublishedCheckpoint, load_published
     from .var import convert_var
 
 _MODULES = {
     "CheckpointError": ".checkpoint",
+    "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_var": ".var",
     "PUBLISHED": ".published",
     "PublishedCheckpoint": ".published",
     "load_published": ".published",
 }
-__all__ = ["PUBLISHED", "CheckpointError", "PublishedCheckpoint", "convert_llamagen", "convert_var", "load_published"]
+__all__ = [
+    "PUBLISHED",
+    "CheckpointError",
+    "PublishedCheckpoint",
+    "convert_janus",
+    "convert_llamagen",
+    "convert_var",
+    "load_published",
+]
 
 
 # The table of published checkpoints is listed by the console script, which must not wait for torch and diffusers.

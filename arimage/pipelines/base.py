@@ -100,7 +100,7 @@ class ARImagePipeline(DiffusionPipeline):
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         return snapshot_download(
             pretrained_model_name,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
 

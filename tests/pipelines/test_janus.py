@@ -1,0 +1,294 @@
+"""Janus draws, by every decoding, what its authors' code draws on the same weights, and answers as transformers does."""
+
+import numpy as np
+import pytest
+import tiny_janus
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from arimage import AutoPipeline, JanusPipeline, decoding_from_name, decoding_names
+from arimage.convert import convert_janus
+from arimage.decoding import AutoregressiveDecoding, Sampling, decode
+
+
+PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
+SIZE, CELL = 64, 16
+# Drafting by a tree of codes needs a drafter, which nobody trained for this model.
+DECODINGS = [name for name in decoding_names(scales=False) if not name.startswith("eagle")]
+EXACT = [name for name in DECODINGS if decoding_from_name(name).exact]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory):
+    pipe = convert_janus(tiny_janus.write_original(tmp_path_factory.mktemp("published") / "janus"))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return load_file(tiny_janus.FOLDER / "expected.safetensors")
+
+
+@pytest.fixture(scope="module")
+def given(expected):
+    return {name: expected[name] for name in ("input_ids", "attention_mask")}
+
+
+# What the authors' code gave
+
+
+@pytest.mark.parametrize("decoding", EXACT)
+def test_greedy_codes_of_every_exact_decoding_are_the_original_ones(pipe, given, expected, decoding):
+    out = pipe(**given, top_k=1, decoding=decoding, output_type="latent")
+    assert torch.equal(out.tokens.flatten(1), expected["generated_image_tokens"])
+    assert out.images.shape == (2, 4, 4) and out.stats.exact
+
+
+@pytest.mark.parametrize("prompt", [0, 1])
+def test_a_prompt_without_padding_gives_the_same_codes(pipe, expected, prompt):
+    ids = expected[f"prompt_ids_{prompt}"][None]
+    tokens = pipe(input_ids=ids, top_k=1, output_type="latent").tokens.flatten(1)
+    assert torch.equal(tokens[0], expected["generated_image_tokens"][prompt])
+
+
+def test_logits_are_those_of_the_original_with_and_without_the_prompt(pipe, given, expected):
+    model = pipe.bind(**given)
+    cache, first = model.prefill(2)
+    codes = expected["generated_image_tokens"][:, :-1]
+    rest = model.forward(codes, torch.arange(15).expand(2, -1), cache)
+    logits = torch.cat([first[:, :, None], rest], dim=2)
+    for group, name in enumerate(("cond", "uncond")):
+        theirs = torch.stack([expected[f"{name}_logits_{prompt}"] for prompt in range(2)])
+        torch.testing.assert_close(logits[group], theirs, atol=1e-4, rtol=0)
+    guided = logits[1] + expected["guidance_scale"] * (logits[0] - logits[1])
+    theirs = torch.stack([expected[f"guided_logits_{prompt}"] for prompt in range(2)])
+    torch.testing.assert_close(guided, theirs, atol=2e-4, rtol=0)
+
+
+def test_pixels_are_those_of_the_original_cut_off_to_bytes(pipe, given, expected):
+    theirs = expected["decoded_pixels_bhwc"]
+    out = {kind: pipe(**given, top_k=1, output_type=kind).images for kind in ("pt", "np", "pil")}
+    np.testing.assert_allclose(out["np"], (theirs / 2 + 0.5).clamp(0, 1), atol=1e-5)
+    torch.testing.assert_close(out["pt"].permute(0, 2, 3, 1), (theirs / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
+    ours = np.stack([np.asarray(picture) for picture in out["pil"]])
+    levels = np.clip((theirs.numpy() + 1) / 2 * 255, 0, 255)
+    # A level that is nearly whole may fall to either side.
+    sure = abs(levels - levels.round()) > 1e-3
+    assert np.array_equal(ours[sure], levels.astype(np.uint8)[sure]) and sure.mean() > 0.9
+    assert not np.array_equal(ours, levels.round().astype(np.uint8))
+
+
+def test_pictures_are_encoded_as_in_the_original_not_as_in_transformers(pipe, expected):
+    with torch.no_grad():
+        codes = pipe.encode_image(expected["encode_pixel_values"])
+    assert codes.shape == (1, 4, 4)
+    assert torch.equal(codes.flatten(1), expected["encode_image_tokens_original_l2"])
+    assert not torch.equal(codes.flatten(1), expected["encode_image_tokens_hf"])
+
+
+# What transformers gives
+
+
+def test_prompts_give_what_transformers_generates(pipe):
+    ours = pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1)
+    texts = [f"<|User|>: {prompt}\n\n<|Assistant|>:" for prompt in PROMPTS]
+    inputs = pipe.processor(
+        text=texts, generation_mode="image", padding=True, padding_side="left", return_tensors="pt"
+    )
+    theirs = pipe.model.generate(**inputs, generation_mode="image", do_sample=False, guidance_scale=5.0)
+    assert torch.equal(ours, theirs)
+    assert len(set(map(tuple, ours.tolist()))) == 3
+
+
+@pytest.mark.parametrize("guidance_scale", [0.0, 1.0])
+def test_without_guidance_codes_are_the_greatest_logits_under_the_prompt_alone(pipe, expected, guidance_scale):
+    ids = expected["prompt_ids_1"][None]
+    tokens = pipe(input_ids=ids, top_k=1, guidance_scale=guidance_scale, output_type="latent").tokens.flatten(1)
+    parts = pipe.model.model
+    with torch.no_grad():
+        codes = pipe.model.prepare_embeddings_for_image_generation(tokens[:, :-1])
+        embeds = torch.cat([parts.language_model.get_input_embeddings()(ids), codes], dim=1)
+        hidden = parts.language_model(inputs_embeds=embeds).last_hidden_state[:, ids.shape[1] - 1 :]
+        assert torch.equal(parts.generation_head(hidden).argmax(-1), tokens)
+    assert pipe.bind(input_ids=ids, guidance_scale=guidance_scale).prefill(1)[1].shape == (1, 1, 256)
+
+
+SYSTEM = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user provides, "
+    "and assist the user with a variety of tasks using natural language.\n\n"
+)
+
+
+def answer(pipe, image, question, **options):
+    """What transformers generates after the authors' prompt for a question."""
+    shown = f"{tiny_janus.BOI}{tiny_janus.IMAGE * 16}{tiny_janus.EOI}"
+    text = f"{tiny_janus.BOS}{SYSTEM}<|User|>: {shown}\n{question}\n\n<|Assistant|>:"
+    ids = torch.tensor([tiny_janus.characters().encode(text).ids])
+    pixels = pipe.processor.image_processor(image, return_tensors="pt").pixel_values
+    made = pipe.model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, do_sample=False, **options
+    )
+    return pipe.processor.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_questions_are_answered_as_by_transformers(pipe):
+    noise = np.random.default_rng(0).integers(0, 256, (2, 50, 30, 3), dtype=np.uint8)
+    images, questions, options = (
+        [Image.fromarray(each) for each in noise],
+        ["what is it?", "why"],
+        {"max_new_tokens": 6},
+    )
+    of_first = [answer(pipe, images[0], question, **options) for question in questions]
+    assert len(set(of_first)) == 2
+    assert pipe.understand(images[0], questions, **options) == of_first
+    assert pipe.understand(images[0], questions[1], **options) == of_first[1:]
+    of_both = [of_first[0], answer(pipe, images[1], questions[0], **options)]
+    assert pipe.understand(images, questions[0], **options) == of_both
+    assert pipe.understand(images, questions, **options)[0] == of_first[0]
+    with pytest.raises(ValueError, match="2 images and 3 questions: give as many, or one for all"):
+        pipe.understand(images, ["what?"] * 3)
+
+
+@torch.no_grad()
+def test_answers_see_the_picture(pipe):
+    asked = []
+    hook = pipe.model.register_forward_hook(lambda model, inputs, output: asked.append(output.logits[:, -1]))
+    pipe.understand([Image.new("RGB", (64, 64), colour) for colour in ("red", "green")], "what?", max_new_tokens=1)
+    hook.remove()
+    assert not torch.allclose(asked[0][0], asked[0][1], atol=1e-3)
+
+
+# What every pipeline keeps
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd", "sjd-coupled", "sjd-tree"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 5.0])
+def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
+    options = {"decoding": decoding, "guidance_scale": guidance_scale, "temperature": 2.0, "output_type": "latent"}
+    batch = pipe(PROMPTS, generator=[seeded(i) for i in range(3)], **options).tokens
+    for i, prompt in enumerate(PROMPTS):
+        assert torch.equal(batch[i : i + 1], pipe(prompt, generator=seeded(i), **options).tokens)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_every_decoding_draws(pipe, decoding):
+    out = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(0), output_type="latent")
+    assert out.tokens.min() >= 0 and out.tokens.max() < 256
+    other = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(1), output_type="latent")
+    assert not torch.equal(out.tokens, other.tokens)
+
+
+def test_several_images_of_a_prompt_differ_and_do_not_mix_with_others(pipe):
+    options = {"num_images_per_prompt": 2, "temperature": 5.0, "output_type": "latent"}
+    batch = pipe(PROMPTS, generator=[seeded(i) for i in range(6)], **options).tokens
+    again = pipe(PROMPTS[1], generator=[seeded(2), seeded(3)], **options).tokens
+    assert torch.equal(batch[2:4], again) and not torch.equal(again[0], again[1])
+
+
+def test_a_saved_pipeline_draws_and_answers_the_same(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "pipe")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
+    loaded.set_progress_bar_config(disable=True)
+    assert type(loaded) is JanusPipeline and loaded.generation_config["guidance_scale"] == 5
+    before, after = (each(PROMPTS, generator=seeded(3), output_type="pt") for each in (pipe, loaded))
+    assert torch.equal(before.tokens, after.tokens) and torch.equal(before.images, after.images)
+    question = (Image.new("RGB", (64, 64), "blue"), "what is it?")
+    assert loaded.understand(*question, max_new_tokens=4) == pipe.understand(*question, max_new_tokens=4)
+
+
+def test_a_bound_model_decodes_without_the_pipeline(pipe):
+    state = decode(
+        pipe.bind(PROMPTS), AutoregressiveDecoding(), Sampling(guidance_scale=5.0, top_k=1), torch.arange(3)
+    )
+    assert torch.equal(state.tokens, pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1))
+
+
+def test_half_precision_draws_and_answers(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "pipe")
+    half = JanusPipeline.from_pretrained(tmp_path / "pipe", dtype=torch.bfloat16)
+    half.set_progress_bar_config(disable=True)
+    for decoding in ("ar", "sjd-coupled", "lantern"):
+        images = half(PROMPTS, decoding=decoding, generator=seeded(0), output_type="pt").images
+        assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
+    assert len(half.understand(Image.new("RGB", (64, 64)), ["what?", "why is it so?"], max_new_tokens=3)) == 2
+
+
+def test_drafts_of_a_pass_can_be_drawn(pipe):
+    shown = []
+
+    def show(pipe, step, passes, tensors):
+        shown.append(pipe.draw_codes(tensors["tokens"], tensors["decided"]))
+
+    names = ["tokens", "decided"]
+    out = pipe(PROMPTS[0], output_type="pt", callback_on_step_end=show, callback_on_step_end_tensor_inputs=names)
+    assert len(shown) == out.stats.forward_passes
+    torch.testing.assert_close((shown[-1] / 2 + 0.5).clamp(0, 1), out.images)
+
+
+# Editing
+
+
+def pictures(count):
+    return torch.randint(256, (count, 3, SIZE, SIZE), generator=seeded(0)) / 255
+
+
+MASK = torch.zeros(SIZE, SIZE)
+MASK[0, CELL] = MASK[2 * CELL + 3, 3 * CELL] = 1
+DRAWN = torch.zeros(4, 4, dtype=torch.bool)
+DRAWN[0, 1] = DRAWN[2, 3] = True
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "zipar"])
+def test_codes_and_pixels_outside_the_mask_are_those_of_the_picture(pipe, decoding):
+    image = pictures(2)
+    with torch.no_grad():
+        codes = pipe.encode_image(image * 2 - 1)
+    options = {"image": image, "mask_image": MASK, "decoding": decoding, "temperature": 3.0}
+    out = pipe(PROMPTS[:2], **options, generator=seeded(0))
+    assert torch.equal(out.tokens[:, ~DRAWN], codes[:, ~DRAWN])
+    others = pipe(PROMPTS[:2], **options, generator=seeded(1), output_type="latent").tokens
+    assert not torch.equal(out.tokens[:, DRAWN], others[:, DRAWN])
+    for picture, before in zip(out.images, image, strict=True):
+        after = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        assert torch.equal(after[:, MASK == 0], (before * 255).round().byte()[:, MASK == 0])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({}, "give either a prompt or input_ids"),
+        ({"prompt": "x", "input_ids": torch.tensor([[150, 153]])}, "give either a prompt or input_ids"),
+        ({"prompt": []}, r"prompt is \[\]: give a string or a list"),
+        ({"input_ids": torch.tensor([[150, 7]])}, r"input_ids must be token ids \[B, P\] that end in 153"),
+        ({"input_ids": torch.tensor([150, 153])}, r"input_ids must be token ids \[B, P\]"),
+        (
+            {"input_ids": torch.tensor([[150, 153]]), "attention_mask": torch.ones(1, 3)},
+            r"attention_mask is \(1, 3\): give one of \(1, 2\)",
+        ),
+        (
+            {"input_ids": torch.tensor([[150, 7, 153]]), "attention_mask": torch.tensor([[1, 0, 1]])},
+            "must be zeros and then ones: pad on the left",
+        ),
+        ({"prompt": "x", "height": 32}, "this checkpoint draws 64x64 pixels only"),
+        ({"prompt": "x", "decoding": "eagle"}, "drafter"),
+    ],
+)
+def test_calls_that_cannot_be_drawn_are_refused(pipe, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        pipe(**change)
+
+
+def test_a_model_that_names_no_begin_of_image_is_refused(pipe):
+    model = convert_janus(tiny_janus.FOLDER).model
+    model.generation_config.generation_kwargs = {}
+    with pytest.raises(ValueError, match="no boi_token_id in its generation_kwargs: put the id"):
+        JanusPipeline(model)
