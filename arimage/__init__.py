@@ -12,6 +12,7 @@ _EXPORTS = {
     "CollaborativeDecoding": "decoding",
     "DecodingStats": "pipelines.output",
     "DraftTreeDecoding": "decoding",
+    "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
     "GroupAcceptance": "decoding",
     "ImagePipelineOutput": "pipelines.output",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .models.transformer_var import VARTransformer
     from .pipelines.auto import AutoPipeline
     from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
     from .pipelines.pipeline_var import VARPipeline

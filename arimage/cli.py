@@ -370,6 +370,24 @@ def convert_janus_command(
     typer.echo(out)
 
 
+@convert_app.command("emu3")
+def convert_emu3_command(
+    folder: Annotated[Path, typer.Argument(help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    vision_tokenizer: Annotated[
+        Path | None, typer.Option(help="BAAI's folder Emu3-VisionTokenizer, which goes with BAAI's other folders.")
+    ] = None,
+    image_area: Annotated[
+        int | None, typer.Option(help="Pixels of a trained image, where it is not in the folder: 262144 for Stage1.")
+    ] = None,
+) -> None:
+    """Convert a published Emu3-Gen or Emu3-Stage1."""
+    from .convert import convert_emu3
+
+    convert_emu3(folder, vision_tokenizer=vision_tokenizer, image_area=image_area, out=out)
+    typer.echo(out)
+
+
 Recipe = Annotated[str, typer.Option(help="A packaged model's name or a TOML file.")]
 Train = Annotated[Path, typer.Option("--data", help="The training set, a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="The held-out set, a parquet file.")]

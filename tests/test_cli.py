@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import tiny_emu3
 import tiny_janus
 import torch
 from PIL import Image
@@ -117,6 +118,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
         (["convert", "llamagen"], "--image-size"),
         (["convert", "var"], "--tokenizer"),
         (["convert", "janus"], "--template"),
+        (["convert", "emu3"], "--vision-tokenizer"),
         (["train", "tokenizer"], "--recipe"),
         (["train", "transformer"], "--heldout"),
         (["train", "all"], "--data"),
@@ -313,6 +315,20 @@ def test_a_converted_janus_draws_pictures_that_can_be_traced(run, tmp_path):
     options += ["--model", str(made), "--decoding", "sjd-coupled", "--out", str(picture)]
     code, _, err = run("generate", "a red heart", *options)
     assert code == 0 and "forward passes" in err and pixels(picture).shape == (64, 64, 3)
+    assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
+
+
+def test_a_converted_emu3_draws_pictures_that_can_be_traced(run, tmp_path):
+    folder = tiny_emu3.write_original(tmp_path / "published", image_area=32 * 32)
+    vision_tokenizer = tiny_emu3.write_vision_tokenizer(tmp_path / "vision")
+    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    options = ["--vision-tokenizer", str(vision_tokenizer), "--out", str(made)]
+    code, out, _ = run("convert", "emu3", str(folder), *options)
+    assert code == 0 and out.strip() == str(made)
+    options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
+    options += ["--model", str(made), "--decoding", "sjd", "--out", str(picture)]
+    code, _, err = run("generate", "a red heart", *options)
+    assert code == 0 and "forward passes" in err and pixels(picture).shape == (32, 32, 3)
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 

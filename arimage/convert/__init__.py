@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointError
+    from .emu3 import convert_emu3
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .published import PUBLISHED, PublishedCheckpoint, load_published
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CheckpointError": ".checkpoint",
+    "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_var": ".var",
@@ -24,6 +26,7 @@ __all__ = [
     "PUBLISHED",
     "CheckpointError",
     "PublishedCheckpoint",
+    "convert_emu3",
     "convert_janus",
     "convert_llamagen",
     "convert_var",

@@ -1,0 +1,207 @@
+"""The published layouts of Emu3, converted: the same codes and pixels, the same text tokens, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+import tiny_emu3
+import torch
+from safetensors.torch import load_file
+from tiny_emu3 import EXPECTED, FIXTURES
+
+from arimage import AutoPipeline
+from arimage.convert import CheckpointError, convert_emu3
+from arimage.convert.emu3 import emu3_tokenizer_from_original
+
+
+DEFAULTS = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """The authors' two folders."""
+    root = tmp_path_factory.mktemp("original")
+    return tiny_emu3.write_original(root / "Emu3-Gen"), tiny_emu3.write_vision_tokenizer(root / "VisionTokenizer")
+
+
+def draw(pipe, ids, negative_ids):
+    pipe.tokenizer = None
+    pipe.set_progress_bar_config(disable=True)
+    options = {"height": 32, "width": 40, "top_k": 1, "output_type": "pt"}
+    return pipe(input_ids=ids[None], negative_input_ids=negative_ids[None], **options)
+
+
+def assert_golden(out):
+    assert torch.equal(out.tokens[0], EXPECTED["image_codes"])
+    expected = (EXPECTED["decoded_pixels"] / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(out.images, expected, atol=1e-5, rtol=0)
+
+
+def test_the_layout_of_transformers_draws_the_images_of_the_original(tmp_path):
+    convert_emu3(FIXTURES, out=tmp_path / "pipe")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
+    assert loaded.tokenizer is None and loaded.config.image_area == 720 * 720
+    assert loaded.generation_config.items() >= DEFAULTS.items()
+    assert_golden(draw(loaded, EXPECTED["prompt_ids"], EXPECTED["negative_prompt_ids"]))
+
+
+def test_the_tokenizer_beside_the_weights_is_taken_along(tmp_path):
+    shutil.copytree(FIXTURES, tmp_path / "hf")
+    tiny_emu3.character_tokenizer().save_pretrained(tmp_path / "hf")
+    pipe = convert_emu3(tmp_path / "hf", image_area=24 * 24)
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe("a red heart", output_type="latent").images.shape == (1, 3, 3)
+
+
+def test_the_authors_layout_draws_the_images_of_the_original(original, tmp_path):
+    folder, vision_tokenizer = original
+    convert_emu3(folder, vision_tokenizer=vision_tokenizer, out=tmp_path / "pipe")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
+    assert loaded.config.image_area == 512 * 512 and loaded.generation_config.items() >= DEFAULTS.items()
+    tokenizer = loaded.tokenizer
+    ids, negative_ids = (tiny_emu3.to_original(EXPECTED[name]) for name in ("prompt_ids", "negative_prompt_ids"))
+    assert_golden(draw(loaded, ids, negative_ids))
+    loaded.tokenizer = tokenizer
+    assert loaded(["a red heart", "tree"], height=24, width=40, output_type="pt").images.shape == (2, 3, 24, 40)
+
+
+def test_the_authors_tensors_are_those_of_transformers(original):
+    pipe = convert_emu3(original[0], vision_tokenizer=original[1])
+    expected = load_file(FIXTURES / "model.safetensors")
+    ours = pipe.vq.state_dict()
+    assert {f"vqmodel.{key}" for key in ours} == {key for key in expected if key.startswith("vqmodel.")}
+    for key, tensor in ours.items():
+        assert tensor.dtype == expected[f"vqmodel.{key}"].dtype and torch.equal(tensor, expected[f"vqmodel.{key}"])
+    text = pipe.model.config.text_config
+    assert (text.num_key_value_heads, text.rope_parameters["rope_theta"]) == (2, 1e6)
+    assert text.pad_token_id == tiny_emu3.original_vocabulary()["<|endoftext|>"]
+    assert not pipe.model.training
+
+
+def test_weights_keep_the_dtype_of_the_files(original, tmp_path):
+    pipe = convert_emu3(
+        tiny_emu3.write_original(tmp_path / "half", torch.bfloat16), vision_tokenizer=original[1], out=tmp_path / "out"
+    )
+    assert pipe.model.lm_head.weight.dtype == pipe.model.model.text_model.dtype == torch.bfloat16
+    assert pipe.vq.dtype == torch.float32
+    assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+# The text tokenizer
+
+
+def reference_tokens(piece: bytes) -> list[bytes]:
+    """What a table of ranks makes of a piece of text: the pair of the lowest rank is joined first."""
+    ranks = {merge.encode(): rank for rank, merge in enumerate(tiny_emu3.MERGES)}
+    parts = [bytes([byte]) for byte in piece]
+    while True:
+        pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ranks]
+        if not pairs:
+            return parts
+        i = min(pairs)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["a", " red", " heart"],
+        ["the", " hearth", " hears", ".", " shred"],
+        # Digits stand alone, whatever their case suffixes stay together, and lines end apart.
+        ["9", "0", "*", "9", "0"],
+        ["it", "'S", " blue", "\n\n", "area"],
+        ["caf\u00e9", "\u732b", "!?"],
+    ],
+)
+def test_text_is_split_and_joined_by_rank(original, pieces):
+    ids = {bytes([i]): i for i in range(256)} | {m.encode(): 256 + i for i, m in enumerate(tiny_emu3.MERGES)}
+    expected = [ids[token] for piece in pieces for token in reference_tokens(piece.encode())]
+    tokenizer = emu3_tokenizer_from_original(original[0])
+    assert tokenizer("".join(pieces), add_special_tokens=False).input_ids == expected
+
+
+def test_special_tokens_follow_the_text_in_the_authors_order(original):
+    tokenizer = emu3_tokenizer_from_original(original[0])
+    expected = tiny_emu3.original_vocabulary()
+    expected["<image>"] = expected.pop("<|extra_0|>")
+    assert tokenizer.get_vocab().items() >= expected.items() and len(tokenizer) == 256 + 14 + len(expected)
+    text = "<|extra_203|>a red<|image start|>1*2<|image token|>"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert [ids[0], ids[3], ids[-1]] == [
+        expected[name] for name in ("<|extra_203|>", "<|image start|>", "<|image token|>")
+    ]
+    assert tokenizer.decode(ids) == text
+    # An accent of its own is joined to its letter first.
+    assert tokenizer("e\u0301").input_ids == tokenizer("\u00e9").input_ids
+    assert (tokenizer.pad_token, tokenizer.boi_token, tokenizer.padding_side) == (
+        "<|endoftext|>",
+        "<|image start|>",
+        "left",
+    )
+
+
+# Refusals
+
+
+def test_folders_that_do_not_fit_are_refused(original, tmp_path):
+    folder, vision_tokenizer = original
+    with pytest.raises(CheckpointError, match="Emu3-VisionTokenizer as --vision-tokenizer"):
+        convert_emu3(folder)
+    with pytest.raises(CheckpointError, match="holds its image tokenizer already"):
+        convert_emu3(FIXTURES, vision_tokenizer=vision_tokenizer)
+    with pytest.raises(CheckpointError, match="names the model type 'Emu3VisionVQ' where 'emu3' or 'Emu3' was"):
+        convert_emu3(vision_tokenizer, vision_tokenizer=vision_tokenizer)
+    with pytest.raises(CheckpointError, match="config.json cannot be read"):
+        convert_emu3(tmp_path / "absent")
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert_emu3("no such folder", out=tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "said"),
+    [
+        ("model.norm.weight", None, "has missing keys like 'model.norm.weight'"),
+        ("model.layers.2.mlp.up_proj.weight", torch.zeros(128, 64), "unexpected keys like 'model.layers.2.mlp.up"),
+        ("model.norm.weight", torch.zeros(63), "cannot be loaded"),
+    ],
+)
+def test_a_language_model_with_other_tensors_is_refused(original, key, tensor, said, tmp_path):
+    folder = tiny_emu3.write_original(tmp_path / "lm", **{key: tensor})
+    with pytest.raises(CheckpointError, match=said):
+        convert_emu3(folder, vision_tokenizer=original[1])
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "said"),
+    [
+        ("decoder.mid.attn_1.norm.conv_y.bias", None, "has no 'decoder.mid.attn_1.norm.conv_y.bias'"),
+        (
+            "encoder.mid.attn_1.q.weight",
+            torch.zeros(31, 32, 1, 1),
+            r"'encoder.mid.attn_1.q.weight' of shape \(31, 32\)",
+        ),
+        ("loss.weight", torch.zeros(1), "'loss.weight', unknown to Emu3VQVAE"),
+    ],
+)
+def test_an_image_tokenizer_with_other_tensors_is_refused(original, key, tensor, said, tmp_path):
+    state = tiny_emu3.original_vision_state() | {key: tensor}
+    state = {name: each for name, each in state.items() if each is not None}
+    with pytest.raises(CheckpointError, match=said):
+        convert_emu3(original[0], vision_tokenizer=tiny_emu3.write_vision_tokenizer(tmp_path / "vq", state))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("emu3.tiktoken", "IQ== 0 1\n", "is no table of tokens"),
+        ("emu3.tiktoken", "no base64! 0\n", "is no table of tokens"),
+        ("emu3.tiktoken", None, "is not a file"),
+        ("emu3_vision_tokens.txt", "<|image token|>\n", "64 visual tokens in a row"),
+    ],
+)
+def test_a_damaged_text_tokenizer_is_refused(original, file, text, said, tmp_path):
+    shutil.copytree(original[0], tmp_path / "lm")
+    (tmp_path / "lm" / file).unlink() if text is None else (tmp_path / "lm" / file).write_text(text)
+    with pytest.raises(CheckpointError, match=said):
+        convert_emu3(tmp_path / "lm", vision_tokenizer=original[1])
