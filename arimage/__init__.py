@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AnolePipeline": "pipelines.pipeline_anole",
     "AutoPipeline": "pipelines.auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
@@ -22,6 +23,7 @@ _EXPORTS = {
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
     "LlamaGenTransformer": "models.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
+    "LuminaMGPTPipeline": "pipelines.pipeline_lumina_mgpt",
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
@@ -60,9 +62,11 @@ if TYPE_CHECKING:
     from .models.transformer_var import VARTransformer
     from .pipelines.auto import AutoPipeline
     from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel

@@ -388,6 +388,39 @@ def convert_emu3_command(
     typer.echo(out)
 
 
+ChameleonTokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Meta's folder with vqgan.ckpt and text_tokenizer.json; of Lumina-mGPT 2.0 movqgan_270M.ckpt."),
+]
+
+
+@convert_app.command("lumina-mgpt")
+def convert_lumina_mgpt_command(
+    folder: Annotated[Path, typer.Argument(help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    tokenizer: ChameleonTokenizer = None,
+    image_size: Annotated[int, typer.Option(help="What the weights were trained for: 512, 768 or 1024.")] = 768,
+) -> None:
+    """Convert a published Lumina-mGPT."""
+    from .convert import convert_lumina_mgpt
+
+    convert_lumina_mgpt(folder, tokenizer=tokenizer, image_size=image_size, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("anole")
+def convert_anole_command(
+    folder: Annotated[Path, typer.Argument(help="Anole, or another Chameleon, in the layout of transformers.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    tokenizer: ChameleonTokenizer = None,
+) -> None:
+    """Convert a published Anole."""
+    from .convert import convert_anole
+
+    convert_anole(folder, tokenizer=tokenizer, out=out)
+    typer.echo(out)
+
+
 Recipe = Annotated[str, typer.Option(help="A packaged model's name or a TOML file.")]
 Train = Annotated[Path, typer.Option("--data", help="The training set, a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="The held-out set, a parquet file.")]

@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from .emu3 import convert_emu3
     from .janus import convert_janus
     from .llamagen import convert_llamagen
+    from .lumina_mgpt import convert_anole, convert_lumina_mgpt
     from .published import PUBLISHED, PublishedCheckpoint, load_published
     from .var import convert_var
 
 _MODULES = {
     "CheckpointError": ".checkpoint",
+    "convert_anole": ".lumina_mgpt",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
+    "convert_lumina_mgpt": ".lumina_mgpt",
     "convert_var": ".var",
     "PUBLISHED": ".published",
     "PublishedCheckpoint": ".published",
@@ -26,9 +29,11 @@ __all__ = [
     "PUBLISHED",
     "CheckpointError",
     "PublishedCheckpoint",
+    "convert_anole",
     "convert_emu3",
     "convert_janus",
     "convert_llamagen",
+    "convert_lumina_mgpt",
     "convert_var",
     "load_published",
 ]

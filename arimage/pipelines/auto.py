@@ -8,13 +8,25 @@ from huggingface_hub import hf_hub_download
 
 from ..convert.published import PUBLISHED, load_published
 from .base import ARImagePipeline
+from .pipeline_anole import AnolePipeline
 from .pipeline_emu3 import Emu3Pipeline
 from .pipeline_janus import JanusPipeline
 from .pipeline_llamagen import LlamaGenPipeline
+from .pipeline_lumina_mgpt import LuminaMGPTPipeline
 from .pipeline_var import VARPipeline
 
 
-PIPELINES = {pipeline.__name__: pipeline for pipeline in (LlamaGenPipeline, VARPipeline, JanusPipeline, Emu3Pipeline)}
+PIPELINES = {
+    pipeline.__name__: pipeline
+    for pipeline in (
+        LlamaGenPipeline,
+        VARPipeline,
+        JanusPipeline,
+        Emu3Pipeline,
+        LuminaMGPTPipeline,
+        AnolePipeline,
+    )
+}
 ASSETS = Path(__file__).parents[1] / "assets"
 
 

@@ -1,0 +1,305 @@
+"""From the published files of Lumina-mGPT (https://github.com/Alpha-VLLM/Lumina-mGPT), Lumina-mGPT 2.0, Chameleon and Anole to
+a `LuminaMGPTPipeline` or `AnolePipeline`."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from diffusers import VQModel
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
+from transformers.models.chameleon.modeling_chameleon import ChameleonRotaryEmbedding
+
+from ..pipelines.pipeline_anole import AnolePipeline
+from ..pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+from .checkpoint import (
+    NORM_NUM_GROUPS,
+    CheckpointError,
+    check_vacant,
+    fill,
+    load_original,
+    multipliers_of,
+    save_whole,
+    shape_of,
+)
+
+
+# By the tokenizer's norms: Lumina-mGPT, and 2.0 with its MoVQGAN.
+LUMINA_MGPT_SAMPLING = {
+    "group": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0},
+    "spatial": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 4096, "top_p": 1.0},
+}
+ANOLE_SAMPLING = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
+KIND = "VQGAN"
+# diffusers' names and the original's, replaced from top to bottom.
+TOKENIZER_NAMES = (
+    ("mid_block.resnets.0", "mid.block_1"),
+    ("mid_block.resnets.1", "mid.block_2"),
+    ("mid_block.attentions.0", "mid.attn_1"),
+    ("down_blocks", "down"),
+    ("up_blocks", "up"),
+    ("resnets", "block"),
+    ("attentions", "attn"),
+    ("downsamplers.0", "downsample"),
+    ("upsamplers.0", "upsample"),
+    ("conv_shortcut", "nin_shortcut"),
+    ("conv_norm_out", "norm_out"),
+    ("group_norm", "norm"),
+    ("spatial_norm", "norm"),
+    ("to_q", "q"),
+    ("to_k", "k"),
+    ("to_v", "v"),
+    ("to_out.0", "proj_out"),
+)
+
+
+def vq_model_from_original(state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file") -> VQModel:
+    """The image tokenizer of a VQGAN (https://arxiv.org/abs/2012.09841) or MoVQGAN (https://arxiv.org/abs/2209.09002) whose
+    tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    def shape(key: str, dimensions: int = 4) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind=KIND)
+
+    def count(pattern: str) -> int:
+        return len({match[1] for key in state if (match := re.match(pattern, key))})
+
+    codes, dimension = shape("quantize.embedding.weight", 2)
+    channels = shape("encoder.conv_in.weight")[0]
+    levels = count(r"encoder\.down\.(\d+)\.")
+    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight")[0] for level in range(levels)]
+    multipliers_of([channels, *widths], source=source, kind=KIND)
+    with_attention = [any(key.startswith(f"encoder.down.{level}.attn.") for key in state) for level in range(levels)]
+    with torch.device("meta"):
+        vq = VQModel(
+            down_block_types=[
+                "AttnDownEncoderBlock2D" if attends else "DownEncoderBlock2D" for attends in with_attention
+            ],
+            up_block_types=[
+                "AttnUpDecoderBlock2D" if attends else "UpDecoderBlock2D" for attends in with_attention[::-1]
+            ],
+            block_out_channels=widths,
+            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
+            latent_channels=shape("quant_conv.weight")[1],
+            vq_embed_dim=dimension,
+            num_vq_embeddings=codes,
+            norm_num_groups=NORM_NUM_GROUPS,
+            norm_type="spatial" if "decoder.norm_out.conv_y.weight" in state else "group",
+        )
+
+    def original_name(name: str) -> str:
+        # The decoder's levels are numbered from the finest here, from the coarsest in diffusers.
+        name = re.sub(r"up_blocks\.(\d+)", lambda match: f"up_blocks.{levels - 1 - int(match[1])}", name)
+        for theirs, original in TOKENIZER_NAMES:
+            name = name.replace(theirs, original)
+        return name
+
+    # The 1x1 convolutions of attention are linear layers in diffusers.
+    state = {
+        key: tensor.flatten(1) if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key) else tensor
+        for key, tensor in state.items()
+    }
+    return fill(vq, state, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*", source=source)
+
+
+def chameleon_from_original(
+    state: dict[str, torch.Tensor],
+    config: dict,
+    vq_state: dict[str, torch.Tensor],
+    vq: VQModel,
+    *,
+    source: str | Path = "the checkpoint",
+) -> ChameleonForConditionalGeneration:
+    """The language model whose tensors are `state`, in the dtype of its embedding and in evaluation mode.
+
+    Args:
+        state: tensors by transformers' names. Query and key norms may have a row for each shard that the weights were
+            trained on instead of one for each head, and the image tokenizer may be missing.
+        config: the settings of a config.json.
+        vq_state, vq: the image tokenizer, whose encoder completes the model.
+        source: what errors call the files.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+    widths = list(vq.config.block_out_channels)
+    channels = vq_state["encoder.conv_in.weight"].shape[0]
+    resolution = 512
+    config = ChameleonConfig.from_dict(
+        {
+            **{key: value for key, value in config.items() if key != "mask_image_logits"},
+            "vq_config": {
+                "embed_dim": vq.config.vq_embed_dim,
+                "num_embeddings": vq.config.num_vq_embeddings,
+                "latent_channels": vq.config.latent_channels,
+                "resolution": resolution,
+                "base_channels": channels,
+                "channel_multiplier": [width // channels for width in widths],
+                "num_res_blocks": vq.config.layers_per_block,
+                "attn_resolutions": [
+                    resolution // 2**level for level, kind in enumerate(vq.config.down_block_types) if "Attn" in kind
+                ],
+            },
+        }
+    )
+    state = {key: tensor for key, tensor in state.items() if not key.startswith("model.vqmodel.")}
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for key, tensor in state.items():
+        if match := re.search(r"\.([qk])_norm\.(weight|bias)$", key):
+            shards = shape_of(state, key, 2, source=source, kind="Chameleon")[0]
+            if heads[match[1]] % shards:
+                raise CheckpointError(
+                    f"{source} has {key!r} with {shards} rows, which {heads[match[1]]} heads cannot share: give the file of "
+                    "an unaltered model"
+                )
+            state[key] = tensor.repeat_interleave(heads[match[1]] // shards, dim=0)
+    encoder = {
+        f"model.vqmodel.{key}": tensor
+        for key, tensor in vq_state.items()
+        if key.startswith(("encoder.", "quantize.", "quant_conv.", "post_quant_conv."))
+    }
+    with torch.device("meta"):
+        model = ChameleonForConditionalGeneration(config)
+    key = "model.embed_tokens.weight"
+    shape_of(state, key, 2, source=source, kind="Chameleon")
+    model = fill(
+        model, state | encoder, str, dtype=state[key].dtype, ignored=r".*\.rotary_emb\.inv_freq", source=source
+    )
+    # What no checkpoint holds.
+    model.model.rotary_emb = ChameleonRotaryEmbedding(config)
+    return model
+
+
+def convert_lumina_mgpt(
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    image_size: int = 768,
+    out: str | Path | None = None,
+) -> LuminaMGPTPipeline:
+    """The pipeline of a folder as `Alpha-VLLM/Lumina-mGPT-7B-768` or `Alpha-VLLM/Lumina-mGPT-2.0`, with the published sampling
+    defaults.
+
+    Args:
+        folder: config.json, weights (safetensors or .bin, sharded or not) in the layout of the authors' code or of
+            transformers, and the text tokenizer.
+        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, or of 2.0 the file movqgan_270M.ckpt.
+        image_size: side in pixels of the square that the weights were trained for: 512, 768 or 1024. It is the size that is
+            drawn by default.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a file is missing, cannot be read or does not fit the others, or `out` is taken.
+    """
+    return _convert(LuminaMGPTPipeline, folder, tokenizer, image_size, out)
+
+
+def convert_anole(
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    image_size: int = 512,
+    out: str | Path | None = None,
+) -> AnolePipeline:
+    """The pipeline of a folder with Anole, or another Chameleon, in the layout of transformers, with the published sampling
+    defaults.
+
+    Args:
+        folder: config.json, weights (safetensors or .bin, sharded or not) and the text tokenizer.
+        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json; not needed where the weights hold the image decoder,
+            as those of leloy/Anole-7b-v0.1-hf.
+        image_size: side in pixels of the images; that of all published ones.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a file is missing, cannot be read or does not fit the others, or `out` is taken.
+    """
+    return _convert(AnolePipeline, folder, tokenizer, image_size, out)
+
+
+def _convert(pipeline_class, folder, tokenizer, image_size, out):
+    folder = Path(folder)
+    if out is not None:
+        check_vacant(out)
+    config = _read_json(folder / "config.json")
+    state = _load_sharded(folder)
+    vq_state, vq_source = _image_tokenizer(state, folder, tokenizer)
+    vq = vq_model_from_original(vq_state, source=vq_source)
+    text_tokenizer = _text_tokenizer(folder, tokenizer)
+    if config.get("vocabulary_map") is None:
+        if text_tokenizer is None:
+            raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
+        config["vocabulary_map"] = text_tokenizer.get_vocab()
+    transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
+    try:
+        pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)
+    except ValueError as error:
+        raise CheckpointError(f"{folder} and {vq_source} do not fit: {error}") from error
+    if pipeline_class is AnolePipeline:
+        pipeline.generation_config.update(ANOLE_SAMPLING)
+    else:
+        pipeline.generation_config.update(LUMINA_MGPT_SAMPLING[vq.config.norm_type])
+    if out is not None:
+        save_whole(pipeline.save_pretrained, out)
+    return pipeline
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}): give a folder with config.json and weights"
+        ) from error
+
+
+def _load_sharded(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise CheckpointError(
+            f"{folder} has neither model*.safetensors nor pytorch_model*.bin: give a folder with weights"
+        )
+    return {key: tensor for file in files for key, tensor in load_original(file).items()}
+
+
+def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Tensor], Path]:
+    if tokenizer is not None:
+        path = Path(tokenizer)
+        path = path / "vqgan.ckpt" if path.is_dir() else path
+        return load_original(path), path
+    prefix = "model.vqmodel."
+    held = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    if "decoder.conv_in.weight" not in held:
+        raise CheckpointError(
+            f"{folder} holds no image decoder: give Meta's folder with vqgan.ckpt, or of Lumina-mGPT 2.0 the file "
+            "movqgan_270M.ckpt, as --tokenizer (tokenizer=)"
+        )
+    return held, folder
+
+
+def _text_tokenizer(folder: Path, tokenizer) -> PreTrainedTokenizerFast | None:
+    """That of the folder, else Meta's; None where there is neither with its merges."""
+    specials = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        settings = folder / "tokenizer_config.json"
+        if settings.is_file():
+            given = _read_json(settings)
+            specials = {name: given.get(name) for name in specials}
+            specials = {
+                name: value["content"] if isinstance(value, dict) else value for name, value in specials.items()
+            }
+    else:
+        path = Path(tokenizer or folder) / "text_tokenizer.json"
+    if not path.is_file() or "merges" not in _read_json(path).get("model", {}):
+        return None
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(path), **{name: value for name, value in specials.items() if value is not None}
+    )

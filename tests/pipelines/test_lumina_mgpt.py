@@ -1,0 +1,410 @@
+"""What calls of `LuminaMGPTPipeline` and `AnolePipeline` draw, and that it is what the authors' code draws."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_lumina_mgpt as tiny
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+
+from arimage import AnolePipeline, AutoPipeline, LuminaMGPTPipeline, decoding_names
+from arimage.convert import convert_lumina_mgpt
+
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "lumina_mgpt"
+PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
+LATENT = {"output_type": "latent"}
+GREEDY = {"top_k": 1, **LATENT}
+# What stands between codes in the fixture.
+ROW_END, END = 8803, 8196
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.pipeline()
+
+
+@pytest.fixture(scope="module")
+def pipe2():
+    return tiny.pipeline(tiny.VERSION_2)
+
+
+@pytest.fixture(scope="module")
+def anole():
+    return tiny.anole_pipeline()
+
+
+# The authors' implementation.
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    """The converted pipeline in float32, and what the authors' code makes of the same files."""
+    folder = tmp_path_factory.mktemp("golden") / "pipe"
+    convert_lumina_mgpt(FIXTURE, tokenizer=FIXTURE / "tokenizer", out=folder)
+    pipe = AutoPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, load_file(FIXTURE / "expected.safetensors")
+
+
+def codes_in(sequence, prefix):
+    tokens = [token - 4 for token in sequence.tolist()[prefix:] if token not in (ROW_END, END)]
+    return torch.tensor(tokens).view(1, 4, 6)
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd", "sjd-coupled"])
+@pytest.mark.parametrize(("name", "scale"), [("cfg", None), ("nocfg", 1.0)])
+def test_greedy_codes_equal_the_original(golden, name, scale, decoding):
+    pipe, expected = golden
+    settings = {"guidance_scale": scale, "decoding": decoding, **GREEDY}
+    codes = codes_in(expected[f"{name}_sequence"], len(expected["prefix_ids"]))
+    ids = expected["prompt_ids"][None]
+    output = pipe(input_ids=ids, attention_mask=torch.ones_like(ids), height=64, width=96, **settings)
+    assert torch.equal(output.tokens, codes)
+
+
+def test_prompts_may_be_padded_or_end_with_their_size(golden):
+    pipe, expected = golden
+    ids, codes = expected["prompt_ids"][None], codes_in(expected["cfg_sequence"], 11)
+    padded = torch.cat([F.pad(ids, padding) for padding in ((3, 1), (0, 4))])
+    mask = torch.cat([F.pad(torch.ones_like(ids), padding) for padding in ((3, 1), (0, 4))])
+    output = pipe(input_ids=padded, attention_mask=mask, height=64, width=96, **GREEDY)
+    assert torch.equal(output.tokens, codes.expand(2, -1, -1))
+    output = pipe(input_ids=expected["prefix_ids"][None], **GREEDY)
+    assert torch.equal(output.tokens, codes)
+
+
+def test_logits_equal_the_original(golden):
+    pipe, expected = golden
+    codes = codes_in(expected["cfg_sequence"], 11).flatten(1)
+    model = pipe.bind(input_ids=expected["prefix_ids"][None])
+    cache, logits = model.prefill(1)
+    positions = torch.arange(23)[None]
+    logits = torch.cat([logits[:, 0, None], model.forward(codes[:, :23], positions, cache)[:, 0]], dim=1)
+    columns = expected["logit_vocab_ids"]
+    kept = (columns >= 4) & (columns < 8196)
+    # Before each code stand the prompt, or nothing, the size, and the codes and row ends before it.
+    before = torch.arange(24) + torch.arange(24) // 6
+    for group, (name, prefix) in enumerate((("cond", 11), ("uncond", 3))):
+        theirs = expected[f"{name}_logits_sel"][prefix - 1 + before][:, kept]
+        torch.testing.assert_close(logits[group][:, columns[kept] - 4], theirs, atol=1e-4, rtol=0)
+        first = expected[f"{name}_logits_full_last_prefix"][4:8196]
+        torch.testing.assert_close(logits[group, 0], first, atol=1e-4, rtol=0)
+    # The law of the first code: guidance and the 2000 largest.
+    law = pipe.sampling().law(logits[:, None, :1], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    theirs = expected["processed_scores_full_first"][4:8196].softmax(-1)
+    torch.testing.assert_close(law, theirs, atol=1e-5, rtol=0)
+
+
+def test_pixels_and_encoded_codes_equal_the_original(golden):
+    pipe, expected = golden
+    ids = expected["prefix_ids"][None]
+    assert torch.equal(pipe(input_ids=ids, **GREEDY).images[0], expected["image_codes"])
+    decoded = pipe(input_ids=ids, top_k=1, output_type="pt").images[0]
+    original = expected["vq_decoded_pixels"]
+    torch.testing.assert_close(decoded, (original / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
+    picture = np.asarray(pipe(input_ids=ids, top_k=1).images[0]).astype(int)
+    levels = expected["decoded_uint8_hwc"].numpy().astype(int)
+    # Float32 rounding beside the edge of a level.
+    assert abs(picture - levels).max() <= 1 and (picture != levels).mean() < 1e-3
+    image = expected["encode_input_uint8_hwc"].permute(2, 0, 1)[None] / 127.5 - 1
+    with torch.no_grad():
+        assert torch.equal(pipe.encode_image(image).flatten(), expected["encode_codes"])
+
+
+# Prompts and sizes.
+
+
+def test_the_trained_sizes_are_those_of_the_authors(pipe):
+    counts = {512: 49, 768: 73, 1024: 97}
+    for size, count in counts.items():
+        sizes = LuminaMGPTPipeline(pipe.transformer, pipe.vq, image_size=size).image_sizes
+        assert len(set(sizes)) == count and (size, size) in sizes
+        assert all(height % 32 == width % 32 == 0 and height * width <= size**2 for height, width in sizes)
+        assert set(sizes) == {(width, height) for height, width in sizes}
+
+
+def test_a_prompt_is_the_authors_template(pipe):
+    ids, mask = pipe.encode_prompt(PROMPTS, (64, 96))
+    names = {token: name for name, token in tiny.vocabulary().items()}
+    assert mask[:, -1].all() and not mask.all()
+    for row, kept, prompt in zip(ids, mask.bool(), PROMPTS, strict=True):
+        begin, *text, end = (names[token] for token in row[kept].tolist())
+        assert (begin, end) == ("<s>", "<reserved08706>")
+        assert "".join(text) == f"Generate an image of 96x64 according to the following prompt:\n{prompt}"
+
+
+def explicit(pipe, prompt, size, scale):
+    """Greedy codes by a run over the whole sequence for every code."""
+    names = tiny.vocabulary()
+    ids, mask = pipe.encode_prompt(prompt, size)
+    header = [names["<racm3:break>"], *(names[f"<reserved{8800 + side // 32:05d}>"] for side in size)]
+    codes = torch.zeros(size[0] // 16, size[1] // 16, dtype=torch.long)
+    for position in range(codes.numel()):
+        c, u = (
+            tiny.plain_logits(pipe, prefix, codes, names["<reserved08799>"])[position]
+            for prefix in (ids[0].tolist() + header, header)
+        )
+        codes.view(-1)[position] = (u + scale * (c - u)).argmax()
+    return codes
+
+
+@pytest.mark.parametrize("size", [(64, 64), (32, 96), (96, 32)])
+def test_codes_are_those_of_the_explicit_sequence(pipe, size):
+    output = pipe(PROMPTS, height=size[0], width=size[1], guidance_scale=3.0, **GREEDY)
+    for codes, prompt in zip(output.tokens, PROMPTS, strict=True):
+        assert torch.equal(codes, explicit(pipe, prompt, size, 3.0))
+
+
+@pytest.mark.parametrize("name", ["sjd", "sjd-coupled", "sjd-gumbel", "sjd-tree", "sjd-lazy"])
+def test_exact_decodings_agree_with_autoregressive_decoding(pipe, name):
+    size = {"height": 96, "width": 64, "guidance_scale": 3.0}
+    expected = pipe(PROMPTS, **size, **GREEDY)
+    output = pipe(PROMPTS, decoding=name, **size, **GREEDY)
+    assert torch.equal(output.tokens, expected.tokens)
+    assert output.stats.exact and output.stats.forward_passes < expected.stats.forward_passes == 24
+
+
+@pytest.mark.parametrize("name", sorted({*decoding_names(scales=False)} - {"eagle", "eagle-lantern"}))
+def test_every_decoding_draws(pipe, name):
+    tokens = pipe(PROMPTS[:2], decoding=name, generator=seeded(0), height=64, width=32, **LATENT).tokens
+    assert tokens.shape == (2, 4, 2) and tokens.min() >= 0 and tokens.max() < tiny.CODES
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
+def test_an_image_does_not_depend_on_its_batch(pipe, decoding):
+    arguments = {"decoding": decoding, "guidance_scale": 2.0, "top_k": 30, "height": 32, "width": 64, **LATENT}
+    generators = [seeded(seed) for seed in range(6)]
+    together = pipe(PROMPTS, generator=generators, num_images_per_prompt=2, **arguments).tokens
+    for index, prompt in enumerate(PROMPTS):
+        alone = pipe(
+            prompt, generator=[seeded(2 * index), seeded(2 * index + 1)], num_images_per_prompt=2, **arguments
+        )
+        assert torch.equal(alone.tokens, together[2 * index : 2 * index + 2])
+    assert not torch.equal(together[0], together[1])
+
+
+def test_images_of_every_output_type_show_the_decoded_codes(pipe):
+    out = {
+        kind: pipe(PROMPTS, height=32, generator=seeded(1), output_type=kind) for kind in ("pil", "np", "pt", "latent")
+    }
+    tokens = out["latent"].images
+    assert all(torch.equal(output.tokens, tokens) for output in out.values())
+    with torch.no_grad():
+        expected = (pipe.decode_image(tokens) / 2 + 0.5).clamp(0, 1)
+    assert expected.std() > 0.05 and expected.shape == (3, 3, 32, 64)
+    torch.testing.assert_close(out["pt"].images, expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-6)
+    levels = np.stack([np.asarray(picture) for picture in out["pil"].images]).transpose(0, 3, 1, 2)
+    assert abs(levels - (expected * 255).floor().numpy()).max() <= 1
+    assert pipe(PROMPTS[0], return_dict=False, **LATENT)[0].shape == (1, 4, 4)
+
+
+def test_a_callback_sees_pictures_of_drafts(pipe):
+    seen = []
+
+    def callback(pipe, step, passes, tensors):
+        seen.append(pipe.draw_codes(tensors["tokens"], tensors["decided"]).shape)
+        pipe._interrupt = step == 2
+
+    pipe(
+        PROMPTS[0],
+        height=96,
+        callback_on_step_end=callback,
+        callback_on_step_end_tensor_inputs=["tokens", "decided"],
+        **LATENT,
+    )
+    assert seen == [(1, 3, 96, 64)] * 3
+
+
+def test_a_picture_is_kept_where_the_mask_is_black(pipe):
+    image = Image.fromarray(torch.randint(256, (48, 64, 3), generator=seeded(0)).byte().numpy()).resize((96, 64))
+    mask = np.zeros((64, 96), dtype=np.uint8)
+    mask[20, 40], mask[50:, 80:] = 255, 255
+    size = {"height": 64, "width": 96, "generator": seeded(3)}
+    output = pipe(PROMPTS[0], image=image, mask_image=Image.fromarray(mask), decoding="sjd", **size)
+    before, after = np.asarray(image), np.asarray(output.images[0])
+    assert (before == after)[mask == 0].all() and not (before == after)[mask > 0].all()
+    with torch.no_grad():
+        codes = pipe.encode_image(torch.from_numpy(before.copy()).permute(2, 0, 1)[None] / 127.5 - 1)
+    drawn = torch.zeros(4, 6, dtype=torch.bool)
+    drawn[1, 2] = drawn[3, 5] = True
+    assert torch.equal(output.tokens[0][~drawn], codes[0][~drawn])
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("fixture", ["pipe", "pipe2", "anole"])
+def test_a_saved_pipeline_draws_the_same_images(fixture, request, tmp_path):
+    pipe = request.getfixturevalue(fixture)
+    pipe.save_pretrained(tmp_path)
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    assert type(loaded) is type(pipe) and loaded.config.image_size == 64
+    before, after = (each(PROMPTS, generator=seeded(2), output_type="pt") for each in (pipe, loaded))
+    assert torch.equal(before.tokens, after.tokens)
+    torch.testing.assert_close(before.images, after.images, atol=1e-6, rtol=0)
+
+
+def test_without_a_tokenizer_token_ids_are_taken(pipe):
+    bare = LuminaMGPTPipeline(pipe.transformer, pipe.vq, image_size=64)
+    bare.set_progress_bar_config(disable=True)
+    ids, mask = pipe.encode_prompt(PROMPTS, (64, 64))
+    output = bare(input_ids=ids, attention_mask=mask, **GREEDY)
+    assert torch.equal(output.tokens, pipe(PROMPTS, **GREEDY).tokens)
+    with pytest.raises(ValueError, match="has no tokenizer: give input_ids"):
+        bare(PROMPTS)
+
+
+def test_parts_wait_on_their_device_for_offloading(pipe):
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+
+    class Record(ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            called.append(type(module).__name__)
+            return args, kwargs
+
+    called = []
+    for part in (pipe.transformer, pipe.vq):
+        add_hook_to_module(part, Record())
+    pipe(PROMPTS[0], height=32, width=32)
+    for part in (pipe.transformer, pipe.vq):
+        remove_hook_from_module(part)
+    assert called[0] == "ChameleonForConditionalGeneration" and "VQModel" in called
+
+
+# Lumina-mGPT 2.0.
+
+
+def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
+    assert pipe2.scale_factor == 8
+    names = tiny.vocabulary(tiny.VERSION_2)
+    tokens = pipe2(PROMPTS[1], height=32, width=64, guidance_scale=1.0, **GREEDY).tokens
+    assert tokens.shape == (1, 4, 8)
+    ids, _ = pipe2.encode_prompt(PROMPTS[1], (32, 64))
+    prefix = ids[0].tolist() + [names[name] for name in ("<racm3:break>", "<reserved08801>", "<reserved08802>")]
+    logits = tiny.plain_logits(pipe2, prefix, tokens[0], names["<reserved08799>"])
+    assert torch.equal(logits.argmax(-1), tokens[0].flatten())
+
+
+def test_a_map_is_drawn_below_its_picture(pipe2):
+    assert pipe2._text("a cat", (64, 32), "hed", False) == (
+        "Generate a dual-panel image of 32x64 where the <lower half> displays a <hed edge map>, while the <upper half> "
+        "retains the original image for direct visual comparison:\na cat"
+    )
+    assert pipe2(PROMPTS[0], task="depth", height=64, width=32, **LATENT).tokens.shape == (1, 8, 4)
+    with_task, without = (pipe2(PROMPTS[0], task=task, **GREEDY).tokens for task in ("depth", None))
+    assert not torch.equal(with_task, without)
+
+
+def test_a_picture_is_drawn_below_its_map(pipe2):
+    names = tiny.vocabulary(tiny.VERSION_2)
+    maps = torch.rand(2, 3, 32, 32, generator=seeded(4))
+    output = pipe2(PROMPTS[:2], image=maps, task="canny", height=64, width=32, guidance_scale=2.0, **GREEDY)
+    with torch.no_grad():
+        above = pipe2.encode_image(maps * 2 - 1)
+    assert output.tokens.shape == (2, 8, 4) and torch.equal(output.tokens[:, :4], above)
+    # A pass for each code of the lower half.
+    assert output.stats.forward_passes == 16
+    header = [names[name] for name in ("<racm3:break>", "<reserved08802>", "<reserved08801>")]
+    for prompt, tokens in zip(PROMPTS, output.tokens, strict=False):
+        ids, _ = pipe2.encode_prompt(prompt, (64, 32), "canny", True)
+        c, u = (
+            tiny.plain_logits(pipe2, prefix, tokens, names["<reserved08799>"])[16:]
+            for prefix in (ids[0].tolist() + header, header)
+        )
+        assert torch.equal((u + 2 * (c - u)).argmax(-1), tokens[4:].flatten())
+    assert pipe2(PROMPTS[0], image=maps[:1], task="canny", output_type="pt").images.shape == (1, 3, 64, 64)
+    # A callback gets whole pictures too.
+    shapes = []
+
+    def callback(pipe, step, passes, tensors):
+        shapes.append(pipe.draw_codes(tensors["tokens"], None).shape)
+        pipe._interrupt = True
+
+    pipe2(PROMPTS[0], image=maps[:1], task="subject", callback_on_step_end=callback, **LATENT)
+    assert shapes == [(1, 3, 64, 64)]
+
+
+# Anole.
+
+
+def test_anole_draws_one_size_without_row_ends(anole):
+    names = tiny.vocabulary()
+    output = anole(PROMPTS, guidance_scale=3.0, decoding="sjd", **GREEDY)
+    begin = names["<racm3:break>"]
+    for prompt, tokens in zip(PROMPTS, output.tokens, strict=True):
+        ids, mask = anole.encode_prompt(prompt, (64, 64))
+        text = "".join(name for token in ids[0].tolist() for name in names if names[name] == token)
+        assert text == f"<s>{prompt}<reserved08706>"
+        c, u = (
+            tiny.plain_logits(anole, prefix, tokens, None)
+            for prefix in (ids[0].tolist() + [begin], [names["<s>"], begin])
+        )
+        assert torch.equal((u + 3 * (c - u)).argmax(-1), tokens.flatten())
+    ids, mask = anole.encode_prompt(PROMPTS, (64, 64))
+    ids, mask = (F.pad(values, (0, 1), value=fill) for values, fill in ((ids, begin), (mask, 1)))
+    again = anole(input_ids=ids, attention_mask=mask, guidance_scale=3.0, **GREEDY)
+    assert torch.equal(again.tokens, output.tokens)
+    assert anole.image_sizes == [(64, 64)]
+    assert isinstance(anole, AnolePipeline)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give either a prompt or input_ids"),
+        ({"prompt": ["a"], "input_ids": torch.ones(1, 3).long()}, "give either a prompt or input_ids"),
+        ({"prompt": 3}, "give a string or a list of strings"),
+        ({"input_ids": torch.ones(3).long()}, r"input_ids have the shape \(3,\)"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "attention_mask has the shape"),
+        ({"prompt": "a", "height": 40}, "height and width are 40 and 64: give multiples of 32 up to 256"),
+        ({"prompt": "a", "width": 288}, "up to 256"),
+        ({"prompt": "a", "task": "depth"}, "task is 'depth': Lumina-mGPT 2.0 has"),
+        ({"prompt": "a", "output_type": "jpg"}, "output_type is 'jpg'"),
+        ({"prompt": "a", "image": Image.new("RGB", (64, 64))}, "image and mask_image belong together"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(pipe, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(**arguments)
+
+
+def test_sizes_that_contradict_each_other_are_refused(pipe, pipe2, anole):
+    names = tiny.vocabulary()
+    sizes = [
+        [names[name] for name in ("<s>", "<racm3:break>", "<reserved08802>", last)]
+        for last in ("<reserved08801>", "a")
+    ]
+    with pytest.raises(ValueError, match="input_ids end with a size of 64x32: leave them out"):
+        pipe(input_ids=torch.tensor(sizes[:1]), height=32)
+    with pytest.raises(ValueError, match="tokens of no size"):
+        pipe(input_ids=torch.tensor(sizes[1:]))
+    with pytest.raises(ValueError, match="of different sizes"):
+        pipe(input_ids=torch.tensor([sizes[0], sizes[0][:3] + sizes[0][2:3]]))
+    with pytest.raises(ValueError, match="draws 64x64 pixels only"):
+        anole("a", height=32)
+    with pytest.raises(ValueError, match="leave out mask_image"):
+        pipe2("a", task="depth", image=Image.new("RGB", (8, 8)), mask_image=Image.new("L", (8, 8)))
+
+
+def test_parts_that_do_not_fit_are_refused(pipe):
+    names = tiny.vocabulary()
+    for changed, message in (
+        ({name: token for name, token in names.items() if name != "<racm3:break>"}, "has no '<racm3:break>'"),
+        ({name: token for name, token in names.items() if name != "IMGIMGBZ"}, "names 47 image codes, expected 48"),
+        (names | {"IMGIMGBZ": names["IMGIMGCZ"], "IMGIMGCZ": names["IMGIMGBZ"]}, "ids that follow each other"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LuminaMGPTPipeline(tiny.transformer(changed), pipe.vq)

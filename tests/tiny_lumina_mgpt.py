@@ -1,0 +1,109 @@
+"""Tiny Lumina-mGPT and Anole pipelines with random weights, and a vocabulary with letters for words."""
+
+import string
+
+import torch
+from diffusers import VQModel
+from tiny import randomise
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
+
+from arimage.pipelines.pipeline_anole import AnolePipeline
+from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+
+
+CODES = 48
+VERSION_2 = "2.0"
+
+
+def vocabulary(version: str = "1.0", codes: int = CODES) -> dict[str, int]:
+    """Names of all tokens: special ones, letters and codes, in the order of the version."""
+    if version == VERSION_2:
+        names = [f"<MOVQGAN{code:05d}>" for code in range(codes)]
+    else:
+        letters = str.maketrans(string.digits, "ABCDEFGHIJ")
+        names = [f"IMGIMG{code}Z".translate(letters) for code in range(codes)]
+    special = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>", "<reserved08799>"]
+    sizes = [f"<reserved{8800 + count:05d}>" for count in range(1, 9)]
+    rest = [*special, *sizes, *string.printable]
+    first = ["<s>", "<pad>", "</s>", "<unk>"]
+    order = [*first, *rest, *names] if version == VERSION_2 else [*first, *names, *rest]
+    return {name: token for token, name in enumerate(order)}
+
+
+def tokenizer(names: dict[str, int]) -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def vq_model(version: str = "1.0") -> VQModel:
+    """8 pixels a code of Lumina-mGPT 2.0, 16 of the others."""
+    # Spatial norms have 32 groups.
+    levels, channels = (4, 32) if version == VERSION_2 else (5, 4)
+    model = VQModel(
+        down_block_types=["DownEncoderBlock2D"] * levels,
+        up_block_types=["UpDecoderBlock2D"] * levels,
+        block_out_channels=[channels] * levels,
+        layers_per_block=1,
+        latent_channels=4,
+        vq_embed_dim=4,
+        num_vq_embeddings=CODES,
+        norm_num_groups=channels // 2,
+        norm_type="spatial" if version == VERSION_2 else "group",
+    )
+    return randomise(model, 1)
+
+
+def transformer(names: dict[str, int], **changes) -> ChameleonForConditionalGeneration:
+    settings = {
+        "vocab_size": len(names),
+        "vocabulary_map": names,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "vq_config": {
+            "base_channels": 32,
+            "channel_multiplier": [1],
+            "num_res_blocks": 1,
+            "embed_dim": 4,
+            "latent_channels": 4,
+            "num_embeddings": CODES,
+        },
+    }
+    model = randomise(ChameleonForConditionalGeneration(ChameleonConfig(**settings | changes)), 3)
+    # Embeddings wide enough that every prompt gives other codes.
+    model.model.embed_tokens.weight.data.mul_(4)
+    return model.requires_grad_(False)
+
+
+def pipeline(version: str = "1.0") -> LuminaMGPTPipeline:
+    """Images of 64 pixels by default, on a grid of 4x4 codes, or 8x8 in Lumina-mGPT 2.0."""
+    names = vocabulary(version)
+    pipe = LuminaMGPTPipeline(transformer(names), vq_model(version), tokenizer(names), image_size=64)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def anole_pipeline() -> AnolePipeline:
+    names = vocabulary()
+    pipe = AnolePipeline(transformer(names), vq_model(), tokenizer(names), image_size=64)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def plain_logits(pipe: LuminaMGPTPipeline, prefix: list[int], codes: torch.LongTensor, row_end: int | None):
+    """Logits [N, CODES] of every code of a map [h, w] after the tokens `prefix`, by one run over the whole sequence."""
+    first = pipe.transformer.config.vocabulary_map["IMGIMGAZ" if pipe.scale_factor == 16 else "<MOVQGAN00000>"]
+    sequence, before = list(prefix), []
+    for row in codes.tolist():
+        for code in row:
+            before.append(len(sequence) - 1)
+            sequence.append(first + code)
+        if row_end is not None:
+            sequence.append(row_end)
+    hidden = pipe.transformer.model(input_ids=torch.tensor([sequence]), use_cache=False).last_hidden_state[0]
+    return pipe.transformer.lm_head(hidden)[before, first : first + CODES]
