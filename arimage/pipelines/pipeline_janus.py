@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from PIL import Image
-from transformers import JanusForConditionalGeneration, JanusProcessor
+from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
 from ..decoding import Decoding, TokenModel
 from ..kernels.codebook import nearest_code
@@ -54,6 +54,13 @@ class JanusPipeline(ARImagePipeline):
             )
         self.register_modules(model=model, processor=processor)
         self.generation_config["guidance_scale"] = 5.0
+
+    @property
+    def parts(self) -> JanusModel:
+        """The networks of the model, on their device: offloading waits for a call of the whole, which is never made."""
+        if hasattr(self.model, "_hf_hook"):
+            self.model._hf_hook.pre_forward(self.model)
+        return self.model.model
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -130,7 +137,7 @@ class JanusPipeline(ARImagePipeline):
             kept = (ids == config.bos_token_id) | (ids == config.generation_kwargs["boi_token_id"])
             ids = torch.cat([ids, torch.where(kept, ids, config.pad_token_id)])
             mask = mask.repeat(2, 1)
-        parts = self.model.model
+        parts = self.parts
         return LanguageTokenModel(
             parts.language_model,
             embed=self.model.prepare_embeddings_for_image_generation,
@@ -145,18 +152,20 @@ class JanusPipeline(ARImagePipeline):
 
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all codes [V, D]."""
-        return F.normalize(self.model.model.vqmodel.quantize.embedding.weight, dim=-1)
+        codebook = self.parts.vqmodel.quantize.embedding
+        codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
+        return F.normalize(codebook(codes), dim=-1)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """Pictures [B, 3, H, W] in [-1, 1] to the codes [B, h, w] whose vectors have the greatest cosine with theirs. So does
         the original; transformers compares vectors that are not normalised."""
-        vq = self.model.model.vqmodel
+        vq = self.parts.vqmodel
         latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback gets them."""
-        return self.model.model.vqmodel.decode(tokens.to(self._execution_device).clamp(min=0))
+        return self.parts.vqmodel.decode(tokens.to(self._execution_device).clamp(min=0))
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import tiny_janus
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import JanusForConditionalGeneration
 
 from arimage import AutoPipeline, JanusPipeline, decoding_from_name, decoding_names
 from arimage.convert import convert_janus
@@ -217,6 +219,41 @@ def test_half_precision_draws_and_answers(pipe, tmp_path):
         images = half(PROMPTS, decoding=decoding, generator=seeded(0), output_type="pt").images
         assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
     assert len(half.understand(Image.new("RGB", (64, 64)), ["what?", "why is it so?"], max_new_tokens=3)) == 2
+
+
+def test_layers_on_disk_draw_the_same_and_a_hook_for_the_whole_model_is_called(given, expected, tmp_path):
+    language = "model.language_model."
+    on_disk = (f"{language}layers.1", "model.generation_head", "model.vqmodel")
+    on_cpu = (f"{language}{name}" for name in ("embed_tokens", "norm", "rotary_emb", "layers.0"))
+    others = (
+        "lm_head",
+        "model.vision_model",
+        "model.aligner",
+        "model.generation_embeddings",
+        "model.generation_aligner",
+    )
+    where = {**dict.fromkeys(on_disk, "disk"), **dict.fromkeys((*on_cpu, *others), "cpu")}
+    model = JanusForConditionalGeneration.from_pretrained(
+        tiny_janus.FOLDER, device_map=where, offload_folder=tmp_path / "offload"
+    )
+    assert model.model.generation_head.vision_head.weight.is_meta
+    pipe = JanusPipeline(model)
+    pipe.set_progress_bar_config(disable=True)
+    for decoding in ("ar", "sjd-coupled", "lantern"):
+        tokens = pipe(**given, top_k=1, decoding=decoding, output_type="latent").tokens
+        assert torch.equal(tokens.flatten(1), expected["generated_image_tokens"])
+
+    called = []
+
+    class Hook(ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            called.append(module)
+            return args, kwargs
+
+    whole = convert_janus(tiny_janus.FOLDER).model
+    add_hook_to_module(whole, Hook())
+    JanusPipeline(whole).bind(**given)
+    assert whole in called
 
 
 def test_drafts_of_a_pass_can_be_drawn(pipe):
