@@ -126,7 +126,9 @@ class Emu3Pipeline(ARImagePipeline):
         )
         return encoded.input_ids, encoded.attention_mask
 
-    def check_inputs(self, prompt, negative_prompt, input_ids, negative_input_ids) -> int:
+    def check_inputs(
+        self, prompt, negative_prompt, input_ids, attention_mask, negative_input_ids, negative_attention_mask
+    ) -> int:
         """Refuse what cannot be a prompt; return how many prompts there are."""
         if (prompt is None) == (input_ids is None):
             raise ValueError("give either a prompt or input_ids")
@@ -143,7 +145,10 @@ class Emu3Pipeline(ARImagePipeline):
                 raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
             counts[name] = len(texts)
         header_end = self.model.config.vocabulary_map[BEGIN_OF_CODES]
-        for name, ids in (("input_ids", input_ids), ("negative_input_ids", negative_input_ids)):
+        for name, ids, mask in (
+            ("input_ids", input_ids, attention_mask),
+            ("negative_input_ids", negative_input_ids, negative_attention_mask),
+        ):
             if ids is None:
                 continue
             if ids.ndim != 2 or not len(ids) or (ids[:, -1] != header_end).any():
@@ -151,6 +156,10 @@ class Emu3Pipeline(ARImagePipeline):
                     f"{name} must be [B, P], padded on the left, and end with the header of an image, its last token "
                     f"{header_end}"
                 )
+            if mask is not None and (
+                mask.shape != ids.shape or (mask.int().diff() < 0).any() or not mask[:, -1].all()
+            ):
+                raise ValueError(f"the mask of {name} must be of their shape, zeros and then ones: pad on the left")
             counts[name] = len(ids)
         count = counts.get("prompt") or counts["input_ids"]
         for name in ("negative_prompt", "negative_input_ids"):
@@ -175,7 +184,9 @@ class Emu3Pipeline(ARImagePipeline):
         negative_attention_mask: torch.Tensor | None = None,
     ) -> TokenModel:
         """The next-code model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
-        count = self.check_inputs(prompt, negative_prompt, input_ids, negative_input_ids)
+        count = self.check_inputs(
+            prompt, negative_prompt, input_ids, attention_mask, negative_input_ids, negative_attention_mask
+        )
         size = self.image_size(height, width, ratio)
         if hasattr(self.model, "_hf_hook"):
             # Offloading waits for a call of the model, whose parts alone are called.
@@ -203,14 +214,15 @@ class Emu3Pipeline(ARImagePipeline):
                     )
         # The negative prompts are sequences of their own, at their own positions, with a header of their own.
         length = max(ids.shape[1] for ids, _ in groups.values())
-        padding = self.model.config.text_config.pad_token_id
         rows, masks = [], []
+
+        def pad(values: torch.Tensor, value: int) -> torch.Tensor:
+            values = F.pad(values.to(self._execution_device), (length - values.shape[1], 0), value=value)
+            return values.expand(count, -1).repeat_interleave(num_images_per_prompt, dim=0)
+
         for ids, mask in groups.values():
-            mask = torch.ones_like(ids) if mask is None else mask
-            left = (length - ids.shape[1], 0)
-            for values, fill, padded in ((ids, padding, rows), (mask, 0, masks)):
-                values = F.pad(values, left, value=fill).expand(count, -1)
-                padded.append(values.repeat_interleave(num_images_per_prompt, dim=0).to(self._execution_device))
+            rows.append(pad(ids, self.model.config.text_config.pad_token_id))
+            masks.append(pad(torch.ones_like(ids) if mask is None else mask.long(), 0))
 
         text_model = self.model.model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
@@ -324,7 +336,9 @@ class Emu3Pipeline(ARImagePipeline):
         """
         # 1. Check inputs
         self.check_call(height, width, None, output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt)
-        count = self.check_inputs(prompt, negative_prompt, input_ids, negative_input_ids)
+        count = self.check_inputs(
+            prompt, negative_prompt, input_ids, attention_mask, negative_input_ids, negative_attention_mask
+        )
         size = self.image_size(height, width, ratio)
         seeds = self.draw_seeds(generator, count * num_images_per_prompt)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_emu3
 import torch
-from accelerate import cpu_offload
+from accelerate import cpu_offload_with_hook
 from tiny_emu3 import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
@@ -222,15 +222,30 @@ def test_a_saved_pipeline_draws_the_same_images(tmp_path):
     assert half.model.dtype == torch.bfloat16 and images.isfinite().all() and images.std() > 0.03
 
 
-def test_weights_that_wait_elsewhere_give_the_same_codes(bare):
-    options = {**GIVEN, **SIZE, "top_k": 1, "guidance_scale": 3.0}
-    expected = bare(**options, output_type="pt")
-    offloaded = tiny_emu3.pipeline(tokenizer=False)
-    cpu_offload(offloaded.model, "cpu")
-    assert offloaded.model.lm_head.weight.is_meta
-    out = offloaded(**options, output_type="pt")
+def test_weights_that_wait_elsewhere_give_the_same_codes(bare, tmp_path):
+    bare.save_pretrained(tmp_path)
+    parts = {"model.text_model.embed_tokens": "cpu", "model.text_model.layers.0": "cpu", "model.vqmodel": "disk"}
+    parts |= {"model.text_model.layers.1": "disk", "model.text_model.norm": "disk", "lm_head": "disk"}
+    model = Emu3ForConditionalGeneration.from_pretrained(
+        tmp_path / "model",
+        device_map=parts | {"model.text_model.rotary_emb": "cpu"},
+        offload_folder=tmp_path / "offloaded",
+    )
+    assert model.lm_head.weight.is_meta
+    offloaded = AutoPipeline.from_pretrained(tmp_path, model=model)
+    options = {**GIVEN, **SIZE, "top_k": 1, "guidance_scale": 3.0, "output_type": "pt"}
+    expected, out = bare(**options), offloaded(**options)
     assert torch.equal(out.tokens, expected.tokens)
     torch.testing.assert_close(out.images, expected.images, atol=1e-5, rtol=0)
+
+
+def test_an_offloaded_model_is_brought_before_its_parts_are_called(monkeypatch):
+    pipe = tiny_emu3.pipeline()
+    cpu_offload_with_hook(pipe.model, "cpu")
+    brought = []
+    monkeypatch.setattr(pipe.model._hf_hook, "pre_forward", brought.append)
+    pipe("tree", output_type="latent")
+    assert brought == [pipe.model]
 
 
 # Editing
@@ -278,6 +293,11 @@ def test_what_is_kept_stands_and_the_rest_is_drawn(pipe, decoding):
         ({"prompt": ["a", "b"], "negative_prompt": ["c"] * 3}, "negative_prompt holds 3 for 2 prompts"),
         ({"input_ids": GIVEN["input_ids"][:, :-1]}, "end with the header of an image, its last token 105"),
         ({"input_ids": GIVEN["input_ids"][0]}, "must be [B, P]"),
+        (
+            {"input_ids": GIVEN["input_ids"], "attention_mask": torch.ones(1, 12)},
+            "the mask of input_ids must be of their",
+        ),
+        ({"input_ids": GIVEN["input_ids"], "attention_mask": torch.arange(13)[None] < 9}, "pad on the left"),
         ({"prompt": "a", "image": torch.zeros(1, 3, 8, 8)}, "belong together"),
         ({"prompt": "a", "output_type": "jpeg"}, "output_type is 'jpeg'"),
         ({"prompt": "a", "decoding": "eagle"}, "has no drafter"),
