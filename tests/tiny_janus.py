@@ -147,6 +147,7 @@ def write_original(folder: Path, state: dict[str, torch.Tensor] | None = None, s
         | {"model_max_length": 16384, "unk_token": None, **special},
         "preprocessor_config.json": {"image_size": 64, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         | {"min_size": 14, "rescale_factor": 1 / 255, "image_processor_type": "VLMImageProcessor"},
+        "special_tokens_map.json": {"additional_special_tokens": [IMAGE], **special},
         "processor_config.json": {"num_image_tokens": 16, "processor_class": "VLChatProcessor"},
     }.items():
         (folder / name).write_text(json.dumps(content))

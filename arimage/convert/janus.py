@@ -191,10 +191,11 @@ def _original_processor(folder: Path, config: JanusConfig, template: str) -> Jan
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         folder, local_files_only=True, add_bos_token=True, pad_token=PAD_TOKEN, extra_special_tokens=IMAGE_TOKENS
     )
+    size = config.vision_config.image_size
     pictures = json.loads((folder / "preprocessor_config.json").read_text())
+    names = ("image_mean", "image_std", "min_size", "rescale_factor", "do_normalize")
     image_processor = JanusImageProcessor(
-        size={"height": pictures["image_size"], "width": pictures["image_size"]},
-        **{name: pictures[name] for name in ("image_mean", "image_std", "min_size", "rescale_factor")},
+        size={"height": size, "width": size}, **{name: pictures[name] for name in names if name in pictures}
     )
     return JanusProcessor(
         image_processor,
@@ -232,6 +233,9 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
         if template is not None and processor is not None:
             processor.chat_template = chat_template(ROLES[template])
     elif model_type == "multi_modality" and "gen_head_config" in config:
+        for name in ("tokenizer.json", "preprocessor_config.json"):
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder} has no {name}: give the whole folder of a published Janus")
         model = janus_from_original(load_original_folder(folder), config["language_config"], source=folder)
         processor = _original_processor(folder, model.config, template or "janus-pro")
         tokenizer = processor.tokenizer
@@ -252,7 +256,7 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
 
 def _load_transformers(folder: Path) -> tuple[JanusForConditionalGeneration, JanusProcessor | None]:
     model, found = JanusForConditionalGeneration.from_pretrained(
-        folder, local_files_only=True, dtype="auto", output_loading_info=True
+        folder, local_files_only=True, dtype="auto", ignore_mismatched_sizes=True, output_loading_info=True
     )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[problem]:
@@ -262,4 +266,6 @@ def _load_transformers(folder: Path) -> tuple[JanusForConditionalGeneration, Jan
     processor = None
     if (folder / "tokenizer.json").is_file():
         processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
+        # Files that name another class of tokenizer lose it.
+        processor.tokenizer.add_bos_token = True
     return model.eval(), processor

@@ -151,16 +151,17 @@ class JanusPipeline(ARImagePipeline):
         )
 
     def code_vectors(self) -> torch.Tensor:
-        """The unit vectors of all codes [V, D]."""
+        """The unit vectors of all codes, float32 [V, D]."""
         codebook = self.parts.vqmodel.quantize.embedding
         codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
-        return F.normalize(codebook(codes), dim=-1)
+        return F.normalize(codebook(codes).float(), dim=-1)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """Pictures [B, 3, H, W] in [-1, 1] to the codes [B, h, w] whose vectors have the greatest cosine with theirs. So does
         the original; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
         latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
+        latents = F.normalize(latents.float(), dim=-1)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:

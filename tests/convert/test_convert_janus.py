@@ -129,6 +129,14 @@ def test_the_transformers_layout_keeps_its_processor(transformers_folder, weight
     assert pipe.processor.tokenizer.decode(ids[0]) == f"{tiny_janus.BOS}User: cat\n\nAssistant:{tiny_janus.BOI}"
 
 
+def test_a_tokenizer_that_lost_its_first_token_gets_it_back(transformers_folder):
+    text = (transformers_folder / "tokenizer.json").read_text()
+    (transformers_folder / "tokenizer.json").write_text(json.dumps({**json.loads(text), "post_processor": None}))
+    pipe = convert_janus(transformers_folder, out=transformers_folder / "pipe")
+    for each in (pipe, JanusPipeline.from_pretrained(transformers_folder / "pipe")):
+        assert each.processor.tokenizer("ab").input_ids == [150, *tiny_janus.characters().encode("ab").ids]
+
+
 def test_without_a_tokenizer_the_transformers_layout_draws_from_token_ids(expected):
     pipe = convert_janus(tiny_janus.FOLDER)
     assert pipe.processor is None
@@ -199,16 +207,25 @@ def test_folders_of_something_else_are_refused(original, tmp_path):
         with pytest.raises(CheckpointError, match=f"model of type '{config['model_type']}', expected 'janus' or"):
             convert_janus(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tiny_janus.original_config()))
+    with pytest.raises(CheckpointError, match="has no tokenizer.json: give the whole folder"):
+        convert_janus(tmp_path)
+    for name in ("tokenizer.json", "preprocessor_config.json"):
+        shutil.copy(original / name, tmp_path)
     with pytest.raises(CheckpointError, match="has neither model.safetensors nor pytorch_model.bin nor an index"):
         convert_janus(tmp_path)
     with pytest.raises(CheckpointError, match="template is 'pro': choose among janus, janus-pro"):
         convert_janus(original, template="pro")
 
 
-def test_an_incomplete_transformers_layout_is_refused(transformers_folder, weights):
-    left = {key: value for key, value in weights.items() if key != "model.generation_embeddings.weight"}
-    save_file(left, transformers_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="missing keys, 'model.generation_embeddings.weight' among them"):
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "has missing keys, '{}' among"), (torch.ones(255, 8), "has mismatched keys, .*{}.* among")],
+)
+def test_an_unfitting_transformers_layout_is_refused(transformers_folder, weights, value, said):
+    name = "model.generation_embeddings.weight"
+    changed = {key: tensor for key, tensor in (weights | {name: value}).items() if tensor is not None}
+    save_file(changed, transformers_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=said.format(name)):
         convert_janus(transformers_folder)
 
 
