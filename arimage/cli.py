@@ -75,6 +75,8 @@ def generate(
     mask_image: Annotated[
         Path | None, typer.Option(help="White where --image is drawn anew, black where it is kept.")
     ] = None,
+    height: Annotated[int | None, typer.Option(help="In pixels; the model's by default.")] = None,
+    width: Annotated[int | None, typer.Option(help="As --height.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -140,6 +142,8 @@ def generate(
         condition |= {"image": Image.open(image), "mask_image": Image.open(mask_image)}
     output = pipe(
         **condition,
+        height=height,
+        width=width,
         num_images_per_prompt=count,
         generator=torch.Generator().manual_seed(seed),
         decoding=method,

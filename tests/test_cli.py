@@ -12,6 +12,7 @@ import pytest
 import tiny
 import tiny_emu3
 import tiny_janus
+import tiny_lumina_mgpt
 import torch
 from PIL import Image
 
@@ -119,6 +120,8 @@ def test_help_comes_at_once_and_without_heavy_imports():
         (["convert", "var"], "--tokenizer"),
         (["convert", "janus"], "--template"),
         (["convert", "emu3"], "--vision-tokenizer"),
+        (["convert", "lumina-mgpt"], "--image-size"),
+        (["convert", "anole"], "--tokenizer"),
         (["train", "tokenizer"], "--recipe"),
         (["train", "transformer"], "--heldout"),
         (["train", "all"], "--data"),
@@ -330,6 +333,24 @@ def test_a_converted_emu3_draws_pictures_that_can_be_traced(run, tmp_path):
     code, _, err = run("generate", "a red heart", *options)
     assert code == 0 and "forward passes" in err and pixels(picture).shape == (32, 32, 3)
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
+
+
+def test_a_converted_lumina_mgpt_draws_pictures_of_any_size_that_can_be_traced(run, tmp_path):
+    folder = tiny_lumina_mgpt.write_version_2(tmp_path / "published")
+    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    options = ["--tokenizer", str(tiny_lumina_mgpt.MOVQGAN), "--image-size", "64", "--out", str(made)]
+    code, out, _ = run("convert", "lumina-mgpt", str(folder), *options)
+    assert code == 0 and out.strip() == str(made)
+    options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
+    options += ["--model", str(made), "--decoding", "sjd", "--height", "32", "--width", "64", "--out", str(picture)]
+    code, _, err = run("generate", "a red heart", *options)
+    assert code == 0 and "forward passes" in err and pixels(picture).shape == (32, 64, 3)
+    assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
+
+
+def test_an_anole_without_its_image_decoder_is_refused_in_one_sentence(refused, tmp_path):
+    folder = Path(__file__).parent / "fixtures" / "lumina_mgpt"
+    assert "holds no image decoder" in refused("convert", "anole", str(folder), "--out", str(tmp_path / "made"))
 
 
 def test_an_unknown_option_is_a_usage_error(run):

@@ -1,9 +1,11 @@
 """Tiny Lumina-mGPT and Anole pipelines with random weights, and a vocabulary with letters for words."""
 
 import string
+from pathlib import Path
 
 import torch
 from diffusers import VQModel
+from safetensors.torch import save_file
 from tiny import randomise
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
@@ -14,6 +16,8 @@ from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
 CODES = 48
 VERSION_2 = "2.0"
+# Random weights of a MoVQGAN with 64 codes, in the published layout.
+MOVQGAN = Path(__file__).parent / "fixtures" / "lumina_mgpt" / "movqgan.ckpt"
 
 
 def vocabulary(version: str = "1.0", codes: int = CODES) -> dict[str, int]:
@@ -93,6 +97,21 @@ def anole_pipeline() -> AnolePipeline:
     pipe = AnolePipeline(transformer(names), vq_model(), tokenizer(names), image_size=64)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def write_version_2(folder: Path) -> Path:
+    """What `convert_lumina_mgpt` takes beside `MOVQGAN`: a folder in the layout of Lumina-mGPT 2.0, whose vocabulary is that
+    of its text tokenizer."""
+    names = vocabulary(VERSION_2, codes=64)
+    model = transformer(names)
+    model.config.vocabulary_map = None
+    model.config.save_pretrained(folder)
+    state = {key: value for key, value in model.state_dict().items() if "vqmodel" not in key}
+    # One norm for all heads.
+    state = {key: value[:1] if "_norm." in key else value for key, value in state.items()}
+    save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
+    tokenizer(names).backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def plain_logits(pipe: LuminaMGPTPipeline, prefix: list[int], codes: torch.LongTensor, row_end: int | None):

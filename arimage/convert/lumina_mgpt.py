@@ -232,11 +232,10 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     state = _load_sharded(folder)
     vq_state, vq_source = _image_tokenizer(state, folder, tokenizer)
     vq = vq_model_from_original(vq_state, source=vq_source)
-    text_tokenizer = _text_tokenizer(folder, tokenizer)
-    if config.get("vocabulary_map") is None:
-        if text_tokenizer is None:
-            raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
-        config["vocabulary_map"] = text_tokenizer.get_vocab()
+    text_tokenizer, vocabulary = _text_tokenizer(folder, tokenizer)
+    config["vocabulary_map"] = config.get("vocabulary_map") or vocabulary
+    if config["vocabulary_map"] is None:
+        raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
     transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
     try:
         pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)
@@ -284,22 +283,21 @@ def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Te
     return held, folder
 
 
-def _text_tokenizer(folder: Path, tokenizer) -> PreTrainedTokenizerFast | None:
-    """That of the folder, else Meta's; None where there is neither with its merges."""
-    specials = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        settings = folder / "tokenizer_config.json"
-        if settings.is_file():
-            given = _read_json(settings)
-            specials = {name: given.get(name) for name in specials}
-            specials = {
-                name: value["content"] if isinstance(value, dict) else value for name, value in specials.items()
-            }
-    else:
+def _text_tokenizer(folder: Path, tokenizer) -> tuple[PreTrainedTokenizerFast | None, dict[str, int] | None]:
+    """That of the folder, else Meta's, and its vocabulary; None where there is no file, or one without merges."""
+    path, specials = folder / "tokenizer.json", {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    if not path.is_file():
         path = Path(tokenizer or folder) / "text_tokenizer.json"
-    if not path.is_file() or "merges" not in _read_json(path).get("model", {}):
-        return None
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(path), **{name: value for name, value in specials.items() if value is not None}
-    )
+    elif (settings := folder / "tokenizer_config.json").is_file():
+        given = _read_json(settings)
+        specials = {name: given.get(name) for name in specials}
+        specials = {name: value["content"] if isinstance(value, dict) else value for name, value in specials.items()}
+    if not path.is_file():
+        return None, None
+    contents = _read_json(path)
+    added = {token["content"]: token["id"] for token in contents.get("added_tokens", [])}
+    vocabulary = contents["model"]["vocab"] | added
+    if contents["model"]["type"] == "BPE" and not contents["model"].get("merges"):
+        return None, vocabulary
+    specials = {name: value for name, value in specials.items() if value is not None}
+    return PreTrainedTokenizerFast(tokenizer_file=str(path), **specials), vocabulary

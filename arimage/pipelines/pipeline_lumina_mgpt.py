@@ -276,11 +276,16 @@ class LuminaMGPTPipeline(ARImagePipeline):
             input_ids=ids,
             attention_mask=mask,
             row_end=row_end,
-            codebook=self.vq.quantize.embedding.weight.to(device),
+            codebook=self.code_vectors(),
             groups=2 if guided else 1,
         )
         self._grid = model.grid
         return model
+
+    def code_vectors(self) -> torch.Tensor:
+        """The vectors of all codes in the image tokenizer [V, D]."""
+        codes = torch.arange(self.vq.config.num_vq_embeddings, device=self._execution_device)
+        return use(self.vq).quantize.embedding(codes)
 
     def decode_image(self, codes: torch.LongTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, h, w]."""
@@ -290,7 +295,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The codes [B, h, w] of pictures [B, 3, H, W] in [-1, 1]."""
         latents = self.vq.encode(pixels.to(self.vq.dtype)).latents.permute(0, 2, 3, 1)
-        return nearest_code(latents.flatten(0, 2), self.vq.quantize.embedding.weight).view(latents.shape[:3])
+        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:3])
 
     def _whole(self, tokens: torch.LongTensor) -> torch.LongTensor:
         """The codes [B, h, w] of whole images, given panels included, from those that the latest model drew [B, N]."""
