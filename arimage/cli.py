@@ -1,5 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help comes at once."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -77,6 +78,9 @@ def generate(
     ] = None,
     height: Annotated[int | None, typer.Option(help="In pixels; the model's by default.")] = None,
     width: Annotated[int | None, typer.Option(help="As --height.")] = None,
+    negative_prompt: Annotated[
+        str | None, typer.Option(help="What to guide away from, for models that know such prompts (Emu3).")
+    ] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images of each prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -136,6 +140,10 @@ def generate(
         )
     recorder = Trace() if trace or acceptance_map else None
     condition = {"prompt": texts} if texts else {"class_labels": labels}
+    if negative_prompt is not None:
+        if "negative_prompt" not in inspect.signature(pipe.__call__).parameters:
+            raise ValueError(f"{model} knows no negative prompt: leave out --negative-prompt")
+        condition["negative_prompt"] = negative_prompt
     if image is not None:
         from PIL import Image
 

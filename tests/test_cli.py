@@ -348,6 +348,22 @@ def test_a_converted_lumina_mgpt_draws_pictures_of_any_size_that_can_be_traced(r
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 
+def test_size_and_negative_prompt_reach_the_model(run, refused, models, tmp_path):
+    pipe = tiny_emu3.pipeline()
+    pipe.save_pretrained(tmp_path / "emu3")
+    options = ["generate", "a red heart", "--model", tmp_path / "emu3", "--height", 16, "--width", 40]
+    for name, settings in (("away", {"negative_prompt": "lowres"}), ("default", {})):
+        words = ["--negative-prompt", "lowres"] if settings else []
+        code, *_ = run(*options, *words, "--guidance-scale", 3, "--out", f"{name}.png")
+        assert code == 0
+        generator = torch.Generator().manual_seed(0)
+        image = pipe("a red heart", height=16, width=40, guidance_scale=3, generator=generator, **settings).images[0]
+        np.testing.assert_array_equal(pixels(f"{name}.png"), np.asarray(image))
+    assert not np.array_equal(pixels("away.png"), pixels("default.png"))
+    assert "the size is either height and width" in refused(*options[:-2])
+    assert "knows no" in refused("generate", "tree", "--model", models["text"], "--negative-prompt", "bird")
+
+
 def test_an_anole_without_its_image_decoder_is_refused_in_one_sentence(refused, tmp_path):
     folder = Path(__file__).parent / "fixtures" / "lumina_mgpt"
     assert "holds no image decoder" in refused("convert", "anole", str(folder), "--out", str(tmp_path / "made"))
