@@ -118,8 +118,8 @@ class LanguageTokenModel:
         network: for `TokenModel.network`, the decoder by default.
 
     Raises:
-        ValueError: if there is not exactly one kind of prompt, the rows are no `groups` of equal size, or a prompt is padded
-            on the right.
+        ValueError: if the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
+            size, or a prompt is padded on the right.
     """
 
     def __init__(
@@ -137,6 +137,12 @@ class LanguageTokenModel:
         groups: int = 1,
         network: nn.Module | None = None,
     ):
+        attention = decoder.config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            raise ValueError(
+                f"the decoder has {attention!r} attention, which takes no mask of its own for each query: load it with "
+                'attn_implementation="sdpa"'
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("a prompt is either input_ids or inputs_embeds: give one of the two")
         if inputs_embeds is None:

@@ -72,7 +72,7 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
     return codes[0]
 
 
-def use(module: torch.nn.Module) -> torch.nn.Module:
+def on_device(module: torch.nn.Module) -> torch.nn.Module:
     """The module, on its device: offloading waits for a call of a module of which parts are called."""
     if hasattr(module, "_hf_hook"):
         module._hf_hook.pre_forward(module)
@@ -266,7 +266,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
             ids = torch.cat([ids, F.pad(alone, padding)])
             mask = torch.cat([mask, F.pad(torch.ones_like(alone), padding)])
 
-        transformer = use(self.transformer)
+        transformer = on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
         model = LanguageTokenModel(
             transformer.model,
@@ -285,11 +285,11 @@ class LuminaMGPTPipeline(ARImagePipeline):
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes in the image tokenizer [V, D]."""
         codes = torch.arange(self.vq.config.num_vq_embeddings, device=self._execution_device)
-        return use(self.vq).quantize.embedding(codes)
+        return on_device(self.vq).quantize.embedding(codes)
 
     def decode_image(self, codes: torch.LongTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, h, w]."""
-        vectors = use(self.vq).quantize.embedding(codes).permute(0, 3, 1, 2)
+        vectors = on_device(self.vq).quantize.embedding(codes).permute(0, 3, 1, 2)
         return self.vq.decode(vectors, force_not_quantize=True).sample
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
@@ -417,7 +417,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
         tokens = self._whole(state.tokens)
 
         def draw() -> torch.Tensor:
-            drawn = self.decode_image(tokens)
+            drawn = self.decode_image(tokens).float()
             if output_type == "pil" and self.vq.config.norm_type == "group":
                 # Chameleon's authors cut levels off where everybody else rounds.
                 drawn = ((drawn.clamp(-1, 1) + 1) * 127.5).floor() / 127.5 - 1

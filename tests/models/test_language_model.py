@@ -312,3 +312,6 @@ def test_what_does_not_fit_is_refused(network):
         LanguageTokenModel(decoder, input_ids=ids, attention_mask=mask.flip(1), **arguments)
     with pytest.raises(ValueError, match="2 images of a model bound to 3 prompts"):
         LanguageTokenModel(decoder, input_ids=ids, **arguments).prefill(2)
+    flexible = decoder_of("llama", attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match="load it with attn_implementation="):
+        LanguageTokenModel(flexible, input_ids=ids, **arguments)

@@ -281,6 +281,18 @@ def test_parts_wait_on_their_device_for_offloading(pipe):
     assert {*called} == {"ChameleonForConditionalGeneration", "VQModel"}
 
 
+def test_half_precision_draws_and_changes_pictures():
+    pipe = tiny.pipeline()
+    pipe.transformer.to(torch.bfloat16)
+    pipe.vq.to(torch.bfloat16)
+    image, mask = torch.rand(1, 3, 64, 64, generator=seeded(0)), torch.zeros(64, 64)
+    mask[32:, 32:] = 1
+    output = pipe(PROMPTS[0], image=image, mask_image=mask, decoding="sjd", output_type="pt")
+    assert output.images.dtype == torch.float32
+    torch.testing.assert_close(output.images[..., :32, :], image[..., :32, :])
+    assert not torch.allclose(output.images[..., 32:, 32:], image[..., 32:, 32:])
+
+
 def test_weights_may_be_loaded_layer_by_layer(pipe):
     from accelerate import cpu_offload
 
