@@ -176,6 +176,13 @@ class ARImagePipeline(DiffusionPipeline):
         )
         return pixels, masks
 
+    def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A component on the device where it works, for calls of its parts: `enable_model_cpu_offload` brings it there when
+        it is called as a whole, which some never are."""
+        if hasattr(module, "_hf_hook"):
+            module._hf_hook.pre_forward(module)
+        return module
+
     def draw_seeds(
         self, generator: torch.Generator | list[torch.Generator] | None, batch_size: int
     ) -> torch.LongTensor:

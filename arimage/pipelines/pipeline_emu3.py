@@ -188,10 +188,6 @@ class Emu3Pipeline(ARImagePipeline):
             prompt, negative_prompt, input_ids, attention_mask, negative_input_ids, negative_attention_mask
         )
         size = self.image_size(height, width, ratio)
-        if hasattr(self.model, "_hf_hook"):
-            # Offloading waits for a call of the model, whose parts alone are called.
-            self.model._hf_hook.pre_forward(self.model)
-
         if prompt is not None:
             texts = [prompt] if isinstance(prompt, str) else prompt
             input_ids, attention_mask = self.encode_prompt([text + prompt_suffix for text in texts], size)
@@ -224,7 +220,7 @@ class Emu3Pipeline(ARImagePipeline):
             rows.append(pad(ids, self.model.config.text_config.pad_token_id))
             masks.append(pad(torch.ones_like(ids) if mask is None else mask.long(), 0))
 
-        text_model = self.model.model.text_model
+        text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
         factor = self.vq.spatial_scale_factor
         self._grid = size[0] // factor, size[1] // factor
@@ -247,7 +243,7 @@ class Emu3Pipeline(ARImagePipeline):
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback of the latest call gets
         them."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
-        return decode_image(self.vq, tokens.unflatten(1, self._grid))
+        return decode_image(self.on_device(self.model).model.vqmodel, tokens.unflatten(1, self._grid))
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""

@@ -57,10 +57,8 @@ class JanusPipeline(ARImagePipeline):
 
     @property
     def parts(self) -> JanusModel:
-        """The networks of the model, on their device: offloading waits for a call of the whole, which is never made."""
-        if hasattr(self.model, "_hf_hook"):
-            self.model._hf_hook.pre_forward(self.model)
-        return self.model.model
+        """The networks of the model, on their device."""
+        return self.on_device(self.model).model
 
     @property
     def grid(self) -> tuple[int, int]:
