@@ -422,7 +422,9 @@ def convert_lumina_mgpt_command(
 
 @convert_app.command("anole")
 def convert_anole_command(
-    folder: Annotated[Path, typer.Argument(help="Anole, or another Chameleon, in the layout of transformers.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Anole, or another Chameleon, in Meta's format or that of transformers.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
     tokenizer: ChameleonTokenizer = None,
 ) -> None:

@@ -51,6 +51,19 @@ TOKENIZER_NAMES = (
     ("to_v", "v"),
     ("to_out.0", "proj_out"),
 )
+# Meta's names and transformers', replaced from top to bottom.
+META_NAMES = (
+    (r"^tok_embeddings\.", "model.embed_tokens."),
+    (r"^output\.", "lm_head."),
+    (r"^(norm|layers)\.", r"model.\1."),
+    (r"\.attention\.w([qkvo])\.", r".self_attn.\1_proj."),
+    (r"\.attention\.([qk])_normalization\.", r".self_attn.\1_norm."),
+    (r"\.attention_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+)
 
 
 def vq_model_from_original(state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file") -> VQModel:
@@ -177,6 +190,50 @@ def chameleon_from_original(
     return model
 
 
+def chameleon_state_from_meta(
+    state: dict[str, torch.Tensor], parameters: dict, *, source: str | Path = "the checkpoint"
+) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors by transformers' names, and the settings of a config.json, of a Chameleon in Meta's own format.
+
+    Args:
+        state: tensors by Meta's names, of a model that is not sharded.
+        parameters: the settings of params.json and consolidate_params.json.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a setting is missing, or a tensor that the settings are read from.
+    """
+    try:
+        heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
+    except KeyError as error:
+        raise CheckpointError(f"params.json beside {source} has no {error}: give an unaltered folder") from error
+    vocab_size, hidden_size = shape_of(state, "tok_embeddings.weight", 2, source=source, kind="Chameleon")
+    head_dim = hidden_size // heads
+    converted = {}
+    for key, tensor in state.items():
+        if re.search(r"\.(w[qk]|[qk]_normalization)\.", key):
+            # RoPE turns neighbouring pairs there, the two halves of a head in transformers.
+            tensor = tensor.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+            tensor = tensor if tensor.ndim == 2 else tensor[None]
+        for theirs, ours in META_NAMES:
+            key = re.sub(theirs, ours, key)
+        if key != "rope.freqs":
+            converted[key] = tensor
+    return converted, {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": shape_of(state, "layers.0.feed_forward.w1.weight", 2, source=source, kind="Chameleon")[0],
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": parameters.get("n_kv_heads") or heads,
+        "rms_norm_eps": eps,
+        "rope_theta": parameters.get("rope_theta", 10000.0),
+        "swin_norm": parameters.get("swin_norm", False),
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+    }
+
+
 def convert_lumina_mgpt(
     folder: str | Path,
     *,
@@ -208,13 +265,13 @@ def convert_anole(
     image_size: int = 512,
     out: str | Path | None = None,
 ) -> AnolePipeline:
-    """The pipeline of a folder with Anole, or another Chameleon, in the layout of transformers, with the published sampling
-    defaults.
+    """The pipeline of a folder with Anole, or another Chameleon, with the published sampling defaults.
 
     Args:
-        folder: config.json, weights (safetensors or .bin, sharded or not) and the text tokenizer.
-        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json; not needed where the weights hold the image decoder,
-            as those of leloy/Anole-7b-v0.1-hf.
+        folder: as `GAIR/Anole-7b-v0.1` in Meta's format: models/7b with params.json and consolidated.pth, and tokenizer; or
+            in the layout of transformers: config.json, weights (safetensors or .bin, sharded or not) and the text tokenizer.
+        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, where it is not in the folder and the weights hold no
+            image decoder, as those of leloy/Anole-7b-v0.1-hf do.
         image_size: side in pixels of the images; that of all published ones.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
@@ -228,14 +285,26 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     folder = Path(folder)
     if out is not None:
         check_vacant(out)
-    config = _read_json(folder / "config.json")
-    state = _load_sharded(folder)
+    if whole := sorted(folder.glob("models/*/consolidated.pth")):
+        parameters, shared = (
+            _read_json(whole[0].with_name(name)) for name in ("params.json", "consolidate_params.json")
+        )
+        parameters |= parameters.get("model", {}) | shared
+        state, config = chameleon_state_from_meta(load_original(whole[0]), parameters, source=whole[0])
+        tokenizer = folder / "tokenizer" if tokenizer is None else tokenizer
+    else:
+        config = _read_json(folder / "config.json")
+        state = _load_sharded(folder)
     vq_state, vq_source = _image_tokenizer(state, folder, tokenizer)
     vq = vq_model_from_original(vq_state, source=vq_source)
     text_tokenizer, vocabulary = _text_tokenizer(folder, tokenizer)
-    config["vocabulary_map"] = config.get("vocabulary_map") or vocabulary
-    if config["vocabulary_map"] is None:
+    vocabulary = config.get("vocabulary_map") or vocabulary
+    if vocabulary is None:
         raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
+    if "<image>" not in vocabulary and "<reserved08707>" in vocabulary:
+        # What stands for a picture in transformers.
+        vocabulary["<image>"] = vocabulary.pop("<reserved08707>")
+    config["vocabulary_map"] = vocabulary
     transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
     try:
         pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)

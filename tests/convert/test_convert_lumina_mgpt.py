@@ -7,10 +7,12 @@ import pytest
 import tiny_lumina_mgpt as tiny
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.chameleon.modeling_chameleon import apply_rotary_pos_emb
 
 from arimage.convert import CheckpointError, convert_anole, convert_lumina_mgpt
 from arimage.convert.checkpoint import load_original
 from arimage.convert.lumina_mgpt import vq_model_from_original
+from arimage.models.transformer_llamagen import rotate
 from arimage.pipelines.pipeline_anole import AnolePipeline
 from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
@@ -141,6 +143,91 @@ def test_anole_may_hold_its_image_decoder(folder, expected, tmp_path):
     with torch.no_grad():
         pixels = loaded.decode_image(expected["image_codes"][None])[0]
     torch.testing.assert_close(pixels, expected["vq_decoded_pixels"], atol=1e-4, rtol=0)
+
+
+META_NAMES = {
+    "model.embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "model.norm": "norm",
+    "model.layers": "layers",
+    "self_attn.q_norm": "attention.q_normalization",
+    "self_attn.k_norm": "attention.k_normalization",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    **{f"self_attn.{letter}_proj": f"attention.w{letter}" for letter in "qkvo"},
+}
+
+
+@pytest.fixture
+def meta_folder(tmp_path):
+    """The fixture as Meta writes it, whose RoPE turns neighbouring pairs."""
+    folder = tmp_path / "meta"
+    model = folder / "models" / "7b"
+    model.mkdir(parents=True)
+    state = {"rope.freqs": torch.zeros(4)}
+    for key, tensor in load_file(FIXTURE / "model.safetensors").items():
+        if re.search(r"[qk]_(proj|norm)", key):
+            tensor = tensor.flatten() if "norm" in key else tensor
+            tensor = tensor.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
+        for ours, theirs in META_NAMES.items():
+            key = key.replace(ours, theirs)
+        state[key] = tensor
+    torch.save(state, model / "consolidated.pth")
+    settings = {"dim": 32, "n_layers": 2, "n_heads": 4, "norm_eps": 1e-5, "swin_norm": False, "qk_normalization": True}
+    (model / "params.json").write_text(json.dumps({"model": settings}))
+    (model / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
+    shutil.copytree(META, folder / "tokenizer")
+    return folder
+
+
+def test_metas_own_format_gives_the_same(meta_folder, expected):
+    vocabulary = meta_folder / "tokenizer" / "text_tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text().replace("<image>", "<reserved08707>"))
+    pipe = convert_anole(meta_folder)
+    assert pipe.transformer.model.vocabulary_mapping.image_token_id == 8711
+    theirs = convert_anole(FIXTURE, tokenizer=META)
+    before, after = (each.transformer.state_dict() for each in (theirs, pipe))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    as_lumina = LuminaMGPTPipeline(pipe.transformer, pipe.vq)
+    as_lumina.generation_config.update(guidance_scale=4.0)
+    assert_close_to_original(as_lumina, expected)
+
+
+def test_queries_and_keys_meet_as_in_metas_attention(meta_folder):
+    state = load_original(meta_folder / "models" / "7b" / "consolidated.pth")
+    state = {key: tensor.float() for key, tensor in state.items()}
+    hidden = torch.randn(1, 9, 32, generator=torch.Generator().manual_seed(0))
+    angles = torch.arange(9)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+    table = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
+
+    def of_meta(letter):
+        name = "layers.1.attention"
+        states = (hidden @ state[f"{name}.w{letter}.weight"].T).unflatten(-1, (4, 8))
+        norm = (state[f"{name}.{letter}_normalization.{part}"] for part in ("weight", "bias"))
+        return rotate(torch.nn.functional.layer_norm(states, (8,), *norm), table)
+
+    model = convert_anole(meta_folder).transformer.float().model
+    attention = model.layers[1].self_attn
+    query, key = (
+        norm(project(hidden).view(9, 4, 8)).transpose(0, 1)[None]
+        for norm, project in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))
+    )
+    query, key = apply_rotary_pos_emb(query, key, *model.rotary_emb(hidden, torch.arange(9)[None]))
+    expected = torch.einsum("bqhd,bkhd->bhqk", of_meta("q"), of_meta("k"))
+    torch.testing.assert_close(query @ key.transpose(2, 3), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_incomplete_folder_of_meta_is_refused(meta_folder):
+    settings = meta_folder / "models" / "7b" / "params.json"
+    settings.write_text("{}")
+    with pytest.raises(CheckpointError, match="params.json beside .* has no 'n_heads'"):
+        convert_anole(meta_folder)
+    settings.unlink()
+    with pytest.raises(CheckpointError, match="params.json cannot be read"):
+        convert_anole(meta_folder)
 
 
 # Lumina-mGPT 2.0.
