@@ -72,13 +72,6 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
     return codes[0]
 
 
-def on_device(module: torch.nn.Module) -> torch.nn.Module:
-    """The module, on its device: offloading waits for a call of a module of which parts are called."""
-    if hasattr(module, "_hf_hook"):
-        module._hf_hook.pre_forward(module)
-    return module
-
-
 class LuminaMGPTPipeline(ARImagePipeline):
     """Images of a text by Lumina-mGPT, of every size that its vocabulary has words for.
 
@@ -266,7 +259,9 @@ class LuminaMGPTPipeline(ARImagePipeline):
             ids = torch.cat([ids, F.pad(alone, padding)])
             mask = torch.cat([mask, F.pad(torch.ones_like(alone), padding)])
 
-        transformer = on_device(self.transformer)
+        # First, since bringing one component to the device sends the one before it away.
+        codebook = self.code_vectors()
+        transformer = self.on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
         model = LanguageTokenModel(
             transformer.model,
@@ -276,7 +271,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
             input_ids=ids,
             attention_mask=mask,
             row_end=row_end,
-            codebook=self.code_vectors(),
+            codebook=codebook,
             groups=2 if guided else 1,
         )
         self._grid = model.grid
@@ -285,11 +280,11 @@ class LuminaMGPTPipeline(ARImagePipeline):
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes in the image tokenizer [V, D]."""
         codes = torch.arange(self.vq.config.num_vq_embeddings, device=self._execution_device)
-        return on_device(self.vq).quantize.embedding(codes)
+        return self.on_device(self.vq).quantize.embedding(codes)
 
     def decode_image(self, codes: torch.LongTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, h, w]."""
-        vectors = on_device(self.vq).quantize.embedding(codes).permute(0, 3, 1, 2)
+        vectors = self.on_device(self.vq).quantize.embedding(codes).permute(0, 3, 1, 2)
         return self.vq.decode(vectors, force_not_quantize=True).sample
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
@@ -306,7 +301,10 @@ class LuminaMGPTPipeline(ARImagePipeline):
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback of the latest call gets
         them."""
-        return self.decode_image(self._whole(tokens.to(self._execution_device).clamp(min=0)))
+        pictures = self.decode_image(self._whole(tokens.to(self._execution_device).clamp(min=0)))
+        # The next pass needs it.
+        self.on_device(self.transformer)
+        return pictures
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""

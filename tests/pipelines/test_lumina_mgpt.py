@@ -272,13 +272,21 @@ def test_parts_wait_on_their_device_for_offloading(pipe):
             called.append(type(module).__name__)
             return args, kwargs
 
-    called = []
+    called, before_a_pass = [], []
+
+    def callback(pipe, step, passes, tensors):
+        before_a_pass.append(called[-1])
+        pipe.draw_codes(tensors["tokens"], None)
+        before_a_pass.append(called[-1])
+
     for part in (pipe.transformer, pipe.vq):
         add_hook_to_module(part, Record())
-    pipe(PROMPTS[0], height=32, width=32)
+    pipe(PROMPTS[0], height=32, width=32, callback_on_step_end=callback)
     for part in (pipe.transformer, pipe.vq):
         remove_hook_from_module(part)
-    assert {*called} == {"ChameleonForConditionalGeneration", "VQModel"}
+    # Bringing the tokenizer to the device sends the transformer away: it must be the last of the two.
+    assert {*before_a_pass} == {"ChameleonForConditionalGeneration"} and "VQModel" in called
+    assert called[-1] == "VQModel"
 
 
 def test_half_precision_draws_and_changes_pictures():
