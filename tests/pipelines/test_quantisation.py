@@ -1,0 +1,109 @@
+"""Language models with weights of 8 and 4 bits: they are loaded as transformers' users do, and every decoding runs on them."""
+
+import pytest
+import tiny_emu3
+import tiny_janus
+import tiny_lumina_mgpt
+import torch
+from diffusers import PipelineQuantizationConfig
+from transformers import (
+    ChameleonForConditionalGeneration,
+    Emu3ForConditionalGeneration,
+    JanusForConditionalGeneration,
+    TorchAoConfig,
+)
+
+from arimage import AutoPipeline
+from arimage.convert import convert_janus
+
+
+pytest.importorskip("torchao")
+from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig  # noqa: E402
+
+
+PROMPTS = ["a red heart", "cat"]
+# The name of the quantised component, its class and the size of a small image.
+FAMILIES = {
+    "janus": ("model", JanusForConditionalGeneration, {}),
+    "emu3": ("model", Emu3ForConditionalGeneration, {"height": 32, "width": 40, "guidance_scale": 3.0}),
+    "lumina": ("transformer", ChameleonForConditionalGeneration, {"height": 32, "width": 64, "guidance_scale": 3.0}),
+}
+WEIGHTS = {"int8": Int8WeightOnlyConfig(), "int4": IntxWeightOnlyConfig(weight_dtype=torch.int4)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("quantised")
+    convert_janus(tiny_janus.write_original(root / "published")).save_pretrained(root / "janus")
+    tiny_emu3.pipeline().save_pretrained(root / "emu3")
+    tiny_lumina_mgpt.pipeline().save_pretrained(root / "lumina")
+    return root
+
+
+def load(folder, part, weights, kept=("model.vqmodel", "lm_head"), **options):
+    config = TorchAoConfig(weights, modules_to_not_convert=list(kept))
+    return AutoPipeline.from_pretrained(
+        folder, quantization_config=PipelineQuantizationConfig(quant_mapping={part: config}), **options
+    )
+
+
+def quantised(model):
+    """The names of the linear layers whose weights are packed."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and type(module.weight) is not torch.nn.Parameter
+    }
+
+
+def greedy(pipe, size, **options):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(PROMPTS, top_k=1, output_type="latent", **size, **options).tokens
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_decoding_draws_the_same_greedy_codes_with_quantised_weights(folders, family, weights):
+    part, _, size = FAMILIES[family]
+    pipe = load(folders / family, part, WEIGHTS[weights])
+    names = quantised(getattr(pipe, part))
+    assert any("self_attn" in name for name in names) and not any("vqmodel" in name for name in names)
+    expected = greedy(pipe, size)
+    for decoding in ("ar", "sjd", "sjd-coupled", "sjd-tree"):
+        assert torch.equal(greedy(pipe, size, decoding=decoding), expected)
+    if weights == "int4":
+        # Few bits say something else, or nothing was quantised.
+        assert not torch.equal(greedy(AutoPipeline.from_pretrained(folders / family), size), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_quantised_component_with_a_device_map_is_that_of_the_pipeline(folders, family):
+    part, kind, size = FAMILIES[family]
+    config = TorchAoConfig(WEIGHTS["int8"], modules_to_not_convert=["model.vqmodel", "lm_head"])
+    model = kind.from_pretrained(folders / family / part, quantization_config=config, device_map="auto")
+    handed = AutoPipeline.from_pretrained(folders / family, **{part: model})
+    loaded = load(folders / family, part, WEIGHTS["int8"])
+    assert quantised(model) == quantised(getattr(loaded, part)) != set()
+    assert torch.equal(greedy(handed, size), greedy(loaded, size))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantised_weights_are_saved_as_they_are(folders, family, tmp_path):
+    part, _, size = FAMILIES[family]
+    pipe = load(folders / family, part, WEIGHTS["int8"])
+    pipe.save_pretrained(tmp_path)
+    again = AutoPipeline.from_pretrained(tmp_path)
+    assert quantised(getattr(again, part)) == quantised(getattr(pipe, part))
+    assert torch.equal(greedy(again, size), greedy(pipe, size))
+    full, saved = (path / part / "model.safetensors" for path in (folders / family, tmp_path))
+    assert saved.stat().st_size < full.stat().st_size
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_and_with_a_quantised_head_pictures_are_sound(folders, family):
+    part, _, size = FAMILIES[family]
+    pipe = load(folders / family, part, WEIGHTS["int8"], kept=["model.vqmodel"], dtype=torch.bfloat16)
+    assert "lm_head" in quantised(getattr(pipe, part))
+    pipe.set_progress_bar_config(disable=True)
+    images = pipe(PROMPTS, decoding="sjd-coupled", output_type="pt", **size).images
+    assert images.isfinite().all() and images.std() > 0.02
