@@ -224,6 +224,7 @@ class Emu3Pipeline(ARImagePipeline):
         embedding, first = text_model.get_input_embeddings(), self._first_code
         factor = self.vq.spatial_scale_factor
         self._grid = size[0] // factor, size[1] // factor
+        codes = torch.arange(self._vocab_size, device=self._execution_device)
         # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
         # sides, so that guided logits of the codes alone give the same law.
         return LanguageTokenModel(
@@ -234,7 +235,7 @@ class Emu3Pipeline(ARImagePipeline):
             input_ids=torch.cat(rows),
             attention_mask=torch.cat(masks),
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
-            codebook=self.vq.quantize.embedding(torch.arange(self._vocab_size, device=self._execution_device)),
+            codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
             groups=len(groups),
         )
 
@@ -242,12 +243,12 @@ class Emu3Pipeline(ARImagePipeline):
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback of the latest call gets
         them."""
-        tokens = tokens.to(self._execution_device).clamp(min=0)
-        return decode_image(self.on_device(self.model).model.vqmodel, tokens.unflatten(1, self._grid))
+        codes = tokens.to(self._execution_device).clamp(min=0).unflatten(1, self._grid)
+        return decode_image(self.on_device(self.model).model.vqmodel, codes).to(self._execution_device)
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-        codes = torch.stack(self.vq.encode(pixels, [pixels.shape[2:]] * len(pixels)).image_tokens)
+        codes = torch.stack(self.vq.encode(pixels, [pixels.shape[2:]] * len(pixels)).image_tokens).to(pixels.device)
         drawn = F.max_pool2d(repaint.float(), self.vq.spatial_scale_factor)[:, 0] > 0
         return torch.where(drawn, -1, codes).flatten(1)
 
@@ -368,7 +369,7 @@ class Emu3Pipeline(ARImagePipeline):
         tokens = state.tokens.unflatten(1, model.grid)
 
         def draw() -> torch.Tensor:
-            drawn = decode_image(self.vq, tokens)
+            drawn = self.draw_codes(state.tokens, state.decided)
             return drawn if pixels is None else torch.where(repaint, drawn, pixels)
 
         images, stats = self.to_images(tokens, draw, output_type, stats)

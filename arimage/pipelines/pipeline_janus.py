@@ -152,19 +152,20 @@ class JanusPipeline(ARImagePipeline):
         """The unit vectors of all codes, float32 [V, D]."""
         codebook = self.parts.vqmodel.quantize.embedding
         codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
-        return F.normalize(codebook(codes).float(), dim=-1)
+        return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """Pictures [B, 3, H, W] in [-1, 1] to the codes [B, h, w] whose vectors have the greatest cosine with theirs. So does
         the original; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
         latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
-        latents = F.normalize(latents.float(), dim=-1)
+        latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
         """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback gets them."""
-        return self.parts.vqmodel.decode(tokens.to(self._execution_device).clamp(min=0))
+        codes = tokens.to(self._execution_device).clamp(min=0)
+        return self.parts.vqmodel.decode(codes).to(self._execution_device)
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
