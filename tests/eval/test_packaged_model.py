@@ -1,4 +1,4 @@
-"""What the model card of the packaged model claims. The data set is not part of the repository: name the folder of its two
+"""What the model cards of the packaged models claim. The data set is not part of the repository: name the folder of its two
 parquet files in ARIMAGE_EMOJI_DATA."""
 
 import os
@@ -14,9 +14,14 @@ from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 
 
+@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var"])
+def name(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def pipe():
-    pipe = AutoPipeline.from_pretrained("emoji-llamagen")
+def pipe(name):
+    pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -28,8 +33,9 @@ def data_folder():
     return Path(os.environ["ARIMAGE_EMOJI_DATA"])
 
 
-def test_packaged_weights_are_small():
-    assert sum(path.stat().st_size for path in (ASSETS / "emoji-llamagen").rglob("*") if path.is_file()) <= 16e6
+@pytest.mark.parametrize(("name", "limit"), [("emoji-llamagen", 16e6), ("emoji-var", 12e6)])
+def test_packaged_weights_are_small(name, limit):
+    assert sum(path.stat().st_size for path in (ASSETS / name).rglob("*") if path.is_file()) <= limit
 
 
 def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
@@ -39,15 +45,19 @@ def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
     assert image[:, :3, :3].min() > 0.9 and image[:, -3:, :3].min() > 0.9
 
 
-def test_the_packaged_decoding_halves_the_forward_passes(pipe):
+def test_the_packaged_decodings_need_few_passes(pipe, name):
     stats = pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="latent").stats
-    assert stats.exact and stats.forward_passes <= 128
+    assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6}[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
-def test_the_model_draws_what_it_is_asked(pipe, data_folder, decoding):
-    recipe = load_recipe("emoji-llamagen")
+@pytest.mark.parametrize("decoding", ["first", "second"])
+def test_the_model_draws_what_it_is_asked(pipe, name, data_folder, decoding):
+    decoding = {
+        "emoji-llamagen": {"first": "ar", "second": "sjd-coupled"},
+        "emoji-var": {"first": "next-scale", "second": "code"},
+    }[name][decoding]
+    recipe = load_recipe(name)
     trained_on = load_captioned_images(data_folder / "train.parquet", 64, **recipe["transformer"]["data"])
     gallery = load_captioned_images(data_folder / "train.parquet", 64, styles=["noto"])
     accuracy = caption_retrieval(pipe, trained_on, gallery, count=200, decoding=decoding)

@@ -1,0 +1,62 @@
+"""Collaborative decoding at every hand-over beside the large model alone: seconds, memory, retrieval, deviation.
+
+python benchmarks/collaborative.py --train train.parquet
+"""
+
+import argparse
+import statistics
+
+import torch
+
+from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding
+from arimage.eval import bench
+from arimage.eval.retrieval import caption_retrieval
+from arimage.training.data import load_captioned_images
+from arimage.training.recipe import load_recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--model", default="emoji-var")
+    parser.add_argument("--recipe", default="emoji-var")
+    parser.add_argument("--count", type=int, default=200, help="captions of the retrieval")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+
+    recipe = load_recipe(arguments.recipe)
+    pipe = AutoPipeline.from_pretrained(arguments.model)
+    pipe.set_progress_bar_config(disable=True)
+    size = recipe["image_size"]
+    trained_on = load_captioned_images(arguments.train, size, **recipe["transformer"]["data"])
+    gallery = load_captioned_images(arguments.train, size, **recipe["tokenizer"]["data"])
+    scales = pipe.vq.config.scales
+    decodings = {"next-scale": NextScaleDecoding()}
+    for count in range(len(scales) - 1, 0, -1):
+        decodings[f"code:drafter_scales={count}"] = CollaborativeDecoding(count)
+    condition = {"prompt": [captions[0] for captions in trained_on.captions[: arguments.batch_size]]}
+    rows = bench.measure(pipe, condition, decodings, batch_size=arguments.batch_size, runs=arguments.runs, seed=0)
+    print(
+        f"Batch of {arguments.batch_size}, medians of {arguments.runs} runs with ranges, {torch.get_num_threads()} threads.\n"
+    )
+    print("| decoding | codes by the refiner | seconds | peak MiB | top-1 | top-5 | off by (floor) |")
+    print("| --- " * 7 + "|")
+    for row, decoding in zip(rows, decodings.values(), strict=True):
+        found = caption_retrieval(pipe, trained_on, gallery, count=arguments.count, decoding=decoding)
+        judged = bench.judge(pipe, condition, decoding, images=32, seed=0)["deviation"]
+        drafted = getattr(decoding, "drafter_scales", len(scales))
+        cells = [
+            row["decoding"],
+            f"{sum(side * side for side in scales[drafted:])} of {sum(side * side for side in scales)}",
+            f"{statistics.median(row['seconds']):.2f} ({min(row['seconds']):.2f} to {max(row['seconds']):.2f})",
+            f"{statistics.median(row['peak_memory']):.0f}" if row["peak_memory"] else "",
+            f"{found['top-1']:.1%}",
+            f"{found['top-5']:.1%}",
+            f"{judged['total_variation']:.4f} ({judged['floor']:.4f})",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

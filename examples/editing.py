@@ -1,0 +1,43 @@
+"""Draw pictures, then draw parts of them anew: python examples/editing.py docs/images/editing.png"""
+
+import sys
+
+import torch
+from diffusers.utils import make_image_grid
+from PIL import Image, ImageChops
+
+from arimage import AutoPipeline
+
+
+SIZE = 64
+# What is drawn first, what then, and the box (left, upper, right, lower) that is drawn anew, or all but it.
+EDITS = [
+    ("a red heart", "a blue heart", (0, 32, 64, 64), False),
+    ("grinning face", "loudly crying face", (0, 30, 64, 64), False),
+    ("tomato", "red apple", (0, 0, 64, 28), False),
+    ("a red heart", "a red heart", (24, 20, 40, 36), False),
+    ("pizza", "pizza", (16, 16, 48, 48), True),
+]
+
+
+def main(path: str) -> None:
+    rows = []
+    for name in ("emoji-llamagen", "emoji-var"):
+        pipe = AutoPipeline.from_pretrained(name)
+        pipe.set_progress_bar_config(disable=True)
+        columns = []
+        for first, then, box, outside in EDITS:
+            image = pipe(first, generator=torch.Generator().manual_seed(0)).images[0]
+            mask = Image.new("L", (SIZE, SIZE))
+            mask.paste(255, box)
+            if outside:
+                mask = ImageChops.invert(mask)
+            edited = pipe(then, image=image, mask_image=mask, generator=torch.Generator().manual_seed(1)).images[0]
+            shown = Image.composite(Image.new("RGB", image.size, "#8899aa"), image, mask)
+            columns += [image, shown, edited]
+        rows += [picture.resize((2 * SIZE, 2 * SIZE), Image.Resampling.NEAREST) for picture in columns]
+    make_image_grid(rows, rows=2, cols=3 * len(EDITS)).save(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
