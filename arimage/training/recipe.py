@@ -1,6 +1,7 @@
 """Recipes: a TOML file that says how a packaged model was trained, and the commands that follow it."""
 
 import copy
+import json
 import os
 import shutil
 import tomllib
@@ -162,6 +163,11 @@ def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
     shutil.rmtree(partial, ignore_errors=True)
     half.save_pretrained(partial)
+    # Where the parts were loaded from says something about this machine only.
+    for file in partial.glob("*/config.json"):
+        config = json.loads(file.read_text())
+        config.pop("_name_or_path", None)
+        file.write_text(json.dumps(config, indent=2) + "\n")
     if folder.exists():
         os.replace(folder, old)
     os.replace(partial, folder)

@@ -111,6 +111,7 @@ def test_a_run_leaves_its_records_and_a_model_that_draws(trained):
     assert {t.dtype for file in (out / "model").rglob("*.safetensors") for t in load_file(file).values()} == {
         torch.float16
     }
+    assert not any(str(out) in file.read_text() for file in (out / "model").rglob("*.json"))
     pipe = AutoPipeline.from_pretrained(out / "model")
     assert pipe.decoding == NextScaleDecoding()
     assert pipe.generation_config == {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 10, "top_p": 1.0}
