@@ -8,6 +8,20 @@ from typing import Annotated
 
 import typer
 
+from .eval.commands import eval_app
+from .options import (
+    DEFAULT_MODEL,
+    Device,
+    GuidanceScale,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    choose_device,
+    load_pipeline,
+)
+
 
 app = typer.Typer(
     help="Draw images with autoregressive models, faster.",
@@ -19,42 +33,9 @@ convert_app = typer.Typer(help="Turn published checkpoint files into a folder th
 train_app = typer.Typer(help="Train a model by a recipe; run a command again to continue an interrupted run.")
 app.add_typer(convert_app, name="convert", no_args_is_help=True)
 app.add_typer(train_app, name="train", no_args_is_help=True)
+app.add_typer(eval_app, name="eval", no_args_is_help=True)
 
-DEFAULT_MODEL = "emoji-llamagen"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-
-Model = Annotated[str, typer.Option(help="A packaged or published model's name, a folder, or a Hub repository.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same images.")]
-GuidanceScale = Annotated[float | None, typer.Option(help="1 is off; the model's by default, as the next three.")]
-Temperature = Annotated[float | None, typer.Option(help="Above 0.")]
-TopK = Annotated[int | None, typer.Option(help="0 is off, 1 is greedy.")]
-TopP = Annotated[float | None, typer.Option(help="1 is off.")]
-
-
-def _device(name: str | None) -> str:
-    import torch
-
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    # torch and its backends each raise what they like for a device that is not there.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {name} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
-    return name
-
-
-def _load(model: str, device: str | None):
-    device = _device(device)
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-    from .pipelines.auto import AutoPipeline
-
-    return AutoPipeline.from_pretrained(model).to(device)
 
 
 @app.command()
@@ -133,7 +114,7 @@ def generate(
     if decoding is not None:
         name, settings = parse_decoding(decoding)
         method = decoding_from_name(name, **settings)
-    pipe = _load(model, device)
+    pipe = load_pipeline(model, device)
     if acceptance_map is not None and isinstance(pipe, VARPipeline):
         raise ValueError(
             "--acceptance-map has nothing to show where a pass decides a whole scale: leave it out, or --trace"
@@ -297,7 +278,7 @@ def bench(
     sampling = {name: value for name, value in options.items() if value is not None}
     rows = []
     for name in model or [DEFAULT_MODEL]:
-        pipe = _load(name, device)
+        pipe = load_pipeline(name, device)
         chosen, left_out = bench.choose_decodings(pipe, condition, decoding or [], window or [], sampling)
         if left_out:
             reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
@@ -452,7 +433,7 @@ def train_tokenizer_command(
     """Train the image tokenizer of a recipe."""
     from .training.recipe import load_recipe, run_tokenizer
 
-    run_tokenizer(load_recipe(recipe), data, heldout, out, _device(device))
+    run_tokenizer(load_recipe(recipe), data, heldout, out, choose_device(device))
 
 
 @train_app.command("transformer")
@@ -462,7 +443,7 @@ def train_transformer_command(
     """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer."""
     from .training.recipe import load_recipe, run_transformer
 
-    run_transformer(load_recipe(recipe), data, heldout, out, _device(device))
+    run_transformer(load_recipe(recipe), data, heldout, out, choose_device(device))
 
 
 @train_app.command("drafter")
@@ -477,7 +458,7 @@ def train_drafter_command(
     """Train a drafter for a finished model, for the decodings "eagle"; OUT/model is the model with its drafter."""
     from .training.recipe import load_recipe, run_drafter
 
-    run_drafter(load_recipe(recipe), _load(model, device), data, heldout, out)
+    run_drafter(load_recipe(recipe), load_pipeline(model, device), data, heldout, out)
 
 
 @train_app.command("collaborate")
@@ -492,7 +473,7 @@ def train_collaborate_command(
     """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the pair."""
     from .training.recipe import load_recipe, run_collaborate
 
-    run_collaborate(load_recipe(recipe), _load(model, device), data, heldout, out)
+    run_collaborate(load_recipe(recipe), load_pipeline(model, device), data, heldout, out)
 
 
 @train_app.command("all")

@@ -23,6 +23,7 @@ FLOORS = {
     "eval": 4,
     "app": 4,
     "cli": 4,
+    "options": 4,
     "__main__": 4,
     "__init__": 4,  # the lazy exports reach into every room
 }

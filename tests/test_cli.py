@@ -378,7 +378,7 @@ def test_ctrl_c_exits_with_130(run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", interrupted)
+    monkeypatch.setattr(cli, "load_pipeline", interrupted)
     assert run("generate", "x")[0] == 130
 
 
