@@ -95,8 +95,28 @@ def animate(
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=4)
 
 
+def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
+    """A picture of which pass decided each code: early ones dark, late ones bright, each with its number where that fits.
+
+    Args:
+        passes: int [rows, columns], as `deciding_passes` counts them.
+        size: height and width in pixels of the picture that the map lies beside.
+    """
+    cell = size[0] // passes.shape[0], size[1] // passes.shape[1]
+    heat = _colours((passes - 1) / max(1, passes.max() - 1))
+    picture = Image.fromarray(heat.repeat(cell[0], 0).repeat(cell[1], 1))
+    if min(cell) < 20:
+        return picture
+    pen = ImageDraw.Draw(picture)
+    for (row, column), number in np.ndenumerate(passes):
+        ink = PAPER if heat[row, column].mean() < 120 else INK
+        at = (column + 0.5) * cell[1], (row + 0.5) * cell[0]
+        pen.text(at, str(number), ink, _font(min(cell) * 0.42), anchor="mm")
+    return picture
+
+
 def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image: Image.Image, title: str, path: Path):
-    """Write a picture of which pass decided each code, beside the finished image.
+    """Write the `acceptance_map` of an image beside it.
 
     Args:
         decided: what `Trace.of_image` gives.
@@ -106,22 +126,15 @@ def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image:
     last = int(passes.max())
     picture = _enlarge(np.asarray(image.convert("RGB")))
     height, width = picture.shape[:2]
-    cell = height // grid[0], width // grid[1]
-    heat = _colours((passes - 1) / max(1, last - 1))
     bar, top = 34, 54
     canvas = Image.new("RGB", (2 * width + 3 * MARGIN, top + height + bar + MARGIN), PAPER)
-    canvas.paste(Image.fromarray(heat.repeat(cell[0], 0).repeat(cell[1], 1)), (MARGIN, top))
+    canvas.paste(acceptance_map(passes, (height, width)), (MARGIN, top))
     canvas.paste(Image.fromarray(picture), (width + 2 * MARGIN, top))
     pen = ImageDraw.Draw(canvas)
     pen.text((MARGIN, 8), title, INK, _font(16))
     pen.rectangle((width + 2 * MARGIN - 1, top - 1, 2 * width + 2 * MARGIN, top + height), outline=NOTHING)
     text = f"{passes.size} codes in {last} passes: {passes.size / last:.1f} a pass. Left: the pass that decided each code."
     pen.text((MARGIN, 30), text, FAINT, _font(13))
-    if min(cell) >= 20:
-        for (row, column), number in np.ndenumerate(passes):
-            at = MARGIN + (column + 0.5) * cell[1], top + (row + 0.5) * cell[0]
-            ink = PAPER if heat[row, column].mean() < 120 else INK
-            pen.text(at, str(number), ink, _font(min(cell) * 0.42), anchor="mm")
     ramp = _colours(np.linspace(0, 1, width)[None].repeat(10, 0))
     canvas.paste(Image.fromarray(ramp), (MARGIN, top + height + 8))
     pen.text((MARGIN, top + height + 20), "pass 1", FAINT, _font(12))
