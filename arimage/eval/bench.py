@@ -140,7 +140,7 @@ def measure(
     for run in tqdm(range(-1, runs), desc=f"batch {batch_size}", unit="run", disable=None, leave=False):
         for row, decoding in zip(rows, decodings.values(), strict=True):
             generator = torch.Generator().manual_seed(seed + run)
-            _reset_peak_memory(device)
+            reset_peak_memory(device)
             output = pipe(**batch, **sampling, decoding=decoding, generator=generator, output_type="pt")
             if run < 0:
                 continue
@@ -153,7 +153,7 @@ def measure(
             row["seconds"].append(seconds)
             row["images_per_second"].append(batch_size / seconds)
             row["speedup"].append(rows[0]["seconds"][run] / seconds)
-            row["peak_memory"] += _peak_memory(device)
+            row["peak_memory"] += peak_memory(device)
     return rows
 
 
@@ -383,7 +383,8 @@ def _take(condition: dict[str, list], start: int, count: int) -> dict[str, list]
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def _reset_peak_memory(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin to look for a new peak, see `peak_memory`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif os.access(CLEAR_REFS, os.W_OK):
@@ -391,7 +392,7 @@ def _reset_peak_memory(device: torch.device) -> None:
         CLEAR_REFS.write_text("5")
 
 
-def _peak_memory(device: torch.device) -> list[float]:
+def peak_memory(device: torch.device) -> list[float]:
     """The peak since the last reset in MiB, or nothing where it cannot be known."""
     if device.type == "cuda":
         return [torch.cuda.max_memory_allocated(device) / 2**20]

@@ -1,11 +1,108 @@
 """The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
 import typer
+
+from ..options import (
+    DEFAULT_MODEL,
+    Device,
+    GuidanceScale,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    load_pipeline,
+)
 
 
 eval_app = typer.Typer(help="Draw many images, score them, and set the decodings' quality beside their speed.")
 
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help="A .tsv with a column prompt or Prompt, a .jsonl of objects with a prompt, a .txt with one on every line; or "
+        "emoji for those of the package."
+    ),
+]
+PerPrompt = Annotated[int, typer.Option(help="Images of each prompt.")]
+Classes = Annotated[int | None, typer.Option(help="Draw the classes 0 to one less than this, instead of prompts.")]
+PerClass = Annotated[int, typer.Option(help="Images of each class.")]
 
-@eval_app.callback()
-def eval_commands() -> None:
-    """Draw many images, score them, and set the decodings' quality beside their speed."""
+
+def manifest(prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int):
+    """The rows of the manifest, and where they came from, for the config."""
+    from .manifest import class_rows, prompt_file, prompt_rows, read_prompts
+
+    if (prompts is None) == (classes is None):
+        raise ValueError("give either --prompts or --classes")
+    if classes is not None:
+        return class_rows(classes, seed, per_class), {"classes": classes, "per_class": per_class}
+    path = prompt_file(prompts)
+    rows = prompt_rows(read_prompts(path), seed, per_prompt)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return rows, {"prompts": path.name, "sha256": digest, "per_prompt": per_prompt}
+
+
+@eval_app.command()
+def generate(
+    out: Annotated[
+        Path, typer.Option(help="The folder of the run; one that was begun by this command is gone on with.")
+    ],
+    prompts: Prompts = None,
+    per_prompt: PerPrompt = 1,
+    classes: Classes = None,
+    per_class: PerClass = 1,
+    model: Model = DEFAULT_MODEL,
+    decoding: Annotated[str | None, typer.Option(help="As in `arimage generate`; the model's by default.")] = None,
+    seed: Seed = 0,
+    batch_size: Annotated[int, typer.Option(help="Images a call.")] = 16,
+    guidance_scale: GuidanceScale = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    height: Annotated[int | None, typer.Option(help="In pixels; the model's by default.")] = None,
+    width: Annotated[int | None, typer.Option(help="As --height.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "float32",
+    device: Device = None,
+    engine: Annotated[
+        Literal["processes", "ray"],
+        typer.Option(help="This process and those that torchrun or accelerate start with it, or Ray's workers."),
+    ] = "processes",
+    workers: Annotated[
+        int | None, typer.Option(help="With --engine ray: one for each GPU by default, or one where there is none.")
+    ] = None,
+) -> None:
+    """Draw an image for every row of a manifest, into --out. Interrupt it at any time: the same command goes on, and the
+    images are those of an undisturbed run, for any number of processes."""
+    rows, source = manifest(prompts, per_prompt, classes, per_class, seed)
+
+    from .generate import generate_by_processes, join_processes, make_config
+
+    state = join_processes(device)
+    if state.num_processes > 1 and device is None:
+        device = str(state.device)
+    pipe = load_pipeline(model, device, dtype)
+    config = make_config(
+        pipe,
+        rows,
+        model=model,
+        source=source,
+        seed=seed,
+        batch_size=batch_size,
+        decoding=decoding,
+        sampling={"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p},
+        height=height,
+        width=width,
+    )
+    if engine == "ray":
+        from .ray_engine import generate_by_ray
+
+        generate_by_ray(config, rows, out, device, workers)
+    else:
+        generate_by_processes(pipe, config, rows, out, state)
+    if state.is_main_process:
+        typer.echo(out)
