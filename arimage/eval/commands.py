@@ -15,6 +15,7 @@ from ..options import (
     Temperature,
     TopK,
     TopP,
+    choose_device,
     load_pipeline,
 )
 
@@ -106,3 +107,38 @@ def generate(
         generate_by_processes(pipe, config, rows, out, state)
     if state.is_main_process:
         typer.echo(out)
+
+
+@eval_app.command()
+def score(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished `arimage eval generate`.")],
+    metrics: Annotated[
+        str, typer.Option(help="Of fid, kid, prdc (precision, recall, density, coverage) and clip, with commas between.")
+    ],
+    ref: Annotated[
+        Path | None,
+        typer.Option(help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0)."),
+    ] = None,
+    inception_weights: Annotated[
+        Path | None, typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="The file of FID's network.")
+    ] = None,
+    clip: Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for the CLIP score.")] = None,
+    resize: Annotated[
+        Literal["clean", "tf1"],
+        typer.Option(help="As clean-fid does, or as the first FID and the ADM evaluator; they take different weights."),
+    ] = "clean",
+    batch_size: Annotated[int, typer.Option(help="Pictures a call of the networks.")] = 32,
+    device: Device = None,
+) -> None:
+    """Score the images of a run; the figures go to RUN/metrics.json, beside those that are there."""
+    device = choose_device(device)
+
+    from .score import Job
+    from .score import score as score_run
+
+    job = Job(run, ref, inception_weights, clip, resize, device, batch_size)
+    for name, entry in score_run(job, [name.strip() for name in metrics.split(",")]).items():
+        error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
+        typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
+        if entry.get("weights", "published") != "published":
+            typer.echo(f"  weights: {entry['weights']}")

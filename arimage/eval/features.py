@@ -1,0 +1,256 @@
+"""Features of pictures by networks from local files, and their cache."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from .manifest import MANIFEST, read_rows, replace
+
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+Resize = Literal["clean", "tf1"]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What two sets of features must share to be compared: the network's name, its weights' SHA-256, the resizing."""
+
+    name: str
+    sha256: str
+    resize: str
+
+
+class Extractor(Protocol):
+    """A network that turns a batch of B pictures of any mode and size into features [B, D], float32."""
+
+    space: Space
+
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor: ...
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def image_paths(folder: Path) -> list[Path]:
+    """The pictures of a run in the order of its manifest, or all of another folder and its folders, sorted.
+
+    Raises:
+        ValueError: if pictures of the run are missing, or the folder has none.
+    """
+    if not (folder / MANIFEST).is_file():
+        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise ValueError(f"{folder} holds no pictures: name a folder of {', '.join(IMAGE_SUFFIXES)} files")
+        return found
+    paths = [folder / row["path"] for row in read_rows(folder)]
+    missing = sum(not path.is_file() for path in paths)
+    if missing:
+        raise ValueError(
+            f"{folder} lacks {missing} of its {len(paths)} images: run its `arimage eval generate` again, which goes on"
+        )
+    return paths
+
+
+def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = None, batch_size: int = 32) -> np.ndarray:
+    """Features [N, D], float32, of pictures in their order.
+
+    Args:
+        paths: files of pictures, or a single .npz whose `arr_0` holds them: uint8 [N, H, W, 3], as the ADM evaluator reads.
+        cache: a folder for files of features. A file is named by the extractor's space and the pictures' names, sizes and
+            times of change, so that anything else is extracted anew.
+    """
+    file = None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space)}.npz"
+    if file is not None and file.is_file():
+        return np.load(file)["features"]
+    found = [extractor(images).float().cpu().numpy() for images in _batches(paths, batch_size, extractor.space.name)]
+    features = np.concatenate(found)
+    if file is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+
+        def write(path: Path) -> None:
+            with path.open("wb") as stream:
+                np.savez(stream, features=features, space=json.dumps(asdict(extractor.space)))
+
+        replace(file, write)
+    return features
+
+
+def _fingerprint(paths: list[Path], space: Space) -> str:
+    stats = [(path.name, path.stat()) for path in paths]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps([asdict(space), files]).encode()).hexdigest()[:16]
+
+
+def _batches(paths: list[Path], size: int, name: str) -> Iterator[list[Image.Image]]:
+    packed = paths[0].suffix == ".npz"
+    pictures = np.load(paths[0])["arr_0"] if packed else paths
+    if packed and (pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3):
+        raise ValueError(
+            f"arr_0 of {paths[0]} is {pictures.dtype} {list(pictures.shape)}: pictures are uint8 [N, H, W, 3]"
+        )
+    with ThreadPoolExecutor() as pool, tqdm(total=len(pictures), desc=name, unit="image", leave=False) as progress:
+        for start in range(0, len(pictures), size):
+            batch = pictures[start : start + size]
+            yield list(pool.map(Image.fromarray if packed else _open, batch))
+            progress.update(len(batch))
+
+
+def _open(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A published file of weights."""
+
+    name: str
+    url: str
+    sha256: str
+
+
+INCEPTION_WEIGHTS = {
+    "clean": WeightsFile(
+        "inception-2015-12-05.pt",
+        "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
+        "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
+    ),
+    "tf1": WeightsFile(
+        "weights-inception-2015-12-05-6726825d.pth",
+        "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
+        "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+    ),
+}
+
+
+class InceptionExtractor:
+    """The 2,048 features of the Inception-v3 that FID is defined by (https://arxiv.org/abs/1706.08500).
+
+    With `resize="clean"` it is clean-fid's: pictures are resized by an antialiased bicubic filter without rounding
+    (https://arxiv.org/abs/2104.11222), and the network is the TorchScript file of StyleGAN2-ADA. With "tf1" it is
+    torch-fidelity's port of the original TensorFlow graph, which resizes bilinearly inside and does not antialias, as the
+    ADM evaluator does; all pictures of a batch must then be of one size.
+
+    Attributes:
+        weights: "published", or that the file is another one, whose figures mean nothing beside published ones.
+
+    Raises:
+        ValueError: if the weights or the package that runs them are absent.
+    """
+
+    def __init__(self, weights: Path | None, resize: Resize = "clean", device: str = "cpu"):
+        path, published = _find_inception(weights, resize), INCEPTION_WEIGHTS[resize]
+        package, extra = ("cleanfid", "arimage[eval]") if resize == "clean" else ("torch_fidelity", "torch-fidelity")
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"--resize {resize} needs {package}: pip install '{extra}'")
+        digest = file_sha256(path)
+        self.weights = (
+            "published"
+            if digest == published.sha256
+            else f"unknown (sha256 {digest}), not comparable with published figures"
+        )
+        self.space = Space("inception-v3-2048", digest, resize)
+        self.device = device
+        if resize == "clean":
+            from cleanfid.inception_torchscript import InceptionV3W
+            from cleanfid.resize import build_resizer
+
+            self._resize = build_resizer("clean")
+            self._network = InceptionV3W(str(path.parent), download=False).to(device)
+        else:
+            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+            # torch-fidelity unpickles anything: what is more than tensors is refused here.
+            torch.load(path, weights_only=True, mmap=True)
+            self._network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+            ).to(device)
+
+    @torch.inference_mode()
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
+        pictures = [np.asarray(image.convert("RGB")) for image in images]
+        if self.space.resize == "clean":
+            with ThreadPoolExecutor() as pool:
+                pictures = list(pool.map(self._resize, pictures))
+            return self._network(_to_batch(pictures).to(self.device))
+        if len({picture.shape for picture in pictures}) > 1:
+            raise ValueError("--resize tf1 takes pictures of one size, and these differ: crop them, or take clean")
+        return self._network(_to_batch(pictures).to(self.device))[0]
+
+
+def _to_batch(pictures: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+
+
+def _find_inception(weights: Path | None, resize: Resize) -> Path:
+    published = INCEPTION_WEIGHTS[resize]
+    where = f"download {published.url}, and name the file by --inception-weights or ARIMAGE_INCEPTION_WEIGHTS"
+    if weights is None:
+        raise ValueError(f"--resize {resize} needs {published.name}: {where}")
+    if not weights.is_file():
+        raise ValueError(f"{weights} is no file: {where}")
+    if resize == "clean" and weights.name != published.name:
+        # clean-fid looks for this name.
+        raise ValueError(f"{weights} is not named {published.name}: rename it, or {where}")
+    return weights
+
+
+class ClipExtractor:
+    """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
+
+    Raises:
+        ValueError: if the folder holds no whole CLIP model.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu"):
+        from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
+
+        needed = ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+        weights = sorted(folder.glob("*.safetensors"))
+        missing = [name for name in needed if not (folder / name).is_file()] + ([] if weights else ["*.safetensors"])
+        if missing:
+            raise ValueError(
+                f"{folder} lacks {', '.join(missing)} of a CLIP model: "
+                f"hf download openai/clip-vit-large-patch14 --local-dir {folder}"
+            )
+        self._model, loading = CLIPModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+        if loading["missing_keys"]:
+            raise ValueError(f"{folder} has no weights for {sorted(loading['missing_keys'])[0]}: download it again")
+        self._model.to(device).eval()
+        self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        digest = hashlib.sha256("".join(file_sha256(path) for path in weights).encode()).hexdigest()
+        self.space = Space("clip", digest if len(weights) > 1 else file_sha256(weights[0]), "clip-processor")
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
+        pixels = self._processor(images, return_tensors="pt").pixel_values
+        return self._model.get_image_features(pixels.to(self.device)).pooler_output
+
+    @torch.inference_mode()
+    def of_texts(self, texts: list[str]) -> torch.FloatTensor:
+        """Text features [B, D], not normalised; a text is cut at the length that the model knows."""
+        tokens = self._tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=self._model.config.text_config.max_position_embeddings,
+            return_tensors="pt",
+        )
+        return self._model.get_text_features(**tokens.to(self.device)).pooler_output

@@ -1,0 +1,84 @@
+"""Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), and what it would be of endless images."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .statistics import Estimate, jackknife_standard_error
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A normal law: `mean` [D] and `factor` [R, D], float64, whose `factor.T @ factor` is its covariance."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def of_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> "Gaussian":
+        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them."""
+        values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
+        return cls(np.asarray(mean, dtype=np.float64), np.sqrt(values.clip(min=0))[:, None] * vectors.T)
+
+    @classmethod
+    def of_features(cls, features: np.ndarray) -> "Gaussian":
+        """From features [N, D], N >= 2."""
+        mean, centred = _centre(features)
+        if len(centred) < centred.shape[1]:
+            return cls(mean, centred / np.sqrt(len(centred) - 1))
+        return cls.of_covariance(mean, centred.T @ centred / (len(centred) - 1))
+
+
+def _centre(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    features = features.astype(np.float64)
+    mean = features.mean(0)
+    features -= mean
+    return mean, features
+
+
+def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
+    """Squared Fréchet distance between the normal law of features [N, D] and a reference; "FID" in Inception's space.
+
+    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the sum of the
+    singular values of A F^T, or of the roots of the eigenvalues of F S F^T: the first where N < D, the second elsewhere.
+
+    Raises:
+        ValueError: if there are fewer than 2 images, or the reference has another number of features.
+    """
+    if len(features) < 2:
+        raise ValueError(f"a Fréchet distance of {len(features)} images is none: give at least 2")
+    if features.shape[1] != len(reference.mean):
+        raise ValueError(
+            f"the reference has {len(reference.mean)} features and the images have {features.shape[1]}: "
+            "take a reference of the same network"
+        )
+    mean, centred = _centre(features)
+    scale = len(centred) - 1
+    if len(centred) < centred.shape[1]:
+        roots = np.linalg.svd(centred @ reference.factor.T / np.sqrt(scale), compute_uv=False)
+    else:
+        product = reference.factor @ (centred.T @ centred / scale) @ reference.factor.T
+        roots = np.sqrt(np.linalg.eigvalsh(product).clip(min=0))
+    traces = (centred**2).sum() / scale + (reference.factor**2).sum()
+    return float(((mean - reference.mean) ** 2).sum() + traces - 2 * roots.sum())
+
+
+def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int = 20) -> Estimate:
+    """`frechet_distance` with the standard error of `blocks` blocks of images left out; the reference is taken as fixed.
+
+    The distance falls with the number of images: compare only figures of equally many.
+    """
+    standard_error = jackknife_standard_error(lambda rows: frechet_distance(rows, reference), features, blocks=blocks)
+    return Estimate(frechet_distance(features, reference), standard_error)
+
+
+def frechet_infinity(features: np.ndarray, reference: Gaussian, *, points: int = 15, seed: int = 0) -> float:
+    """What `frechet_distance` tends to with ever more images (https://arxiv.org/abs/1911.07023).
+
+    The distances of `points` random subsets of a tenth to all of the images are fitted by a line in 1 / N; this is its
+    value at 0.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = np.linspace(max(2, len(features) // 10), len(features), points).astype(int)
+    distances = [frechet_distance(features[rng.choice(len(features), n, replace=False)], reference) for n in sizes]
+    return float(np.polyfit(1 / sizes, distances, 1)[1])

@@ -1,0 +1,59 @@
+"""Kernel distance of two sets of features (https://arxiv.org/abs/1801.01401); "KID" in Inception's space."""
+
+import numpy as np
+
+from .statistics import Estimate
+
+
+def kernel_distance(
+    features: np.ndarray, reference: np.ndarray, *, subsets: int = 100, subset_size: int = 1000, seed: int = 0
+) -> Estimate:
+    """Unbiased squared maximum mean discrepancy under the kernel (x . y / D + 1)^3, the mean over random subsets.
+
+    Its expectation does not depend on the number of images. The standard error is that of images drawn anew against the
+    same reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
+
+    Args:
+        features: [N, D] of the images.
+        reference: [M, D] of the reference.
+        subset_size: rows of either a subset; fewer where there are fewer.
+
+    Raises:
+        ValueError: if either has fewer than 2 rows, or they differ in D.
+    """
+    size = min(subset_size, len(features), len(reference))
+    if size < 2:
+        raise ValueError(f"a kernel distance of {len(features)} and {len(reference)} images is none: give at least 2")
+    if features.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"the reference has {reference.shape[1]} features and the images have {features.shape[1]}: "
+            "take a reference of the same network"
+        )
+    if size == len(features) == len(reference):
+        subsets = 1
+    rng = np.random.default_rng(seed)
+    values, first, second = [], [], []
+    for _ in range(subsets):
+        x = features[rng.choice(len(features), size, replace=False)].astype(np.float64)
+        y = reference[rng.choice(len(reference), size, replace=False)].astype(np.float64)
+        within, across, of_reference = _kernel(x, x), _kernel(x, y), _kernel(y, y)
+        # What each image is to the others of its kind, less what it is to the reference.
+        added = (within.sum(1) - within.diagonal()) / (size - 1) - across.mean(1)
+        reference_mean = (of_reference.sum() - of_reference.trace()) / (size * (size - 1))
+        values.append(added.mean() - across.mean() + reference_mean)
+        # The means over a subset, rather than over all, make `added` vary more than it should.
+        noise = _interaction(within) + _interaction(across) * (1 - size / len(reference))
+        first.append(added.var(ddof=1) - noise / size)
+        second.append(_interaction(within))
+    count = len(features)
+    variance = 4 * max(np.mean(first), 0) / count + 2 * np.mean(second) / count**2 + np.var(values) / subsets
+    return Estimate(float(np.mean(values)), float(np.sqrt(variance)))
+
+
+def _kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return (x @ y.T / x.shape[1] + 1) ** 3
+
+
+def _interaction(kernel: np.ndarray) -> float:
+    """The variance of what no sum of a term of the row and one of the column explains."""
+    return (kernel - kernel.mean(0) - kernel.mean(1, keepdims=True) + kernel.mean()).var()

@@ -1,0 +1,71 @@
+"""Precision, recall, density and coverage: which images lie near references, and which references near images."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from .statistics import Estimate
+
+
+def neighbourhoods(
+    features: np.ndarray, reference: np.ndarray, *, k: int = 3, density_k: int = 5, block: int = 512
+) -> dict[str, Estimate]:
+    """Fidelity and diversity by balls around every picture that reach to its k-th neighbour of its own set.
+
+    Precision: the share of images in some reference's ball; recall: of references in some image's ball
+    (https://arxiv.org/abs/1904.06991). Density: how many references' balls an image lies in, divided by k; coverage: the
+    share of references with an image in their ball (https://arxiv.org/abs/2002.09797). All change with the number of images
+    and references. The standard errors are those of means over the images; recall and coverage have none.
+
+    Args:
+        features: [N, D] of the images.
+        reference: [M, D] of the reference.
+        k: for precision and recall.
+        density_k: for density and coverage.
+        block: rows of a matrix of distances that is held at a time.
+
+    Raises:
+        ValueError: if either has no k-th neighbour.
+    """
+    fewest, most = min(len(features), len(reference)), max(k, density_k)
+    if fewest <= most:
+        raise ValueError(f"{fewest} pictures have no {most} neighbours each: give at least {most + 1} on either side")
+    # Near the origin, where float32 tells distances apart best.
+    centre = reference.mean(0)
+    images, references = torch.from_numpy(features - centre), torch.from_numpy(reference - centre)
+    (image_radii,) = _radii(images, [k], block)
+    radii, density_radii = _radii(references, [k, density_k], block)
+    precise, dense = [], []
+    recalled = torch.zeros(len(references), dtype=torch.bool)
+    covered = torch.zeros(len(references), dtype=torch.bool)
+    for rows, distances in _distances(images, references, block):
+        precise.append((distances <= radii).any(1))
+        recalled |= (distances <= image_radii[rows, None]).any(0)
+        near = distances <= density_radii
+        dense.append(near.sum(1) / density_k)
+        covered |= near.any(0)
+    return {
+        "precision": _mean(torch.cat(precise)),
+        "recall": Estimate(float(recalled.double().mean())),
+        "density": _mean(torch.cat(dense)),
+        "coverage": Estimate(float(covered.double().mean())),
+    }
+
+
+def _distances(points: torch.Tensor, others: torch.Tensor, block: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    for start in range(0, len(points), block):
+        rows = slice(start, start + block)
+        yield rows, torch.cdist(points[rows], others)
+
+
+def _radii(points: torch.Tensor, ks: list[int], block: int) -> list[torch.Tensor]:
+    """Distances [N] of every point to its k-th nearest other, for each k."""
+    # The nearest of all is the point itself.
+    nearest = [distances.topk(max(ks) + 1, largest=False).values for _, distances in _distances(points, points, block)]
+    return [torch.cat(nearest)[:, k] for k in ks]
+
+
+def _mean(values: torch.Tensor) -> Estimate:
+    values = values.double()
+    return Estimate(float(values.mean()), float(values.std() / len(values) ** 0.5))

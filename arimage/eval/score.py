@@ -1,0 +1,227 @@
+"""The metrics of a run, by name, and its `metrics.json`."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .clip_score import PREFIX, clip_scores
+from .features import ClipExtractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
+from .frechet import Gaussian, frechet_estimate, frechet_infinity
+from .kernel_distance import kernel_distance
+from .manifest import read_rows, replace
+from .neighbourhoods import neighbourhoods
+from .statistics import Estimate, mean_estimate
+
+
+METRICS_FILE = "metrics.json"
+# What two figures of one metric must share to be compared; those that a metric does not have are None.
+SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale")
+KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
+FID_INFINITY_POINTS = 15
+PRECISION_K, DENSITY_K = 3, 5
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a run is scored against: `paths` of pictures as `extract` takes them, a file of `statistics`, or both."""
+
+    label: str
+    paths: list[Path] | None
+    statistics: Path | None
+
+
+def read_reference(path: Path) -> Reference:
+    """A folder of pictures, or a .npz with `mu` and `sigma` (statistics), `arr_0` (uint8 [N, H, W, 3] pictures), or both.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if path.is_dir():
+        paths = image_paths(path)
+        names = json.dumps([(str(file.relative_to(path)), file.stat().st_size) for file in paths])
+        return Reference(f"{path.resolve().name}, files {hashlib.sha256(names.encode()).hexdigest()[:8]}", paths, None)
+    if path.suffix != ".npz" or not path.is_file():
+        raise ValueError(
+            f"--ref {path} is no reference: name a folder of pictures, or a .npz of statistics or pictures"
+        )
+    with np.load(path) as file:
+        keys = set(file.files)
+    pictures, statistics = "arr_0" in keys, {"mu", "sigma"} <= keys
+    if not pictures and not statistics:
+        raise ValueError(
+            f"--ref {path} holds {sorted(keys)}: give a .npz with mu and sigma, or with pictures as arr_0"
+        )
+    return Reference(
+        f"{path.name}, sha256 {file_sha256(path)[:8]}", [path] if pictures else None, path if statistics else None
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to score and with what; the features that several metrics share are extracted once.
+
+    Attributes:
+        run: the folder of a finished run.
+        reference: as `read_reference` takes it.
+        inception_weights: the file of `InceptionExtractor`.
+        clip: the folder of `ClipExtractor`.
+    """
+
+    run: Path
+    reference: Path | None = None
+    inception_weights: Path | None = None
+    clip: Path | None = None
+    resize: Resize = "clean"
+    device: str = "cpu"
+    batch_size: int = 32
+
+    @cached_property
+    def inception(self) -> InceptionExtractor:
+        return InceptionExtractor(self.inception_weights, self.resize, self.device)
+
+    @cached_property
+    def features(self) -> np.ndarray:
+        return self.extract(self.inception)
+
+    def extract(self, extractor) -> np.ndarray:
+        """Features of the run's images, cached with it."""
+        paths = image_paths(self.run)
+        return extract(paths, extractor, cache=self.run / "features", batch_size=self.batch_size)
+
+    @cached_property
+    def against(self) -> Reference:
+        if self.reference is None:
+            raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
+        return read_reference(self.reference)
+
+    @cached_property
+    def reference_features(self) -> np.ndarray:
+        if self.against.paths is None:
+            raise ValueError(
+                f"--ref {self.reference} holds statistics alone, which give the FID and nothing else: name a folder of "
+                "pictures, or a .npz with pictures as arr_0, for the other metrics"
+            )
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
+        return extract(self.against.paths, self.inception, cache=cache, batch_size=self.batch_size)
+
+    def inception_entry(self, estimate: Estimate, reference: str | None = None, **more) -> dict:
+        label = reference or f"{self.against.label}: {len(self.reference_features)} pictures"
+        return entry(estimate, len(self.features), label, self.inception.space, weights=self.inception.weights, **more)
+
+
+def entry(estimate: Estimate, count: int, reference: str, space: Space | None, **more) -> dict:
+    """A metric as `metrics.json` holds it; `more` is what else it depends on."""
+    interval = {} if estimate.interval is None else {"interval": list(estimate.interval)}
+    return {
+        "value": estimate.value,
+        "standard_error": estimate.standard_error,
+        **interval,
+        "count": count,
+        "reference": reference,
+        "space": None if space is None else asdict(space),
+        **more,
+    }
+
+
+def _fid(job: Job) -> dict[str, dict]:
+    if job.against.statistics is None:
+        reference, label = Gaussian.of_features(job.reference_features), None
+    else:
+        with np.load(job.against.statistics) as file:
+            reference = Gaussian.of_covariance(file["mu"], file["sigma"])
+        label = f"{job.against.label}: statistics, of weights and resizing that the file does not name"
+    infinity = Estimate(frechet_infinity(job.features, reference, points=FID_INFINITY_POINTS))
+    return {
+        "fid": job.inception_entry(frechet_estimate(job.features, reference), label),
+        "fid-infinity": job.inception_entry(infinity, label, points=FID_INFINITY_POINTS),
+    }
+
+
+def _kid(job: Job) -> dict[str, dict]:
+    settings = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
+    return {"kid": job.inception_entry(kernel_distance(job.features, job.reference_features, **settings), **settings)}
+
+
+def _prdc(job: Job) -> dict[str, dict]:
+    found = neighbourhoods(job.features, job.reference_features, k=PRECISION_K, density_k=DENSITY_K)
+    ks = {"precision": PRECISION_K, "recall": PRECISION_K, "density": DENSITY_K, "coverage": DENSITY_K}
+    return {name: job.inception_entry(estimate, k=ks[name]) for name, estimate in found.items()}
+
+
+def _clip(job: Job) -> dict[str, dict]:
+    if job.clip is None:
+        raise ValueError(
+            "--clip is missing: hf download openai/clip-vit-large-patch14 --local-dir DIR, and name the folder"
+        )
+    rows = read_rows(job.run)
+    if "prompt" not in rows[0]:
+        raise ValueError(f"{job.run} was drawn from classes, which have no CLIP score: score a run of prompts")
+    extractor = ClipExtractor(job.clip, job.device)
+    values = clip_scores(job.extract(extractor), [row["prompt"] for row in rows], extractor, job.batch_size)
+    write_scores(job.run, "clip", values)
+    return {"clip": entry(mean_estimate(values), len(values), "prompts", extractor.space, prefix=PREFIX, scale=1)}
+
+
+METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {"fid": _fid, "kid": _kid, "prdc": _prdc, "clip": _clip}
+
+
+def score(job: Job, metrics: list[str]) -> dict[str, dict]:
+    """The entries of `metrics`, names of `METRICS`, each of which is put into the run's `metrics.json` as soon as it is there.
+
+    Raises:
+        ValueError: if there is no such metric, or one lacks what it needs.
+    """
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown or not metrics:
+        raise ValueError(f"there is no metric {', '.join(unknown)!r}: choose among {', '.join(METRICS)}")
+    found = {}
+    for name in metrics:
+        entries = METRICS[name](job)
+        _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
+        found |= entries
+    return found
+
+
+def read_metrics(run: Path) -> dict[str, dict]:
+    """What `metrics.json` of a run holds; nothing where the run was not scored."""
+    path = run / METRICS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def write_scores(run: Path, name: str, values: np.ndarray) -> None:
+    """Put the values of a metric that has one for every image, in the order of the manifest, into `scores/<name>.json`."""
+    (run / "scores").mkdir(exist_ok=True)
+    ids = [row["id"] for row in read_rows(run)]
+    _write_json(run / "scores" / f"{name}.json", {"ids": ids, "values": [float(value) for value in values]})
+
+
+def _write_json(path: Path, content: dict) -> None:
+    replace(path, lambda file: file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8"))
+
+
+def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
+    """Refuse figures that were taken differently.
+
+    Args:
+        runs: what `read_metrics` read of each run, by the run's name.
+
+    Raises:
+        ValueError: if two runs have a metric of different numbers of images, references, weights, resizing or settings.
+    """
+    first: dict[str, str] = {}
+    for run, metrics in runs.items():
+        for metric, ours in metrics.items():
+            other = first.setdefault(metric, run)
+            for key in SHARED:
+                theirs = runs[other][metric].get(key)
+                if ours.get(key) != theirs:
+                    raise ValueError(
+                        f"{metric} of {other} and of {run} cannot be compared, their {key} is {theirs} and "
+                        f"{ours.get(key)}: score both runs alike"
+                    )

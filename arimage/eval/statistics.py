@@ -1,0 +1,51 @@
+"""How sure a figure is: standard errors by leaving images out, intervals of means by drawing images again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, its standard error where one is known, and a 95 % interval where one is of use."""
+
+    value: float
+    standard_error: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+def jackknife_standard_error(
+    statistic: Callable[[np.ndarray], float], rows: np.ndarray, *, blocks: int = 20, seed: int = 0
+) -> float:
+    """Standard error of `statistic(rows)` by the block jackknife: it is taken again without each of `blocks` random blocks.
+
+    Where the rows were drawn in strata (so many images of every class), this is an upper bound.
+    """
+    order = np.random.default_rng(seed).permutation(len(rows))
+    left_out = np.array_split(order, min(blocks, len(rows)))
+    values = np.array([statistic(np.delete(rows, block, axis=0)) for block in left_out])
+    return float(np.sqrt((len(values) - 1) * values.var()))
+
+
+def mean_estimate(values: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Estimate:
+    """The mean of `values` [N] with its 95 % interval: percentiles of the means of `draws` bootstrap samples."""
+    values = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(draws)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    standard_error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return Estimate(float(values.mean()), standard_error, (float(low), float(high)))
+
+
+def paired_difference(values: np.ndarray, baseline: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Estimate:
+    """The mean of `values - baseline` [N] as `mean_estimate`; the two belong pair by pair to one prompt and seed.
+
+    Raises:
+        ValueError: if they are not equally many.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(
+            f"{len(values)} values cannot be paired with {len(baseline)}: score runs of the same manifest"
+        )
+    return mean_estimate(np.asarray(values) - np.asarray(baseline), draws=draws, seed=seed)
