@@ -1,0 +1,372 @@
+"""Draws the requests of many clients with one worker thread, together where they go together."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+
+from ..pipelines.base import ARImagePipeline
+from ..pipelines.output import DecodingStats
+from .requests import (
+    Cancelled,
+    Limits,
+    ModelInfo,
+    Plan,
+    Progress,
+    Refused,
+    Request,
+    Result,
+    check,
+    decoding_text,
+    describe,
+    image_seeds,
+)
+
+
+__all__ = ["Cancelled", "Engine", "Limits", "ModelInfo", "Progress", "Refused", "Request", "Result", "Ticket"]
+
+logger = logging.getLogger(__name__)
+
+# What is not decided yet is mixed with this much of this grey.
+VEIL, GREY = 0.75, 0.85
+
+
+@dataclass
+class _Drawn:
+    """What the images of a request gave so far."""
+
+    images: list[Image.Image] = field(default_factory=list)
+    image_passes: list[int] = field(default_factory=list)
+    deciding: list[torch.LongTensor] = field(default_factory=list)
+    passes: int = 0
+    codes: int = 0
+    seconds: float = 0.0
+    exact: bool = True
+
+
+class Ticket:
+    """A submitted request.
+
+    Attributes:
+        request: what was asked.
+        future: resolves to the `Result`, or to the exception that `result` raises.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        codes: int,
+        drop: Callable[["Ticket"], None],
+        on_progress: Callable[[Progress], None] | None,
+    ):
+        self.request, self.plan, self.future = request, plan, Future()
+        self.seeds = image_seeds(request.seed, request.count)
+        self.drawn, self.begun = _Drawn(), 0
+        self._codes, self._drop, self._on_progress = codes * request.count, drop, on_progress
+        self._changed, self._latest = threading.Condition(), None
+
+    def events(self) -> Iterator[Progress | Result]:
+        """How far the request is, whenever that changes, and at last its `Result`. A slow reader misses some of it.
+
+        Raises:
+            Refused, Cancelled: as `result`.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._latest is not None or self.future.done())
+                progress, self._latest = self._latest, None
+            if progress is None:
+                break
+            yield progress
+        yield self.result()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the pictures.
+
+        Raises:
+            Refused: if only the pipeline could tell that it cannot draw the request.
+            Cancelled: after `cancel`, or if the engine was closed.
+            TimeoutError: after `timeout` seconds.
+        """
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """Give the request up, at once. A batch stops when all its requests are given up."""
+        self.settle(Cancelled("the request was cancelled"))
+        self._drop(self)
+
+    def settle(self, outcome: Result | Exception) -> None:
+        """End the request, unless it has ended."""
+        with self._changed:
+            if not self.future.done():
+                if isinstance(outcome, Exception):
+                    self.future.set_exception(outcome)
+                else:
+                    self.future.set_result(outcome)
+            self._changed.notify_all()
+
+    def report(
+        self, passes: int, decided: int, previews: list[Image.Image] | None = None, queue_position: int = 0
+    ) -> None:
+        """Tell whoever listens how far the request is."""
+        progress = Progress(passes, decided, self._codes, previews, queue_position)
+        if self._on_progress is not None and not self.future.done():
+            self._on_progress(progress)
+        with self._changed:
+            if previews is None and self._latest is not None:
+                progress = replace(progress, previews=self._latest.previews)
+            self._latest = progress
+            self._changed.notify_all()
+
+
+class _Watch:
+    """The callback of a batch's passes: reports them, draws previews, remembers what was decided when, and stops a batch that
+    nobody waits for."""
+
+    def __init__(self, parts: list[tuple[Ticket, slice]], info: ModelInfo):
+        self.parts, self.info, self.late = parts, info, 0
+
+    def __call__(self, pipe: ARImagePipeline, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        if all(ticket.future.done() for ticket, _ in self.parts):
+            pipe._interrupt = True
+            return
+        tokens, decided = tensors["tokens"], tensors["decided"]
+        self.late = self.late + (~decided).long()
+        # Reading how far an accelerator is waits for it.
+        counts = decided.sum(1).tolist() if tokens.device.type == "cpu" or passes % 8 == 0 else None
+        for ticket, rows in self.parts:
+            every = ticket.request.preview_every
+            due = every > 0 and passes % every == 0
+            if counts is None and not due:
+                continue
+            so_far = int(decided[rows].sum()) if counts is None else sum(counts[rows])
+            previews = self._preview(pipe, tokens[rows], decided[rows], ticket.plan.size) if due else None
+            ticket.report(ticket.drawn.passes + passes, ticket.drawn.codes + so_far, previews)
+
+    def _preview(
+        self, pipe: ARImagePipeline, tokens: torch.LongTensor, decided: torch.BoolTensor, size: tuple[int, int]
+    ) -> list[Image.Image]:
+        pixels = pipe.draw_codes(tokens, decided).float()
+        if self.info.grid is not None:
+            rows = self.info.grid[0] * size[0] // self.info.sizes[0][0]
+            undecided = (~decided).view(len(decided), 1, rows, -1).float()
+            veil = VEIL * torch.nn.functional.interpolate(undecided, pixels.shape[-2:])
+            pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
+        return VaeImageProcessor().postprocess(pixels, output_type="pil")
+
+
+class Engine:
+    """Draws requests, first come, first served. Requests of one model, decoding, sampling and size that wait together are
+    drawn as one batch; each image has a generator of its own, so it does not depend on its company.
+
+    Args:
+        pipelines: what to draw with, by the names that requests use.
+        limits: what to take on.
+
+    Attributes:
+        models: what each pipeline can do, by name.
+        on_batch: called in the engine's thread after every batch with the number of its images and its statistics.
+
+    Raises:
+        ValueError: if a pipeline cannot draw from text or classes alone.
+    """
+
+    def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
+        self.limits = limits or Limits()
+        self.models: dict[str, ModelInfo] = {}
+        for name, pipe in pipelines.items():
+            pipe.set_progress_bar_config(disable=True)
+            self.models[name] = describe(pipe)
+        self.on_batch: Callable[[int, DecodingStats], None] | None = None
+        self._pipelines = pipelines
+        self._waiting: list[Ticket] = []
+        self._running: list[Ticket] = []
+        self._arrived, self._closed = threading.Condition(), False
+        self._worker = threading.Thread(target=self._work, name="arimage-engine", daemon=True)
+        self._worker.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
+        """Queue a request. `on_progress` is called in the engine's thread, and must return at once.
+
+        Raises:
+            Refused: if the model cannot draw it, the limits do not allow it, the queue is full (`busy`) or the engine is
+                closed.
+        """
+        if request.model not in self.models:
+            raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
+        info = self.models[request.model]
+        plan = check(request, self._pipelines[request.model], info, self.limits)
+        if plan.edits:
+            try:
+                # Reads files that were only opened so far.
+                picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")
+            except OSError as error:
+                raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
+            request = replace(request, image=picture, mask_image=mask)
+        ticket = Ticket(request, plan, info.codes, self._drop, on_progress)
+        with self._arrived:
+            if self._closed:
+                raise Refused("the engine is closed: start it again")
+            if len(self._waiting) >= self.limits.queue:
+                raise Refused(f"{self.limits.queue} requests wait already: try again later", busy=True)
+            self._waiting.append(ticket)
+            ticket.report(0, 0, queue_position=len(self._waiting))
+            self._arrived.notify()
+        return ticket
+
+    def close(self) -> None:
+        """Cancel what waits and what is drawn, and end the worker after the running pass."""
+        with self._arrived:
+            self._closed = True
+            tickets = [*self._waiting, *self._running]
+            self._arrived.notify()
+        for ticket in tickets:
+            ticket.cancel()
+        self._worker.join()
+
+    def _drop(self, ticket: Ticket) -> None:
+        with self._arrived:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+
+    def _work(self) -> None:
+        while True:
+            with self._arrived:
+                idle = not self._waiting
+                self._arrived.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+            if idle:
+                time.sleep(self.limits.gathering)
+            with self._arrived:
+                batch = self._take()
+            if batch:
+                self._draw(batch)
+            self._running = []
+
+    def _take(self) -> list[tuple[Ticket, int]]:
+        """Whole requests of the first one's plan, as many as a batch holds, and how many images of each: those of a request
+        larger than a batch are taken in several."""
+        batch, room = [], self.limits.batch
+        for ticket in list(self._waiting):
+            count = min(ticket.request.count - ticket.begun, self.limits.batch)
+            if count <= room and ticket.plan == self._waiting[0].plan:
+                batch.append((ticket, count))
+                room -= count
+        for ticket, count in batch:
+            ticket.begun += count
+            if ticket.begun == ticket.request.count:
+                self._waiting.remove(ticket)
+        self._running = [ticket for ticket, _ in batch]
+        for position, ticket in enumerate(self._waiting, start=1):
+            if not ticket.begun:
+                ticket.report(0, 0, queue_position=position)
+        return batch
+
+    def _draw(self, batch: list[tuple[Ticket, int]]) -> None:
+        try:
+            self._draw_together(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                # Only the request at fault shall fail.
+                for part in batch:
+                    self._draw([part])
+                return
+            ticket = batch[0][0]
+            if not isinstance(error, ValueError):
+                logger.exception("a request of %s failed", ticket.request.model)
+            ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
+            self._drop(ticket)
+
+    def _draw_together(self, batch: list[tuple[Ticket, int]]) -> None:
+        plan = batch[0][0].plan
+        pipe, info = self._pipelines[plan.model], self.models[plan.model]
+        requests = [ticket.request for ticket, count in batch for _ in range(count)]
+        parts, seeds = [], []
+        for ticket, count in batch:
+            first = len(ticket.drawn.images)
+            parts.append((ticket, slice(len(seeds), len(seeds) + count)))
+            seeds += ticket.seeds[first : first + count]
+        arguments = {
+            "height": plan.size[0],
+            "width": plan.size[1],
+            **{name: getattr(plan.sampling, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")},
+        }
+        if info.classes is None:
+            arguments["prompt"] = [request.prompt for request in requests]
+        else:
+            arguments["class_labels"] = [request.class_label for request in requests]
+        if plan.negative_prompt is not None:
+            arguments["negative_prompt"] = plan.negative_prompt
+        if plan.edits:
+            arguments["image"] = [request.image for request in requests]
+            arguments["mask_image"] = [request.mask_image for request in requests]
+        watch = _Watch(parts, info)
+        began = time.perf_counter()
+        output = pipe(
+            **arguments,
+            decoding=plan.decoding,
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            callback_on_step_end=watch,
+            callback_on_step_end_tensor_inputs=["tokens", "decided"],
+        )
+        seconds = time.perf_counter() - began
+        if self.on_batch is not None:
+            self.on_batch(len(seeds), output.stats)
+        deciding = None if info.grid is None else (watch.late + 1).cpu().view(output.tokens.shape)
+        for ticket, rows in parts:
+            drawn = ticket.drawn
+            accepted = output.stats.accepted[:, rows]
+            image_passes = (accepted > 0).sum(0).tolist()
+            drawn.images += output.images[rows]
+            drawn.image_passes += image_passes
+            drawn.deciding += [] if deciding is None else list(deciding[rows])
+            drawn.passes += max(image_passes)
+            drawn.codes += int(accepted.sum())
+            drawn.seconds += seconds
+            drawn.exact = output.stats.exact
+            if len(drawn.images) == ticket.request.count:
+                ticket.settle(self._result(ticket))
+
+    def _result(self, ticket: Ticket) -> Result:
+        request, plan, drawn = ticket.request, ticket.plan, ticket.drawn
+        codes = drawn.codes / request.count
+        decoding = request.decoding or decoding_text(plan.decoding)
+        condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
+        negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
+        return Result(
+            images=drawn.images,
+            seeds=ticket.seeds,
+            passes=drawn.passes,
+            tokens_per_pass=sum(codes / passes for passes in drawn.image_passes) / request.count,
+            seconds=drawn.seconds,
+            exact=drawn.exact,
+            decoding=decoding,
+            deciding_pass=torch.stack(drawn.deciding).numpy() if drawn.deciding else None,
+            settings={
+                "model": request.model,
+                **condition,
+                **negative,
+                "count": request.count,
+                "seed": request.seed,
+                "decoding": decoding,
+                "guidance_scale": plan.sampling.guidance_scale,
+                "temperature": plan.sampling.temperature,
+                "top_k": plan.sampling.top_k,
+                "top_p": plan.sampling.top_p,
+                "height": plan.size[0],
+                "width": plan.size[1],
+            },
+        )
