@@ -1,0 +1,240 @@
+"""Decodings side by side: what each costs, how good its images are, and how sure that is."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from .bench import EXACT, INEXACT
+from .manifest import read_config, read_results, read_rows
+from .score import check_comparable, read_metrics
+from .statistics import paired_difference
+
+
+# What runs must share to stand in one table, beside what `check_comparable` asks of their scores.
+SHARED = ("model", "weights", "sampling", "source", "images", "seed", "batch_size", "dtype", "height", "width")
+SHARED_MACHINE = ("device", "threads", "torch")
+LOWER_IS_BETTER = ("fid", "fid-infinity", "kid", "emoji-kid")
+
+
+def make_report(runs: list[Path], baseline: str) -> dict:
+    """The figures of finished runs, of which the one whose folder is named `baseline` is what the others are compared to.
+
+    Returns:
+        what the runs share (`settings`, `machine`, `baseline`) and a row for each: name, decoding, settings, exact, its
+        `cost`, its `metrics` as `metrics.json` holds them, and `paired`: of each metric with a value an image the mean
+        difference from the baseline over the same prompts and seeds, with its 95 % interval.
+
+    Raises:
+        ValueError: if two runs bear one name, none is the baseline, or one is not finished; if they are not of the same
+            model, manifest, batch size and machine, or not scored alike.
+    """
+    named = {run.resolve().name: run for run in runs}
+    if len(named) < len(runs):
+        raise ValueError(f"two of the runs are named alike ({', '.join(run.name for run in runs)}): rename a folder")
+    if baseline not in named:
+        raise ValueError(f"there is no run {baseline}: --baseline is one of {', '.join(named)}")
+    configs = {name: read_config(run) for name, run in named.items()}
+    for name, config in configs.items():
+        pairs = [(key, configs[baseline][key], config[key]) for key in SHARED]
+        pairs += [(key, configs[baseline]["machine"][key], config["machine"][key]) for key in SHARED_MACHINE]
+        for key, theirs, ours in pairs:
+            if ours != theirs:
+                raise ValueError(
+                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: draw both alike"
+                )
+    metrics = {name: read_metrics(run) for name, run in named.items()}
+    check_comparable(metrics)
+    costs = {name: _cost(run, configs[name]) for name, run in named.items()}
+    rows = []
+    for name, run in named.items():
+        cost, of_baseline = costs[name], costs[baseline]["images_per_second"]
+        if cost["images_per_second"] and of_baseline:
+            cost["speedup"] = cost["images_per_second"] / of_baseline
+        paired = {}
+        for metric in metrics[name] if name != baseline else ():
+            values, others = (_scores(folder, metric) for folder in (run, named[baseline]))
+            if values is not None and others is not None:
+                paired[metric] = dataclasses.asdict(paired_difference(values, others))
+        config = configs[name]
+        row = {
+            "name": name,
+            "decoding": config["decoding_name"],
+            "settings": config["decoding"],
+            "exact": cost.pop("exact"),
+        }
+        rows.append({**row, "cost": cost, "metrics": metrics[name], "paired": paired})
+    shared = {key: configs[baseline][key] for key in SHARED}
+    return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
+
+
+def _cost(run: Path, config: dict) -> dict:
+    """Passes and codes a pass of an image, seconds of a call, images a second of one process, peak memory in MiB.
+
+    Calls that a process began with, and calls of fewer images than the others, are not timed: their figures are None where
+    there are no others.
+    """
+    results = read_results(run)
+    if len(results) < config["images"]:
+        raise ValueError(
+            f"{run} lacks {config['images'] - len(results)} of its {config['images']} images: run its `arimage eval "
+            "generate` again, which goes on"
+        )
+    rows = list(results.values())
+    passes = np.array([row["passes"] for row in rows])
+    codes = np.array([row["tokens_per_pass"] for row in rows]) * passes
+    size = config["batch_size"]
+    calls = {row["batch"]: row["seconds"] for row in rows if row["warm"] and row["batch_size"] == size}
+    seconds = np.array(list(calls.values()))
+    memory = [row["peak_memory"] for row in rows if row["peak_memory"] is not None]
+    return {
+        "exact": all(row["exact"] for row in rows),
+        "passes": float(passes.mean()),
+        "tokens_per_pass": float(codes.sum() / passes.sum()),
+        "timed_calls": len(seconds),
+        "seconds_p50": float(np.percentile(seconds, 50)) if calls else None,
+        "seconds_p95": float(np.percentile(seconds, 95)) if calls else None,
+        "images_per_second": size / float(seconds.mean()) if calls else None,
+        "speedup": None,
+        "peak_memory": max(memory) if memory else None,
+    }
+
+
+def _scores(run: Path, metric: str) -> np.ndarray | None:
+    """The metric's values [N] in the order of the manifest, if it has one for each image."""
+    path = run / "scores" / f"{metric}.json"
+    if not path.exists():
+        return None
+    scores = json.loads(path.read_text(encoding="utf-8"))
+    if scores["ids"] != [row["id"] for row in read_rows(run)]:
+        raise ValueError(f"{path} is not of the images of the run: score it again")
+    return np.array(scores["values"])
+
+
+def to_markdown(report: dict) -> str:
+    """The report as a table of all runs, one of the paired differences if there are any, and what they share."""
+    settings, machine, rows = report["settings"], report["machine"], report["rows"]
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    head = ["decoding", "the model's law?", "passes an image", "codes a pass", "seconds a call, p50 / p95", "images/s"]
+    lines = _table(
+        [*head, "speed-up", "peak MiB", *(f"{name} {_arrow(name)}" for name in metrics)],
+        [_cells(row) + [_estimate(row["metrics"].get(name)) for name in metrics] for row in rows],
+    )
+    paired = list(dict.fromkeys(name for row in rows for name in row["paired"]))
+    if paired:
+        lines += ["", f"Differences from {report['baseline']}, image by image of the same prompt and seed:", ""]
+        lines += _table(
+            ["decoding", *(f"{name} {_arrow(name)}" for name in paired)],
+            [
+                [row["name"], *(_difference(row["paired"].get(name)) for name in paired)]
+                for row in rows
+                if row["name"] != report["baseline"]
+            ],
+        )
+    sampling = ", ".join(f"{name} {value:g}" for name, value in settings["sampling"].items())
+    lines += [
+        "",
+        f"{settings['model']}, {settings['images']} images of each, seed {settings['seed']}, {sampling}; "
+        f"{settings['batch_size']} images a call, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
+        f"torch {machine['torch']}. Seconds are of calls of one process, without its first. ± is a standard error, brackets "
+        "are 95 % intervals.",
+    ]
+    entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
+    lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def _cells(row: dict) -> list[str]:
+    cost = row["cost"]
+    timed = cost["seconds_p50"] is not None
+    return [
+        row["name"],
+        "exact" if row["exact"] else "not exact",
+        f"{cost['passes']:.1f}",
+        f"{cost['tokens_per_pass']:.2f}",
+        f"{cost['seconds_p50']:.2f} / {cost['seconds_p95']:.2f}" if timed else "",
+        f"{cost['images_per_second']:.2f}" if timed else "",
+        f"{cost['speedup']:.2f}" if cost["speedup"] else "",
+        f"{cost['peak_memory']:.0f}" if cost["peak_memory"] else "",
+    ]
+
+
+def _arrow(metric: str) -> str:
+    return "↓" if metric in LOWER_IS_BETTER else "↑"
+
+
+def _digits(error: float) -> int:
+    """Decimals that show two digits of an error."""
+    return max(0, 1 - math.floor(math.log10(error)))
+
+
+def _estimate(entry: dict | None) -> str:
+    if entry is None:
+        return ""
+    error = entry["standard_error"]
+    return f"{entry['value']:.{_digits(error)}f} ± {error:.{_digits(error)}f}" if error else f"{entry['value']:.4g}"
+
+
+def _difference(estimate: dict | None) -> str:
+    if estimate is None:
+        return ""
+    low, high = estimate["interval"]
+    digits = _digits(high - low) if high > low else 4
+    return f"{estimate['value']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def _described(entry: dict) -> str:
+    text = f"{entry['count']} images against {entry['reference']}"
+    if entry["space"]:
+        space = entry["space"]
+        text += f", {space['name']} {space['sha256'][:8]}, resize {space['resize']}"
+    return text + (f", weights {entry['weights']}" if "weights" in entry else "")
+
+
+def plot(report: dict, path: Path) -> None:
+    """Each metric against the seconds of an image, a point for each run that was timed; needs matplotlib."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [row for row in report["rows"] if row["cost"]["images_per_second"]]
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    lines = math.ceil(len(metrics) / 3)
+    figure = Figure(figsize=(4.2 * min(3, len(metrics)), 3.6 * lines), layout="constrained")
+    for panel, metric in zip(figure.subplots(lines, min(3, len(metrics)), squeeze=False).flat, metrics, strict=False):
+        for row in rows:
+            entry, seconds = row["metrics"].get(metric), 1 / row["cost"]["images_per_second"]
+            if entry:
+                colour = EXACT if row["exact"] else INEXACT
+                panel.errorbar(seconds, entry["value"], yerr=entry["standard_error"], fmt="o", color=colour, capsize=3)
+                panel.annotate(
+                    row["name"], (seconds, entry["value"]), textcoords="offset points", xytext=(6, 4), fontsize=7
+                )
+        panel.set_title(
+            f"{metric} ({'lower' if metric in LOWER_IS_BETTER else 'higher'} is better)", fontsize=9, loc="left"
+        )
+        panel.set_xlabel("seconds an image", fontsize=8)
+        panel.margins(x=0.18, y=0.15)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in list(figure.axes)[len(metrics) :]:
+        panel.remove()
+    kinds = [Patch(color=EXACT, label="draws from the model's own law"), Patch(color=INEXACT, label="does not")]
+    figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def write_report(report: dict, folder: Path) -> str:
+    """Write report.json, from which the other two are made, report.md and, of runs that were scored and timed, report.png into
+    `folder`; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    text = to_markdown(report)
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    if any(row["metrics"] and row["cost"]["images_per_second"] for row in report["rows"]):
+        plot(report, folder / "report.png")
+    return text

@@ -1,0 +1,141 @@
+"""What a report says of runs, and which runs it refuses to set side by side."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+
+from arimage.eval.generate import generate, make_config, prepare
+from arimage.eval.manifest import prompt_rows, read_results, write_rows
+from arimage.eval.report import make_report, to_markdown, write_report
+from arimage.eval.score import METRICS_FILE, entry, write_scores
+from arimage.eval.statistics import Estimate
+
+
+SECONDS = {"ar": [9.0, 2.0, 4.0, 8.0, 1.0], "sjd": [9.0, 1.0, 1.0, 2.0, 1.0]}
+VALUES = {"ar": [0, 1, 0, 1, 1, 0, 1, 1, 0], "sjd": [1, 1, 0, 1, 1, 1, 1, 1, 0]}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Nine images of two decodings in batches of two, with known seconds and scores."""
+    root, pipe = tmp_path_factory.mktemp("runs"), tiny.text_pipeline()
+    rows = prompt_rows([{"prompt": text} for text in ("a red heart", "tree", "a blue book")], 0, 3)
+    for name in ("ar", "sjd"):
+        source = {"prompts": "some.txt", "sha256": "0", "per_prompt": 3}
+        config = make_config(pipe, rows, model="tiny", source=source, seed=0, batch_size=2, decoding=name)
+        generate(prepare(config, rows, root / name), pipe)
+        results = [
+            {**row, "seconds": SECONDS[name][row["batch"]], "peak_memory": 100.0 + row["id"]}
+            for row in read_results(root / name).values()
+        ]
+        write_rows(results, root / name / "results" / "rank-00000.jsonl")
+        write_scores(root / name, "retrieval", np.array(VALUES[name]))
+        metrics = {
+            "retrieval": entry(Estimate(sum(VALUES[name]) / 9, 0.16), 9, "gallery", None),
+            "emoji-kid": entry(Estimate(0.01234, 0.00056), 9, "reference", None),
+        }
+        (root / name / METRICS_FILE).write_text(json.dumps(metrics))
+    return root
+
+
+@pytest.fixture
+def runs(drawn, tmp_path):
+    """Copies that a test may spoil."""
+    shutil.copytree(drawn, tmp_path / "runs")
+    return [tmp_path / "runs" / name for name in ("ar", "sjd")]
+
+
+def test_whole_warm_calls_are_timed(runs):
+    ar, sjd = make_report(runs, "ar")["rows"]
+    # The first call of the process and the last, which has one image, do not count.
+    assert ar["cost"]["timed_calls"] == 3 and ar["cost"]["seconds_p50"] == 4 and ar["cost"]["seconds_p95"] == 7.6
+    assert ar["cost"]["images_per_second"] == pytest.approx(6 / 14) and ar["cost"]["speedup"] == 1
+    assert sjd["cost"]["speedup"] == pytest.approx(14 / 4) and sjd["cost"]["peak_memory"] == 108
+    assert make_report(runs, "sjd")["rows"][0]["cost"]["speedup"] == pytest.approx(4 / 14)
+
+
+def test_passes_and_codes_are_those_of_the_images(runs):
+    ar, sjd = make_report(runs, "ar")["rows"]
+    assert (ar["cost"]["passes"], ar["cost"]["tokens_per_pass"]) == (16, 1)
+    assert 2 < sjd["cost"]["passes"] < 16
+    assert sjd["cost"]["passes"] * sjd["cost"]["tokens_per_pass"] == pytest.approx(16)
+    assert ar["exact"] and sjd["exact"] and sjd["settings"]["window"] == 32
+
+
+def test_scores_are_paired_with_the_baseline(runs):
+    ar, sjd = make_report(runs, "ar")["rows"]
+    assert ar["paired"] == {} and list(sjd["paired"]) == ["retrieval"]
+    found = sjd["paired"]["retrieval"]
+    assert found["value"] == pytest.approx(2 / 9) and 0 <= found["interval"][0] < 2 / 9 < found["interval"][1] < 0.6
+    scores = json.loads((runs[1] / "scores" / "retrieval.json").read_text())
+    (runs[1] / "scores" / "retrieval.json").write_text(json.dumps({**scores, "ids": scores["ids"][::-1]}))
+    with pytest.raises(ValueError, match="retrieval.json is not of the images of the run"):
+        make_report(runs, "ar")
+
+
+def test_the_files_say_the_same(runs, tmp_path):
+    text = write_report(make_report(runs, "ar"), tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["settings"]["images"] == 9 and report["baseline"] == "ar"
+    assert to_markdown(report) == text == (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert (tmp_path / "report" / "report.png").stat().st_size > 5000
+    cells = [line.split(" | ") for line in text.splitlines()]
+    assert cells[2][0] == "| ar" and cells[2][4:8] == ["4.00 / 7.60", "0.43", "1.00", "108"]
+    assert cells[2][8:] == ["0.56 ± 0.16", "0.01234 ± 0.00056 |"]
+    assert "retrieval ↑" in cells[0] and "emoji-kid ↓ |" in cells[0]
+    assert "| sjd | +0.22 (+0.00 to +0.56) |" in text
+
+
+def test_runs_without_scores_or_timed_calls_are_reported_too(runs, tmp_path):
+    for run in runs:
+        (run / METRICS_FILE).unlink()
+        write_rows(
+            [{**row, "warm": False} for row in read_results(run).values()], run / "results" / "rank-00000.jsonl"
+        )
+    text = write_report(make_report(runs, "ar"), tmp_path / "report")
+    assert "| ar | exact | 16.0 | 1.00 |  |  |  | 108 |" in text and not (tmp_path / "report" / "report.png").exists()
+
+
+def change_config(run, **changes):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"images": 8}, "their images is 9 and 8"),
+        ({"weights": "other"}, "their weights is .* and other"),
+        ({"source": {"prompts": "other.txt"}}, "their source is"),
+        ({"batch_size": 4}, "their batch_size is 2 and 4"),
+        ({"seed": 1}, "their seed is 0 and 1"),
+        ({"sampling": {"top_k": 3}}, "their sampling is"),
+        ({"dtype": "bfloat16"}, "their dtype is float32 and bfloat16"),
+        ({"machine": {"device": "another", "threads": 1, "torch": "2"}}, "their device is .* and another"),
+    ],
+)
+def test_what_was_drawn_otherwise_is_not_compared(runs, changes, sentence):
+    change_config(runs[1], **changes)
+    with pytest.raises(ValueError, match=f"ar and sjd cannot be compared, {sentence}"):
+        make_report(runs, "ar")
+
+
+def test_what_was_scored_otherwise_is_not_compared(runs):
+    metrics = json.loads((runs[1] / METRICS_FILE).read_text())
+    metrics["emoji-kid"]["count"] = 8
+    (runs[1] / METRICS_FILE).write_text(json.dumps(metrics))
+    with pytest.raises(ValueError, match="emoji-kid of ar and of sjd cannot be compared, their count is 9 and 8"):
+        make_report(runs, "ar")
+
+
+def test_an_unknown_baseline_and_unfinished_runs_are_refused(runs, tmp_path):
+    with pytest.raises(ValueError, match="there is no run gsd: --baseline is one of ar, sjd"):
+        make_report(runs, "gsd")
+    with pytest.raises(ValueError, match="two of the runs are named alike"):
+        make_report([*runs, runs[0]], "ar")
+    next((runs[1] / "images").iterdir()).unlink()
+    with pytest.raises(ValueError, match="lacks 1 of its 9 images"):
+        make_report(runs, "ar")
