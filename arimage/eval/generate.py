@@ -130,10 +130,9 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     """Make a run in `folder`, or go on with the one that is there. Several processes that draw one run call it one after
     another, rank 0 first; only this one locks the folder.
 
-    On a CPU the process is given as many threads as the run was begun with.
-
     Raises:
-        ValueError: if another command draws into the folder, or if the run there is another than is asked for.
+        ValueError: if another command draws into the folder, if it holds pictures of no run, or if the run there is another
+            than is asked for.
         OSError: if the folder cannot be written.
     """
     config = json.loads(json.dumps(config))
@@ -148,16 +147,27 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
             except Timeout as error:
                 raise ValueError(f"another command draws into {folder}: wait for it, or give another --out") from error
             if not (folder / CONFIG).exists():
+                if os.listdir(folder / IMAGES):
+                    raise ValueError(f"{folder / IMAGES} holds pictures of no run: give another --out")
                 replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
                 replace(folder / CONFIG, lambda file: file.write_text(json.dumps(config, indent=2) + "\n"))
-    begun = read_config(folder)
-    torch.set_num_threads(begun["machine"]["threads"])
-    config["machine"]["threads"] = begun["machine"]["threads"]
-    _check_same(folder / CONFIG, begun, config)
-    _check_same(
-        folder / MANIFEST, *({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
-    )
-    return Run(folder, begun, rows, lock)
+    run = open_run(folder, lock)
+    config["machine"]["threads"] = run.config["machine"]["threads"]
+    _check_same(folder / CONFIG, run.config, config)
+    old, new = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
+    _check_same(folder / MANIFEST, old, new)
+    return run
+
+
+def open_run(folder: Path, lock: FileLock | None = None) -> Run:
+    """The run that `prepare` made in `folder`. This process gets as many threads as the run was begun with.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    config = read_config(folder)
+    torch.set_num_threads(config["machine"]["threads"])
+    return Run(folder, config, read_rows(folder), lock)
 
 
 def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:

@@ -1,0 +1,74 @@
+"""The batches of a run drawn by Ray's workers: the same images and files as by `generate.generate`.
+
+The pictures are written where they are drawn, so that machines of a cluster must share the run's folder (and the model's, if
+it is one). The results come back to this process, which alone records them.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ..options import load_pipeline
+from .generate import draw, missing_batches, open_run, prepare, record
+from .manifest import read_results
+
+
+class Worker:
+    """Loads the pipeline once and draws batches by their indices."""
+
+    def __init__(self, folder: Path, model: str, device: str, dtype: str):
+        self.pipe = load_pipeline(model, device, dtype)
+        self.run = open_run(folder)
+
+    def __call__(self, batch: dict) -> dict:
+        """The results of the batch with the index `batch["index"]`, or else the sentence that says why there are none."""
+        results, error = [], ""
+        try:
+            results = draw(self.run, self.pipe, int(batch["index"][0]))
+        except (ValueError, OSError) as raised:
+            error = str(raised)
+        return {"results": [json.dumps(results)], "error": [error]}
+
+
+def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None) -> None:
+    """Prepare the run and draw what is missing by `workers` of Ray, each with a GPU of its own where there are any: on the
+    cluster that RAY_ADDRESS names, or else on this machine.
+
+    Raises:
+        ValueError: for what `prepare` refuses, or if a worker cannot draw.
+    """
+    # Before Ray is imported, which would tell its makers that it is used.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    workers = workers or (torch.cuda.device_count() if on_gpu else 1)
+    # A worker's share of this process's threads.
+    config["machine"]["threads"] = max(config["machine"]["threads"] // workers, 1)
+    run = prepare(config, rows, folder.resolve())
+    missing = missing_batches(run)
+    if not missing:
+        return
+    local = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level="error", **local)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    finished = ray.data.from_items(
+        [{"index": index} for index in missing], override_num_blocks=len(missing)
+    ).map_batches(
+        Worker,
+        fn_constructor_args=(run.folder, config["model"], "cuda" if on_gpu else "cpu", config["dtype"]),
+        batch_size=1,
+        num_gpus=1 if on_gpu else None,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+    )
+    with tqdm(total=len(rows), initial=len(read_results(folder)), unit="image", desc=folder.name, disable=None) as bar:
+        for batch in finished.iter_rows():
+            if batch["error"]:
+                raise ValueError(batch["error"])
+            results = json.loads(batch["results"])
+            record(run, results)
+            bar.update(len(results))
+    ray.shutdown()
