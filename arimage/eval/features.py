@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from ..convert.checkpoint import load_original
 from .manifest import MANIFEST, read_rows, replace
 
 
@@ -164,31 +165,38 @@ class InceptionExtractor:
         )
         self.space = Space("inception-v3-2048", digest, resize)
         self.device = device
-        if resize == "clean":
-            from cleanfid.inception_torchscript import InceptionV3W
-            from cleanfid.resize import build_resizer
-
-            self._resize = build_resizer("clean")
-            self._network = InceptionV3W(str(path.parent), download=False).to(device)
-        else:
-            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-            # torch-fidelity unpickles anything: what is more than tensors is refused here.
-            torch.load(path, weights_only=True, mmap=True)
-            self._network = FeatureExtractorInceptionV3(
-                "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
-            ).to(device)
+        try:
+            self._network = _load_clean(path) if resize == "clean" else _load_tf1(path)
+        except RuntimeError as error:
+            raise ValueError(f"{path} is cut short or another network: download {published.url} again") from error
+        self._network.to(device)
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
         pictures = [np.asarray(image.convert("RGB")) for image in images]
         if self.space.resize == "clean":
+            from cleanfid.resize import build_resizer
+
             with ThreadPoolExecutor() as pool:
-                pictures = list(pool.map(self._resize, pictures))
+                pictures = list(pool.map(build_resizer("clean"), pictures))
             return self._network(_to_batch(pictures).to(self.device))
         if len({picture.shape for picture in pictures}) > 1:
             raise ValueError("--resize tf1 takes pictures of one size, and these differ: crop them, or take clean")
         return self._network(_to_batch(pictures).to(self.device))[0]
+
+
+def _load_clean(path: Path) -> torch.nn.Module:
+    from cleanfid.inception_torchscript import InceptionV3W
+
+    return InceptionV3W(str(path.parent), download=False)
+
+
+def _load_tf1(path: Path) -> torch.nn.Module:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    # torch-fidelity unpickles whatever there is: what is more than tensors is refused here.
+    load_original(path, ())
+    return FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
 
 
 def _to_batch(pictures: list[np.ndarray]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .clip_score import PREFIX, clip_scores
+from .emoji import REFERENCE, EmojiExtractor, emoji_retrieval, read_gallery, reference_features
 from .features import ClipExtractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
 from .kernel_distance import kernel_distance
@@ -67,7 +68,7 @@ class Job:
     """What to score and with what; the features that several metrics share are extracted once.
 
     Attributes:
-        run: the folder of a finished run.
+        run: the folder of a finished run; or, but for the CLIP score, of any pictures.
         reference: as `read_reference` takes it.
         inception_weights: the file of `InceptionExtractor`.
         clip: the folder of `ClipExtractor`.
@@ -163,12 +164,38 @@ def _clip(job: Job) -> dict[str, dict]:
     if "prompt" not in rows[0]:
         raise ValueError(f"{job.run} was drawn from classes, which have no CLIP score: score a run of prompts")
     extractor = ClipExtractor(job.clip, job.device)
-    values = clip_scores(job.extract(extractor), [row["prompt"] for row in rows], extractor, job.batch_size)
+    prompts = [row["prompt"] for row in rows]
+    values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
     write_scores(job.run, "clip", values)
-    return {"clip": entry(mean_estimate(values), len(values), "prompts", extractor.space, prefix=PREFIX, scale=1)}
+    label = f"prompts, sha256 {hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:8]}"
+    return {"clip": entry(mean_estimate(values), len(values), label, extractor.space, prefix=PREFIX, scale=1)}
 
 
-METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {"fid": _fid, "kid": _kid, "prdc": _prdc, "clip": _clip}
+def _emoji_kid(job: Job) -> dict[str, dict]:
+    extractor, reference = EmojiExtractor(device=job.device), reference_features()
+    features, settings = job.extract(extractor), {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
+    label = f"{REFERENCE.name}: {len(reference)} pictures"
+    estimate = kernel_distance(features, reference, **settings)
+    return {"emoji-kid": entry(estimate, len(features), label, extractor.space, **settings)}
+
+
+def _retrieval(job: Job) -> dict[str, dict]:
+    hits, label = emoji_retrieval(job.run).numpy(), f"{REFERENCE.name}: gallery of {len(read_gallery()[1])} pictures"
+    entries = {}
+    for name, found in (("retrieval", hits[:, 0]), ("retrieval-top-5", hits.any(1))):
+        write_scores(job.run, name, found)
+        entries[name] = entry(mean_estimate(found), len(found), label, None)
+    return entries
+
+
+METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
+    "fid": _fid,
+    "kid": _kid,
+    "prdc": _prdc,
+    "clip": _clip,
+    "emoji-kid": _emoji_kid,
+    "retrieval": _retrieval,
+}
 
 
 def score(job: Job, metrics: list[str]) -> dict[str, dict]:

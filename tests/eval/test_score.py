@@ -1,12 +1,15 @@
 """The metrics of a run end to end, what is written, and what is refused."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from arimage import cli
 from arimage.eval import score as scoring
 from arimage.eval.features import Space
 from arimage.eval.manifest import class_rows, prompt_rows, write_rows
@@ -65,3 +68,119 @@ def test_metrics_of_a_run_are_merged_into_one_file(run, reference):
     names = ["kid", "fid", "fid-infinity", "precision", "recall", "density", "coverage"]
     assert list(read_metrics(run)) == names and read_metrics(run)["kid"] == first["kid"]
     assert not list(run.glob(".*"))
+
+
+def test_the_images_of_a_run_are_extracted_once(run, reference, monkeypatch):
+    before = score(Job(run, reference), ["kid"])
+    monkeypatch.setattr(Means, "__call__", None)
+    assert score(Job(run, reference), ["kid"]) == before
+
+
+def test_reference_statistics_give_the_fid_and_nothing_else(run, reference, tmp_path):
+    features = Job(run, reference).reference_features.astype(np.float64)
+    np.savez(tmp_path / "stats.npz", mu=features.mean(0), sigma=np.cov(features, rowvar=False))
+    by_pictures = score(Job(run, reference), ["fid"])
+    by_statistics = score(Job(run, tmp_path / "stats.npz"), ["fid"])
+    for name in ("fid", "fid-infinity"):
+        assert by_statistics[name]["value"] == pytest.approx(by_pictures[name]["value"], rel=1e-6)
+        assert by_statistics[name]["reference"].endswith("weights and resizing that the file does not name")
+    for name in ("kid", "prdc"):
+        with pytest.raises(ValueError, match="stats.npz holds statistics alone, which give the FID and nothing else"):
+            score(Job(run, tmp_path / "stats.npz"), [name])
+
+
+def test_a_reference_batch_gives_statistics_and_pictures(run, reference, tmp_path):
+    batch = pictures(40, 1)
+    np.savez(tmp_path / "batch.npz", arr_0=batch)
+    # As the published reference batches: statistics of the whole set beside some of its pictures.
+    np.savez(tmp_path / "both.npz", arr_0=batch, mu=np.zeros(6), sigma=np.eye(6), mu_s=0, sigma_s=0)
+    of_folder = score(Job(run, reference), ["fid", "kid", "prdc"])
+    of_batch = score(Job(run, tmp_path / "batch.npz"), ["fid", "kid", "prdc"])
+    of_both = score(Job(run, tmp_path / "both.npz"), ["fid", "kid", "prdc"])
+    for name, entry in of_folder.items():
+        assert of_batch[name]["value"] == pytest.approx(entry["value"], rel=1e-5)
+        assert (of_both[name]["value"] == of_batch[name]["value"]) == (not name.startswith("fid"))
+
+
+class Clip:
+    """Features of a picture and of the words of a text, whose cosine is known."""
+
+    space = Space("clip", "0", "none")
+
+    def __init__(self, folder, device):
+        pass
+
+    def __call__(self, images):
+        return torch.tensor([[3.0, 4.0]] * len(images))
+
+    def of_texts(self, texts):
+        assert all(text.startswith("A photo depicts a") for text in texts)
+        return torch.tensor([[0.0, 7.0] if "book" in text else [1.0, 0.0] for text in texts])
+
+
+def test_clip_scores_are_kept_by_image(run, monkeypatch):
+    monkeypatch.setattr(scoring, "ClipExtractor", Clip)
+    with pytest.raises(ValueError, match="drawn from classes, which have no CLIP score"):
+        score(Job(run, clip=run), ["clip"])
+    prompts = [{"prompt": "a book"}] * 10 + [{"prompt": "a cat"}] * 20
+    write_rows(prompt_rows(prompts, 0), run / "manifest.jsonl")
+    with pytest.raises(ValueError, match="--clip is missing: hf download"):
+        score(Job(run), ["clip"])
+    entry = score(Job(run, clip=run, batch_size=7), ["clip"])["clip"]
+    assert entry["value"] == pytest.approx((10 * 0.8 + 20 * 0.6) / 30)
+    assert entry["interval"][0] < entry["value"] < entry["interval"][1]
+    assert (entry["prefix"], entry["scale"], entry["count"]) == ("A photo depicts ", 1, 30)
+    kept = json.loads((run / "scores" / "clip.json").read_text())
+    assert kept["ids"] == list(range(30)) and kept["values"] == pytest.approx([0.8] * 10 + [0.6] * 20)
+
+
+@pytest.mark.parametrize(
+    ("reference", "metrics", "sentence"),
+    [
+        (None, ["fid"], "--ref is missing"),
+        ("nowhere", ["kid"], "--ref nowhere is no reference"),
+        ("x.npz", ["kid"], r"holds \['a'\]: give a .npz with mu and sigma, or with pictures as arr_0"),
+        (None, ["kid", "is"], "there is no metric 'is': choose among fid, kid, prdc, clip"),
+    ],
+)
+def test_what_cannot_be_scored_is_told(run, reference, metrics, sentence, tmp_path):
+    np.savez(tmp_path / "x.npz", a=1)
+    path = tmp_path / reference if reference == "x.npz" else reference and Path(reference)
+    with pytest.raises(ValueError, match=sentence):
+        score(Job(run, path), metrics)
+    assert read_metrics(run) == {}
+
+
+ENTRY = {"value": 1.0, "count": 10, "reference": "r", "space": {"name": "n", "sha256": "0", "resize": "clean"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"count": 11}, "kid of a and of b cannot be compared, their count is 10 and 11: score both runs alike"),
+        ({"reference": "q"}, "their reference is r and q"),
+        ({"space": ENTRY["space"] | {"resize": "tf1"}}, "their space is .*clean.*tf1"),
+        ({"space": ENTRY["space"] | {"sha256": "1"}}, "their space is"),
+        ({"k": 3}, "their k is None and 3"),
+    ],
+)
+def test_what_was_scored_differently_is_not_compared(change, sentence):
+    check_comparable({"a": {"kid": ENTRY}, "b": {"kid": ENTRY | {"value": 2.0}, "fid": ENTRY | change}, "c": {}})
+    with pytest.raises(ValueError, match=sentence):
+        check_comparable({"a": {"kid": ENTRY}, "b": {"kid": ENTRY | change}})
+
+
+def test_the_command_writes_and_tells_the_figures(run, reference, monkeypatch, capsys):
+    def command(*options):
+        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "score", str(run), "--metrics", "kid", *options])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    code, out, _ = command("--ref", str(reference), "--device", "cpu")
+    kid = read_metrics(run)["kid"]
+    assert code == 0 and out.startswith(
+        f"kid: {kid['value']:.6g} ± {kid['standard_error']:.2g} (30 images, reference,"
+    )
+    code, out, err = command()
+    assert code == 2 and not out and err.startswith("arimage: --ref is missing")
