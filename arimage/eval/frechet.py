@@ -39,8 +39,8 @@ def _centre(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
     """Squared Fréchet distance between the normal law of features [N, D] and a reference; "FID" in Inception's space.
 
-    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the sum of the
-    singular values of A F^T, or of the roots of the eigenvalues of F S F^T: the first where N < D, the second elsewhere.
+    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the nuclear norm of
+    A F^T: the sum of the roots of the eigenvalues of F S F^T, or of the smaller A S' A^T where there are few images.
 
     Raises:
         ValueError: if there are fewer than 2 images, or the reference has another number of features.
@@ -54,11 +54,12 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
         )
     mean, centred = _centre(features)
     scale = len(centred) - 1
-    if len(centred) < centred.shape[1]:
-        roots = np.linalg.svd(centred @ reference.factor.T / np.sqrt(scale), compute_uv=False)
+    if len(centred) < len(reference.factor):
+        cross = centred @ reference.factor.T
+        product = cross @ cross.T / scale
     else:
         product = reference.factor @ (centred.T @ centred / scale) @ reference.factor.T
-        roots = np.sqrt(np.linalg.eigvalsh(product).clip(min=0))
+    roots = np.sqrt(np.linalg.eigvalsh(product).clip(min=0))
     traces = (centred**2).sum() / scale + (reference.factor**2).sum()
     return float(((mean - reference.mean) ** 2).sum() + traces - 2 * roots.sum())
 
