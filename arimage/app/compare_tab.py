@@ -1,0 +1,101 @@
+"""The tab that draws one prompt by several decodings, side by side."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import gradio as gr
+
+from . import markup
+from .engine import Engine, Progress, Request, Result
+from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, decoding_choices, events, refusal
+
+
+# Decodings side by side.
+SLOTS = 4
+# After so many passes of a decoding everything that is set up once is set up.
+WARM = 3
+
+
+class Comparison:
+    """Draws one request by several decodings, one after another. Before the first drawing by each, a few passes are drawn and
+    thrown away, so that none pays for what is set up once."""
+
+    def __init__(self, engine: Engine):
+        self._engine, self._warm = engine, set()
+
+    def run(self, request: dict, decodings: list[str]) -> Iterator[tuple[int, Progress | Result]]:
+        """What happens, each with the number of its decoding; `request` has the other fields of the `Request`.
+
+        Raises:
+            gr.Error: if there are too few or too many decodings, or the engine refuses one.
+        """
+        if not 2 <= len(decodings) <= SLOTS:
+            raise refusal(f"{len(decodings)} decodings are no comparison: choose 2 to {SLOTS}")
+        for number, decoding in enumerate(decodings):
+            one = Request(**request, decoding=decoding)
+            if (one.model, decoding) not in self._warm:
+                with closing(events(self._engine, one)) as warming:
+                    next(event for event in warming if isinstance(event, Result) or event.passes >= WARM)
+                self._warm.add((one.model, decoding))
+            for event in events(self._engine, one):
+                yield number, event
+
+
+def some_decodings(engine: Engine, model: str) -> list[str]:
+    """A choice to begin with: the slowest, the model's default, and a relaxed one."""
+    values = [value for _, value in decoding_choices(engine, model)]
+    return [value for value in values if value in ("ar", engine.models[model].decoding, "zipar", "code")]
+
+
+def compare_tab(engine: Engine, comparison: Comparison) -> None:
+    """Build the tab."""
+    first = next(iter(engine.models))
+    with gr.Row():
+        subject = Subject(engine)
+        seed = gr.Number(0, label="Seed", precision=0, min_width=100)
+    with gr.Row():
+        decodings = gr.Dropdown(
+            decoding_choices(engine, first),
+            value=some_decodings(engine, first),
+            label="Decodings",
+            multiselect=True,
+            max_choices=SLOTS,
+            scale=4,
+            min_width=300,
+            elem_id="decodings",
+        )
+        with gr.Column(min_width=160, elem_classes="at-end"):
+            actions = DrawAndStop("Compare", "compare")
+    gr.HTML(markup.LEGEND)
+    status = gr.HTML()
+    with gr.Row(elem_classes="cards"):
+        cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
+
+    def draw_cards(model, prompt, class_label, decodings, seed) -> Iterator[dict]:
+        info = engine.models[model]
+        update = dict.fromkeys(cards, gr.HTML(visible=False)) | actions.busy() | {status: ""}
+        for card, decoding in zip(cards, decodings, strict=False):
+            update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
+        for number, event in comparison.run(subject.condition(model, prompt, class_label) | {"seed": seed}, decodings):
+            yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event), visible=True)}
+            update = {}
+        yield actions.idle()
+
+    actions.watch(
+        [
+            gr.on(
+                [actions.draw.click, subject.prompt.submit],
+                draw_cards,
+                [*subject.inputs, decodings, seed],
+                [*cards, status, *actions.buttons],
+                **DRAWS,
+            )
+        ],
+        status,
+    )
+
+    def on_model(model: str) -> dict:
+        choices = gr.Dropdown(decoding_choices(engine, model), value=some_decodings(engine, model))
+        return subject.visibility(model) | {decodings: choices}
+
+    subject.model.input(on_model, subject.model, [*subject.inputs[1:], decodings], **AT_ONCE)

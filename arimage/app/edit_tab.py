@@ -1,0 +1,103 @@
+"""The tab that draws a part of a picture anew."""
+
+from collections.abc import Iterator
+
+import gradio as gr
+
+from . import markup
+from .engine import Engine, Progress, Request
+from .form import AT_ONCE, DRAWS, DecodingChoice, DrawAndStop, Subject, events, refusal
+from .generate_tab import preview_every
+from .pictures import for_editor, picture_and_mask, stamped
+
+
+def edit_tab(engine: Engine, last: gr.State) -> None:
+    """Build the tab; `last` is what was drawn last, see `generate_tab`."""
+    info = next(iter(engine.models.values()))
+    with gr.Row():
+        subject = Subject(engine)
+        decoding = DecodingChoice(engine, subject)
+        seed = gr.Number(0, label="Seed", precision=0, min_width=100)
+    decoding.about.render()
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=5, min_width=300):
+            editor = gr.ImageEditor(
+                label="Paint over what shall be drawn anew",
+                type="pil",
+                format="png",
+                sources=["upload", "clipboard"],
+                brush=gr.Brush(default_size=64, colors=["#ff3d7f"], color_mode="fixed"),
+                layers=False,
+                transforms=[],
+                height=480,
+                canvas_size=(512, 512),
+                buttons=[],
+                elem_id="editor",
+            )
+            take = gr.Button("Take the last picture from Generate", size="sm", elem_id="take")
+        with gr.Column(scale=5, min_width=300):
+            hint = gr.HTML(markup.about_editing(info))
+            with gr.Row():
+                actions = DrawAndStop("Draw anew", "edit")
+            with gr.Row():
+                shown = {
+                    "format": "png",
+                    "interactive": False,
+                    "height": 260,
+                    "elem_classes": "pixels",
+                    "min_width": 140,
+                }
+                before = gr.Image(label="Before", buttons=[], elem_id="before", **shown)
+                after = gr.Image(label="After", buttons=["download"], elem_id="after", **shown)
+            status = gr.HTML(markup.EMPTY, elem_id="edit-status")
+
+    def draw_part(drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
+        if drawing is None or drawing["background"] is None:
+            raise refusal("there is no picture: upload one, or take the last one from Generate")
+        height, width = engine.models[model].sizes[0]
+        picture, mask = picture_and_mask(drawing, (width, height))
+        if mask.getextrema()[1] < 128:
+            raise refusal("nothing is painted over: paint where the picture shall be drawn anew")
+        request = Request(
+            **subject.condition(model, prompt, class_label),
+            decoding=decoding,
+            seed=seed,
+            image=picture,
+            mask_image=mask,
+            preview_every=preview_every(engine, model),
+        )
+        first = {before: picture, after: None}
+        for event in events(engine, request):
+            if isinstance(event, Progress):
+                partial = {after: event.previews[0]} if event.previews else {}
+                yield {**first, **partial, status: markup.progress(event, 1), **actions.busy()}
+                first = {}
+            else:
+                yield {after: stamped(event)[0], status: markup.finished(event), **actions.idle()}
+
+    actions.watch(
+        [
+            gr.on(
+                [actions.draw.click, subject.prompt.submit],
+                draw_part,
+                [editor, *subject.inputs, decoding.dropdown, seed],
+                [before, after, status, *actions.buttons],
+                **DRAWS,
+            )
+        ],
+        status,
+    )
+
+    def take_last(last):
+        if last is None:
+            raise refusal("there is no picture yet: draw one under Generate")
+        return for_editor(last[1].images[0])
+
+    take.click(take_last, last, editor, **AT_ONCE)
+
+    def on_model(model: str) -> dict:
+        return subject.visibility(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}
+
+    subject.model.input(
+        on_model, subject.model, [*subject.inputs[1:], decoding.dropdown, decoding.about, hint], **AT_ONCE
+    )

@@ -1,0 +1,156 @@
+"""What the tabs share: their controls, and how their requests are drawn."""
+
+import math
+import random
+import time
+from collections.abc import Iterator
+
+import gradio as gr
+
+from . import markup
+from .engine import Cancelled, Engine, Progress, Refused, Request, Result
+
+
+EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
+# Seconds between two messages on a drawing, partial pictures aside.
+PAUSE = 0.1
+SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
+# Events that a page alone uses: those that draw, and those that are done at once and pass by the queue.
+DRAWS = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE = {**DRAWS, "queue": False}
+
+
+def refusal(message: str) -> gr.Error:
+    """What the page shows, and clients get, where nothing is drawn."""
+    return gr.Error(message, title="Not drawn", print_exception=False)
+
+
+def events(engine: Engine, request: Request) -> Iterator[Progress | Result]:
+    """What happens to a request. Whoever leaves the loop early, by Stop or by closing the page, gives its place free.
+
+    Raises:
+        gr.Error: if the engine refuses the request.
+    """
+    ticket = None
+    try:
+        ticket = engine.submit(request)
+        said = -math.inf
+        # A closed page is noticed when something is sent to it.
+        for event in ticket.events(every=1):
+            now = time.monotonic()
+            if isinstance(event, Result) or event.previews or now - said > PAUSE:
+                said = now
+                yield event
+    except Refused as error:
+        raise refusal(str(error)) from error
+    except Cancelled:
+        raise refusal("the app is being closed: try again later") from None
+    finally:
+        if ticket is not None:
+            ticket.cancel()
+
+
+def random_seed() -> int:
+    """A seed that one can read out and type."""
+    return random.randrange(10**6)
+
+
+def decoding_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
+    """Labels and values of the decodings that run on a model, exact ones first; its default with its settings."""
+    info = engine.models[model]
+    default = info.decoding.partition(":")[0]
+    choices = []
+    for name in sorted(info.decodings, key=lambda name: not info.decodings[name]):
+        text = info.decoding if name == default else name
+        choices.append((f"{text} · {'exact' if info.decodings[name] else 'relaxed'}", text))
+    return choices
+
+
+class Subject:
+    """The controls of what to draw and by which model. A model reads a prompt or a class."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        first, info = next(iter(engine.models.items()))
+        self.prompt = gr.Textbox(
+            EXAMPLES[0],
+            label="Prompt",
+            placeholder="What to draw",
+            visible=info.classes is None,
+            scale=2,
+            min_width=200,
+        )
+        self.class_label = gr.Number(0, label="Class", precision=0, visible=info.classes is not None, min_width=120)
+        self.model = gr.Dropdown(
+            list(engine.models),
+            value=first,
+            label="Model",
+            filterable=False,
+            visible=len(engine.models) > 1,
+            min_width=160,
+        )
+
+    @property
+    def inputs(self) -> list[gr.components.Component]:
+        return [self.model, self.prompt, self.class_label]
+
+    def condition(self, model: str, prompt: str, class_label: int) -> dict:
+        """The arguments of a `Request` that say what to draw."""
+        if self._engine.models[model].classes is None:
+            return {"model": model, "prompt": prompt}
+        return {"model": model, "class_label": class_label}
+
+    def visibility(self, model: str) -> dict:
+        """Show the one of the two that the model reads."""
+        reads_text = self._engine.models[model].classes is None
+        return {self.prompt: gr.Textbox(visible=reads_text), self.class_label: gr.Number(visible=not reads_text)}
+
+
+class DecodingChoice:
+    """The control of the decoding, and a line on the chosen one, to be rendered where it belongs."""
+
+    def __init__(self, engine: Engine, subject: Subject):
+        self._engine = engine
+        first, info = next(iter(engine.models.items()))
+        self.dropdown = gr.Dropdown(
+            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=190
+        )
+        self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
+        self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
+
+    def choices(self, model: str) -> dict:
+        """Offer what runs on the model."""
+        decoding = self._engine.models[model].decoding
+        return {
+            self.dropdown: gr.Dropdown(decoding_choices(self._engine, model), value=decoding),
+            self.about: self._about(model, decoding),
+        }
+
+    def _about(self, model: str, decoding: str) -> str:
+        return markup.about_decoding(self._engine.models[model], decoding)
+
+
+class DrawAndStop:
+    """A button that draws, others that go with it, and in their place, while something is drawn, one that stops it."""
+
+    def __init__(self, label: str, name: str, others: tuple[str, ...] = ()):
+        self.draw = gr.Button(label, variant="primary", elem_id=name, min_width=120)
+        self.others = [gr.Button(other, min_width=120, elem_id=other.lower().replace(" ", "-")) for other in others]
+        self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"stop-{name}", min_width=120)
+
+    @property
+    def buttons(self) -> list[gr.Button]:
+        return [self.draw, *self.others, self.stop]
+
+    def busy(self) -> dict:
+        return {self.stop: gr.Button(visible=True)} | {each: gr.Button(visible=False) for each in self.buttons[:-1]}
+
+    def idle(self) -> dict:
+        return {self.stop: gr.Button(visible=False)} | {each: gr.Button(visible=True) for each in self.buttons[:-1]}
+
+    def watch(self, running: list[gr.events.Dependency], status: gr.HTML) -> None:
+        """Let the stop button end the events `running`, and bring the buttons back after it, or after an error."""
+        outputs = [*self.buttons, status]
+        for event in running:
+            event.failure(lambda: self.idle() | {status: ""}, None, outputs, **AT_ONCE)
+        self.stop.click(lambda: self.idle() | {status: markup.STOPPED}, None, outputs, cancels=running, **AT_ONCE)

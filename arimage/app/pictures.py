@@ -1,0 +1,92 @@
+"""Pictures on their way to the browser and back: their settings, acceptance maps, and drawn masks."""
+
+import base64
+import io
+import json
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, PngImagePlugin
+
+from ..eval.trace import acceptance_map
+from .engine import Result
+
+
+# Where a PNG keeps the settings that it was drawn with.
+METADATA = "arimage"
+# Side in pixels of maps, and at least of pictures in the editor.
+SHOWN = 384
+EDITOR = 512
+# Side in pixels of pictures that are part of a page.
+LARGEST = 512
+
+
+def stamped(result: Result) -> list[Image.Image]:
+    """The images of a result, each with the settings that draw it again, alone, as JSON in its text; Gradio keeps them in a
+    PNG."""
+    images = [image.copy() for image in result.images]
+    for image, seed in zip(images, result.seeds, strict=True):
+        image.info[METADATA] = json.dumps(result.settings | {"count": 1, "seed": seed})
+    return images
+
+
+def png(image: Image.Image) -> bytes:
+    """The image as a PNG file, settings included."""
+    text = PngImagePlugin.PngInfo()
+    if METADATA in image.info:
+        text.add_text(METADATA, image.info[METADATA])
+    data = io.BytesIO()
+    image.save(data, "PNG", pnginfo=text)
+    return data.getvalue()
+
+
+def data_uri(image: Image.Image) -> str:
+    """The image, for a page that is sent again and again: a large one is made smaller."""
+    image = ImageOps.contain(image, (LARGEST, LARGEST)) if max(image.size) > LARGEST else image
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
+
+
+def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
+    """A PNG, or an archive of several, in a folder of its own in `folder`; the file's name comes of the letters in `name`."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "image"
+    own = Path(tempfile.mkdtemp(dir=folder))
+    if len(images) == 1:
+        path = own / f"{slug}.png"
+        path.write_bytes(png(images[0]))
+        return path
+    path = own / f"{slug}.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, image in enumerate(images):
+            archive.writestr(f"{slug}-{i}.png", png(image))
+    return path
+
+
+def map_of(passes: np.ndarray) -> Image.Image:
+    """The acceptance map of an image, from the deciding pass of each of its codes [rows, columns]."""
+    rows, columns = passes.shape
+    cell = max(1, SHOWN // max(rows, columns))
+    return acceptance_map(passes, (rows * cell, columns * cell))
+
+
+def for_editor(image: Image.Image) -> Image.Image:
+    """The image, enlarged by a whole factor without smoothing where it is too small to draw on."""
+    factor = max(1, EDITOR // min(image.size))
+    return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+    """What an `ImageEditor` holds as a picture and a mask, white where something was drawn.
+
+    Args:
+        drawing: its value, with PIL images.
+        size: width and height; the middle of a picture of another shape is taken.
+    """
+    picture = drawing["background"]
+    mask = Image.new("L", picture.size)
+    for layer in drawing["layers"]:
+        mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
+    # The mean of each block undoes `for_editor`.
+    return tuple(ImageOps.fit(each, size, Image.Resampling.BOX) for each in (picture.convert("RGB"), mask))

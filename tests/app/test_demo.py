@@ -1,0 +1,268 @@
+"""The demo's endpoints as clients see them: partial results, settings, errors, who is let in, and work that ends when nobody
+waits for it."""
+
+import io
+import json
+import time
+import zipfile
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+
+pytest.importorskip("gradio")
+
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+
+from arimage import cli
+from arimage.app import pictures
+from arimage.app.demo import build_demo, launch_settings
+from arimage.app.engine import Engine, Limits, Result
+
+
+AUTH = ("ada", "opens sesame")
+SIZE = 4 * tiny.SCALE_FACTOR
+
+
+class Slowed:
+    """A pipeline whose passes take `pace` seconds longer."""
+
+    def __init__(self, pipe):
+        self._pipe, self.pace = pipe, 0.0
+
+    def __getattr__(self, name):
+        return getattr(self._pipe, name)
+
+    def __call__(self, *, callback_on_step_end, **arguments):
+        def slowed(*values):
+            time.sleep(self.pace)
+            callback_on_step_end(*values)
+
+        return self._pipe(callback_on_step_end=slowed, **arguments)
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return Slowed(tiny.text_pipeline(8))
+
+
+@pytest.fixture(scope="module")
+def engine(slow):
+    pipelines = {"text": tiny.text_pipeline(), "class": tiny.class_pipeline(), "scales": tiny.scale_pipeline("text")}
+    engine = Engine(pipelines | {"slow": slow}, Limits(prompt_characters=40, images=4))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def url(engine, tmp_path_factory):
+    """The demo, launched for `AUTH` alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
+        demo = build_demo(engine)
+        _, url, _ = demo.launch(auth=AUTH, prevent_thread_lock=True, **launch_settings(engine))
+        yield url
+        demo.close()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return Client(url, auth=AUTH, verbose=False, download_files=False)
+
+
+@pytest.fixture(scope="module")
+def session(url):
+    """A browser's requests, logged in."""
+    with httpx.Client(base_url=url, timeout=60) as session:
+        assert session.post("/login", data={"username": AUTH[0], "password": AUTH[1]}).status_code == 200
+        yield session
+
+
+@pytest.fixture(scope="module")
+def opened(session):
+    """Fetch a picture of a result, of a gallery or alone."""
+
+    def opened(picture) -> Image.Image:
+        return Image.open(io.BytesIO(session.get(picture.get("image", picture)["url"]).content))
+
+    return opened
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"))
+
+
+def wait_until_idle(engine, seconds):
+    """Fail if the engine still draws, or something waits for it, after so many seconds."""
+    until = time.monotonic() + seconds
+    while engine.waiting or engine._running:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_pictures_come_in_parts_and_then_whole(client, opened):
+    job = client.submit("a red heart", "text", decoding="ar", seed=5, count=2, preview_every=4, api_name="/generate")
+    *parts, (shown, state) = job
+    decided = [state["decided"] for _, state in parts]
+    assert decided[0] == 0 and decided == sorted(decided)
+    partial = [len(shown) for shown, _ in parts]
+    assert partial[0] == 0 and partial[-1] == 2
+    assert len(shown) == 2 and state["seeds"][0] == 5
+    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
+    expected = tiny.text_pipeline()("a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)).images[0]
+    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
+
+
+def test_a_picture_says_how_to_draw_it_again(client, opened):
+    shown, _ = client.predict("tree", "text", seed=3, count=2, top_k=7, decoding="sjd", api_name="/generate")
+    second = opened(shown[1])
+    settings = json.loads(second.info[pictures.METADATA])
+    assert (settings["top_k"], settings["decoding"], settings["count"]) == (7, "sjd", 1)
+    assert settings.pop("height") == settings.pop("width") == SIZE
+    again, _ = client.predict(**settings, api_name="/generate")
+    assert np.array_equal(pixels(opened(again[0])), pixels(second))
+
+
+def test_a_seed_is_drawn_where_none_is_given(client):
+    seeds = [client.predict(class_label=2, model="class", api_name="/generate")[1]["seeds"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
+
+
+def test_decodings_are_compared_on_one_seed(client, opened):
+    decodings = ["ar", "sjd-coupled:window=8", "zipar"]
+    *parts, (shown, maps, rows) = client.submit(
+        "a blue book", "text", decodings=decodings, seed=4, api_name="/compare"
+    )
+    assert [len(shown) for shown, _, _ in parts[:2]] == [1, 2]
+    assert [row["decoding"] for row in rows] == decodings
+    assert [row["exact"] for row in rows] == [True, True, False]
+    assert rows[0]["passes"] == 16 >= rows[1]["passes"]
+    # ar decides every code in a pass of its own: its map goes from one end of the colours to the other.
+    first = pixels(opened(maps[0]))
+    assert tuple(first[1, 1]) == (68, 1, 84) and tuple(first[-2, -2]) == (253, 231, 37)
+    alone, _ = client.predict("a blue book", "text", decoding=decodings[1], seed=4, api_name="/generate")
+    assert np.array_equal(pixels(opened(shown[1])), pixels(opened(alone[0])))
+
+
+def test_next_scale_models_have_no_maps(client):
+    _, maps, rows = client.predict("tree", "scales", decodings=["next-scale", "code"], seed=4, api_name="/compare")
+    assert maps == [] and len(rows) == 2
+
+
+@pytest.mark.parametrize("model", ["text", "scales"])
+def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
+    before = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[SIZE // 2 :] = 255
+    Image.fromarray(before).save(tmp_path / "before.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    files = handle_file(tmp_path / "before.png"), handle_file(tmp_path / "mask.png")
+    picture, state = client.predict(*files, "tree", model, seed=1, api_name="/edit")
+    after = pixels(opened(picture))
+    assert np.array_equal(after[: SIZE // 2], before[: SIZE // 2])
+    assert not np.array_equal(after[SIZE // 2 :], before[SIZE // 2 :])
+    assert state["seeds"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"prompt": " ", "model": "text"}, "prompt is empty"),
+        ({"prompt": "a" * 41, "model": "text"}, "41 characters"),
+        ({"prompt": "a", "model": "text", "count": 5}, "ask for 1 to 4"),
+        ({"prompt": "a", "model": "text", "decoding": "next-scale"}, "cannot run the decoding"),
+        ({"prompt": "a", "model": "text", "seed": -1}, "seed is -1"),
+        ({"prompt": "a", "model": "class"}, "draws classes"),
+        ({"prompt": "a", "model": "/etc/passwd"}, "not in the list"),
+        ({"decodings": ["ar"], "prompt": "a", "model": "text", "api_name": "/compare"}, "choose 2 to 4"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_sentence(client, arguments, sentence):
+    with pytest.raises(AppError, match=sentence) as error:
+        client.predict(**{"api_name": "/generate", **arguments})
+    assert "\n" not in str(error.value)
+
+
+def test_nobody_gets_in_without_the_password(url):
+    assert httpx.get(f"{url}gradio_api/info").status_code == 401
+    assert httpx.post(f"{url}gradio_api/call/generate", json={"data": ["a"]}).status_code == 401
+    assert httpx.post(f"{url}login", data={"username": AUTH[0], "password": "sesame"}).status_code == 400
+    with pytest.raises(Exception, match="[Ll]og|[Cc]redential|[Aa]uth"):
+        Client(url, auth=(AUTH[0], "sesame"), verbose=False)
+
+
+def test_rest(session):
+    answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text", "seed": 2})
+    event = answer.json()["event_id"]
+    lines = session.get(f"/gradio_api/call/v2/generate/{event}").text.splitlines()
+    assert "event: generating" in lines and "event: complete" in lines
+    shown, state = json.loads(lines[lines.index("event: complete") + 1].removeprefix("data: "))
+    assert state["seeds"] == [2]
+    assert session.get(shown[0]["image"]["url"]).content.startswith(b"\x89PNG")
+
+
+def test_no_file_of_the_machine_is_served(session, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    for path in ("/etc/passwd", tmp_path / "secret.png", cli.__file__, "../pyproject.toml"):
+        assert session.get(f"/gradio_api/file={path}").status_code in (403, 404)
+    # Nor is one read that a request names as its upload.
+    image = {"path": str(tmp_path / "secret.png"), "meta": {"_type": "gradio.FileData"}}
+    event = session.post("/gradio_api/call/edit", json={"data": [image, image, "a", "text"]}).json()["event_id"]
+    assert "event: error" in session.get(f"/gradio_api/call/edit/{event}").text
+
+
+def test_a_cancelled_job_ends_at_once(client, engine, slow):
+    slow.pace = 0.2
+    job = client.submit("a red heart", "slow", decoding="ar", preview_every=1, api_name="/generate")
+    while len(job.outputs()) < 2:
+        time.sleep(0.02)
+    began = time.monotonic()
+    job.cancel()
+    wait_until_idle(engine, 5)
+    assert time.monotonic() - began < 5 < 64 * slow.pace
+
+
+def test_a_client_that_vanishes_gives_its_place_free(session, engine, slow):
+    slow.pace = 0.2
+    for _ in range(2):
+        answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "slow", "decoding": "ar"})
+        with session.stream("GET", f"/gradio_api/call/v2/generate/{answer.json()['event_id']}") as events:
+            next(events.iter_lines())
+    wait_until_idle(engine, 8)
+
+
+def test_an_enlarged_picture_comes_back_as_it_was():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    shown = pictures.for_editor(picture)
+    assert shown.size == (512, 512)
+    layer = Image.new("RGBA", shown.size)
+    layer.paste((255, 61, 127, 255), (0, 256, 512, 512))
+    again, mask = pictures.picture_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
+    assert np.array_equal(np.asarray(again), np.asarray(picture))
+    assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
+
+
+def test_downloads_keep_to_their_folder(tmp_path):
+    images = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in range(2)]
+    result = Result(images, [7, 8], 1, 1.0, 1.0, True, "ar", None, {"prompt": "x", "seed": 7, "count": 2})
+    stamped = pictures.stamped(result)
+    one = pictures.write_download(stamped[:1], "../../etc/passwd 7", tmp_path)
+    assert one.name == "etc-passwd-7.png" and one.parent.parent == tmp_path
+    assert json.loads(Image.open(one).info["arimage"])["seed"] == 7
+    with zipfile.ZipFile(pictures.write_download(stamped, "日本", tmp_path)) as archive:
+        assert archive.namelist() == ["image-0.png", "image-1.png"]
+        with archive.open("image-1.png") as file:
+            assert json.loads(Image.open(file).info["arimage"]) == {"prompt": "x", "seed": 8, "count": 1}
+
+
+@pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
+def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["arimage", "app", "--auth", auth])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and "user:password" in capsys.readouterr().err
