@@ -305,6 +305,47 @@ def bench(
         bench.plot(results, plot)
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As in `arimage generate`, repeat it for more; the packaged ones by default. No others are drawn."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; others than this machine's own need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Where to listen.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that clients send as their API key; or set ARIMAGE_TOKEN."),
+    ] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody in on any --host.")] = False,
+    base_url: Annotated[
+        str | None, typer.Option(help="What the urls of pictures begin with, where a proxy stands before the server.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images drawn together.")] = 8,
+    queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
+    images: Annotated[int, typer.Option(help="Images that a request may ask for.")] = 8,
+    device: Device = None,
+) -> None:
+    """Answer requests of the OpenAI Images API."""
+    try:
+        from .app.serving import check_access, serve_forever
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is not installed, which the server needs: pip install 'arimage[serve]'"
+        ) from error
+
+    from .app.engine import Engine, Limits
+    from .app.models import load_models
+
+    token = check_access(host, token_file, no_auth)
+    engine = Engine(load_models(model, device), Limits(batch=batch, queue=queue, images=images))
+    serve_forever(engine, host, port, token, base_url)
+
+
 @app.command("bench-compare")
 def bench_compare(
     old: Annotated[Path, typer.Argument(help="A file that `arimage bench --out` wrote.")],

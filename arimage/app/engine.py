@@ -3,9 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
@@ -13,117 +12,25 @@ from PIL import Image
 
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.output import DecodingStats
+from .models import ModelInfo, decoding_text, describe
 from .requests import (
     Cancelled,
     Limits,
-    ModelInfo,
-    Plan,
     Progress,
     Refused,
     Request,
     Result,
     check,
-    decoding_text,
-    describe,
-    image_seeds,
 )
+from .ticket import Ticket
 
 
 __all__ = ["Cancelled", "Engine", "Limits", "ModelInfo", "Progress", "Refused", "Request", "Result", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
-# What is not decided yet is mixed with this much of this grey.
+# Drafts are mixed with this much of this grey.
 VEIL, GREY = 0.75, 0.85
-
-
-@dataclass
-class _Drawn:
-    """What the images of a request gave so far."""
-
-    images: list[Image.Image] = field(default_factory=list)
-    image_passes: list[int] = field(default_factory=list)
-    deciding: list[torch.LongTensor] = field(default_factory=list)
-    passes: int = 0
-    codes: int = 0
-    seconds: float = 0.0
-    exact: bool = True
-
-
-class Ticket:
-    """A submitted request.
-
-    Attributes:
-        request: what was asked.
-        future: resolves to the `Result`, or to the exception that `result` raises.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        plan: Plan,
-        codes: int,
-        drop: Callable[["Ticket"], None],
-        on_progress: Callable[[Progress], None] | None,
-    ):
-        self.request, self.plan, self.future = request, plan, Future()
-        self.seeds = image_seeds(request.seed, request.count)
-        self.drawn, self.begun = _Drawn(), 0
-        self._codes, self._drop, self._on_progress = codes * request.count, drop, on_progress
-        self._changed, self._latest = threading.Condition(), None
-
-    def events(self) -> Iterator[Progress | Result]:
-        """How far the request is, whenever that changes, and at last its `Result`. A slow reader misses some of it.
-
-        Raises:
-            Refused, Cancelled: as `result`.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._latest is not None or self.future.done())
-                progress, self._latest = self._latest, None
-            if progress is None:
-                break
-            yield progress
-        yield self.result()
-
-    def result(self, timeout: float | None = None) -> Result:
-        """Wait for the pictures.
-
-        Raises:
-            Refused: if only the pipeline could tell that it cannot draw the request.
-            Cancelled: after `cancel`, or if the engine was closed.
-            TimeoutError: after `timeout` seconds.
-        """
-        return self.future.result(timeout)
-
-    def cancel(self) -> None:
-        """Give the request up, at once. A batch stops when all its requests are given up."""
-        self.settle(Cancelled("the request was cancelled"))
-        self._drop(self)
-
-    def settle(self, outcome: Result | Exception) -> None:
-        """End the request, unless it has ended."""
-        with self._changed:
-            if not self.future.done():
-                if isinstance(outcome, Exception):
-                    self.future.set_exception(outcome)
-                else:
-                    self.future.set_result(outcome)
-            self._changed.notify_all()
-
-    def report(
-        self, passes: int, decided: int, previews: list[Image.Image] | None = None, queue_position: int = 0
-    ) -> None:
-        """Tell whoever listens how far the request is."""
-        progress = Progress(passes, decided, self._codes, previews, queue_position)
-        if self._on_progress is not None and not self.future.done():
-            self._on_progress(progress)
-        with self._changed:
-            if previews is None and self._latest is not None:
-                progress = replace(progress, previews=self._latest.previews)
-            self._latest = progress
-            self._changed.notify_all()
 
 
 class _Watch:
@@ -142,22 +49,25 @@ class _Watch:
         # Reading how far an accelerator is waits for it.
         counts = decided.sum(1).tolist() if tokens.device.type == "cpu" or passes % 8 == 0 else None
         for ticket, rows in self.parts:
-            every = ticket.request.preview_every
-            due = every > 0 and passes % every == 0
+            request = ticket.request
+            due = request.preview_every > 0 and passes % request.preview_every == 0
             if counts is None and not due:
                 continue
-            so_far = int(decided[rows].sum()) if counts is None else sum(counts[rows])
+            so_far = ticket.drawn.codes + (int(decided[rows].sum()) if counts is None else sum(counts[rows]))
+            share = min(request.previews, so_far * (request.previews + 1) // ticket.codes)
+            due, ticket.shown = due or share > ticket.shown, share
             previews = self._preview(pipe, tokens[rows], decided[rows], ticket.plan.size) if due else None
-            ticket.report(ticket.drawn.passes + passes, ticket.drawn.codes + so_far, previews)
+            ticket.report(ticket.drawn.passes + passes, so_far, previews)
 
     def _preview(
         self, pipe: ARImagePipeline, tokens: torch.LongTensor, decided: torch.BoolTensor, size: tuple[int, int]
     ) -> list[Image.Image]:
-        pixels = pipe.draw_codes(tokens, decided).float()
+        pixels = pipe.draw_codes(tokens, decided).float().clamp(-1, 1)
         if self.info.grid is not None:
             rows = self.info.grid[0] * size[0] // self.info.sizes[0][0]
-            undecided = (~decided).view(len(decided), 1, rows, -1).float()
-            veil = VEIL * torch.nn.functional.interpolate(undecided, pixels.shape[-2:])
+            # Drafts shine through.
+            veil = torch.where(decided, 0.0, torch.where(tokens > 0, VEIL, 1.0)).view(len(decided), 1, rows, -1)
+            veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")
 
@@ -196,6 +106,11 @@ class Engine:
     def waiting(self) -> int:
         """How many requests wait."""
         return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._worker.is_alive() and not self._closed
 
     def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
         """Queue a request. `on_progress` is called in the engine's thread, and must return at once.

@@ -1,25 +1,20 @@
 """What can be asked of the engine, within which limits, and what comes back."""
 
-import dataclasses
-import inspect
 import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from PIL import Image
 
-from ..decoding import PRESETS, Decoding, decoding_from_name
+from ..decoding import Decoding, decoding_from_name
 from ..decoding.law import Sampling
-from ..eval.bench import choose_decodings, parse_decoding
+from ..eval.bench import parse_decoding
 from ..pipelines.base import ARImagePipeline
-from ..pipelines.class_or_text import ClassOrTextPipeline
-from ..pipelines.pipeline_emu3 import Emu3Pipeline
+from .models import ModelInfo
 
 
-# The ratios offered of a model that draws any.
-RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 MAX_SEED = 2**53 - 1
+MAX_PREVIEWS = 64
 
 
 class Refused(ValueError):
@@ -52,6 +47,9 @@ class Limits:
         setting: the largest number in the settings of a decoding.
         batch: images that are drawn together.
         gathering: seconds that an idle engine waits after a request for others that go with it.
+
+    Raises:
+        ValueError: if a number of these leaves nothing to draw.
     """
 
     queue: int = 64
@@ -62,6 +60,11 @@ class Limits:
     setting: int = 128
     batch: int = 8
     gathering: float = 0.01
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if name != "gathering" and value < 1:
+                raise ValueError(f"the limit {name} is {value}: give at least 1")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Request:
         negative_prompt: what to guide away from, for models that know such prompts.
         image, mask_image: a picture to change, and white where it is drawn anew; both or neither.
         preview_every: passes between partial pictures; 0 is none.
+        previews: partial pictures in all, spread evenly over the codes, beside those of `preview_every`.
     """
 
     model: str
@@ -98,6 +102,7 @@ class Request:
     image: Image.Image | None = None
     mask_image: Image.Image | None = None
     preview_every: int = 0
+    previews: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Progress:
         passes: forward passes so far.
         decided: codes decided so far, of the `codes` of all its images.
         previews: partial pictures of the images being drawn, where codes not decided yet are greyed; None mostly, see
-            `Request.preview_every`.
+            `Request.preview_every` and `Request.previews`.
         queue_position: its place among the waiting requests, from 1; 0 while it is drawn.
     """
 
@@ -147,31 +152,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """What a model can do.
-
-    Attributes:
-        classes: how many classes it draws, ids from 0; None if it draws from text.
-        sizes: (height, width) in pixels, the default first.
-        codes: of an image of the default size, those of all scales of a next-scale model.
-        grid: rows and columns of codes of the default size; None of next-scale models.
-        decodings: the names of those that it can run, and whether each is exact.
-        decoding: its default one, a name with settings.
-        sampling: its defaults: guidance_scale, temperature, top_k, top_p.
-        negative_prompt: whether it knows such prompts.
-    """
-
-    classes: int | None
-    sizes: list[tuple[int, int]]
-    codes: int
-    grid: tuple[int, int] | None
-    decodings: dict[str, bool]
-    decoding: str
-    sampling: dict
-    negative_prompt: bool
-
-
-@dataclass(frozen=True)
 class Plan:
     """A checked request with its defaults filled in; requests of equal plans are drawn together."""
 
@@ -188,50 +168,6 @@ def image_seeds(seed: int, count: int) -> list[int]:
     return [seed] + [int(np.random.SeedSequence((seed, i)).generate_state(1)[0]) for i in range(1, count)]
 
 
-@torch.no_grad()
-def describe(pipe: ARImagePipeline) -> ModelInfo:
-    """Find out what a pipeline can do, by starting every decoding on it.
-
-    Raises:
-        ValueError: if it takes neither text nor classes, or no decoding starts on it.
-    """
-    classes = None
-    if isinstance(pipe, ClassOrTextPipeline) and pipe.transformer.config.conditioning == "class":
-        classes = pipe.transformer.config.num_classes
-    condition = {"prompt": ["a red heart"]} if classes is None else {"class_labels": [0]}
-    decodings, _ = choose_decodings(pipe, condition, [], [], {})
-    model = pipe.bind(**condition)
-    codes = torch.zeros(1, model.num_tokens, dtype=torch.long, device=model.device)
-    size = tuple(pipe.draw_codes(codes, torch.ones_like(codes, dtype=torch.bool)).shape[-2:])
-    sizes = [size, *getattr(pipe, "image_sizes", [])]
-    if isinstance(pipe, Emu3Pipeline):
-        sizes += [pipe.image_size(ratio=ratio) for ratio in RATIOS]
-    return ModelInfo(
-        classes=classes,
-        sizes=list(dict.fromkeys(map(tuple, sizes))),
-        codes=model.num_tokens,
-        grid=None if hasattr(model, "scales") else tuple(model.grid),
-        decodings={name: decoding.exact for name, decoding in decodings.items()},
-        decoding=decoding_text(pipe.decoding),
-        sampling=dict(pipe.generation_config),
-        negative_prompt="negative_prompt" in inspect.signature(pipe.__call__).parameters,
-    )
-
-
-def decoding_text(decoding: Decoding) -> str:
-    """A decoding as `parse_decoding` reads it: the preset that it is closest to, and what differs from that."""
-
-    def changes(name: str) -> dict:
-        preset = decoding_from_name(name)
-        fields = [field.name for field in dataclasses.fields(decoding)]
-        return {key: getattr(decoding, key) for key in fields if getattr(decoding, key) != getattr(preset, key)}
-
-    names = [name for name, preset in PRESETS.items() if preset.method is type(decoding)]
-    name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
-    return f"{name}:{settings}" if settings else name
-
-
 def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:
     """Refuse a request that `pipe` cannot draw or `limits` do not allow, before any work.
 
@@ -239,9 +175,11 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         Refused: if it is so.
     """
     _check_condition(request, info, limits)
-    _whole("count", request.count, 1, limits.images)
+    if not isinstance(request.count, int) or not 1 <= request.count <= limits.images:
+        raise Refused(f"{request.count} images are asked for: ask for 1 to {limits.images}", "count")
     _whole("seed", request.seed, 0, MAX_SEED)
-    _whole("preview_every", request.preview_every, 0, info.codes)
+    _whole("preview_every", request.preview_every, 0, MAX_SEED)
+    _whole("previews", request.previews, 0, MAX_PREVIEWS)
     size = _check_size(request, info, limits)
     codes = info.codes * size[0] * size[1] / (info.sizes[0][0] * info.sizes[0][1])
     if request.count * codes > limits.work:
@@ -310,8 +248,12 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
             if not isinstance(value, str) and not abs(value) <= limits.setting:
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
         return decoding_from_name(name, **settings)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise Refused(str(error), "decoding") from error
+    except TypeError as error:
+        raise Refused(
+            f"a setting of {request.decoding[:80]!r} is of the wrong kind: `arimage decodings` lists them", "decoding"
+        ) from error
 
 
 def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
@@ -338,11 +280,19 @@ def _check_pictures(request: Request, limits: Limits) -> bool:
         raise Refused("image and mask_image belong together: give both, or neither", "image")
     for name in ("image", "mask_image"):
         picture = getattr(request, name)
-        if picture is not None and picture.width * picture.height > limits.pixels:
-            raise Refused(
-                f"{name} has {picture.width}x{picture.height} pixels: give one of at most {limits.pixels}", name
-            )
+        if picture is not None:
+            check_pixels(name, picture, limits)
     return request.image is not None
+
+
+def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
+    """Refuse a picture that is too large; one that was only opened is not read.
+
+    Raises:
+        Refused: if it is so.
+    """
+    if picture.width * picture.height > limits.pixels:
+        raise Refused(f"{name} has {picture.width}x{picture.height} pixels: give one of at most {limits.pixels}", name)
 
 
 def _whole(name: str, value: int, least: int, most: int) -> None:

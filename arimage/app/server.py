@@ -1,0 +1,357 @@
+"""A server of the OpenAI Images API in front of the engine."""
+
+import asyncio
+import base64
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ..pipelines.output import DecodingStats
+from .engine import Cancelled, Engine, Progress, Refused, Result, Ticket
+from .openai_api import (
+    MEDIA_TYPES,
+    Fields,
+    answer,
+    describe_model,
+    error_body,
+    error_response,
+    event,
+    read_mask,
+    read_picture,
+    refusal,
+)
+
+
+logger = logging.getLogger(__name__)
+
+# How long a body may take to come, in seconds.
+BODY_SECONDS = 30
+# Pictures by url: how many, and for how many seconds.
+KEPT, KEPT_SECONDS = 128, 3600
+# Beside the paths of pictures.
+OPEN_PATHS = ("/health",)
+PICTURES = "/pictures/"
+COUNTED = ("/v1/images/generations", "/v1/images/edits")
+
+
+class TooLarge(Exception):
+    """A body of more bytes than are taken."""
+
+
+class Pictures:
+    """Files in memory under random names, the newest `KEPT` of them for `KEPT_SECONDS`."""
+
+    def __init__(self):
+        self._files: OrderedDict[str, tuple[float, bytes, str]] = OrderedDict()
+
+    def add(self, data: bytes, media_type: str) -> str:
+        name = secrets.token_urlsafe(24)
+        self._files[name] = (time.monotonic() + KEPT_SECONDS, data, media_type)
+        while len(self._files) > KEPT or next(iter(self._files.values()))[0] < time.monotonic():
+            self._files.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> tuple[bytes, str] | None:
+        expires, data, media_type = self._files.get(name, (0.0, b"", ""))
+        return (data, media_type) if expires > time.monotonic() else None
+
+
+class Metrics:
+    """What Prometheus reads."""
+
+    def __init__(self, engine: Engine):
+        self.registry = CollectorRegistry()
+        batches = range(1, engine.limits.batch + 1)
+        self.requests = Counter(
+            "arimage_requests", "Requests for images, by status.", ["status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "arimage_request_seconds",
+            "From a request's head to the end of its answer.",
+            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+            registry=self.registry,
+        )
+        self.images = Counter("arimage_images", "Images drawn.", registry=self.registry)
+        self.batch = Histogram(
+            "arimage_batch_images", "Images of a batch.", buckets=list(batches), registry=self.registry
+        )
+        self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
+        self.tokens = Counter("arimage_tokens", "Codes decided.", registry=self.registry)
+        queue = Gauge("arimage_queue_length", "Requests that wait.", registry=self.registry)
+        queue.set_function(lambda: engine.waiting)
+
+    def observe_batch(self, images: int, stats: DecodingStats) -> None:
+        self.images.inc(images)
+        self.batch.observe(images)
+        self.passes.inc(stats.forward_passes)
+        self.tokens.inc(int(stats.accepted.sum()))
+
+
+class Gate:
+    """Lets requests in that have the token and a body of at most `max_body` bytes, and counts those for images."""
+
+    def __init__(self, app, token: str | None, max_body: int, metrics: Metrics):
+        self.app, self.max_body, self.metrics = app, max_body, metrics
+        self.expected = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, received, status = time.perf_counter(), 0, 500
+        headers = dict(scope["headers"])
+
+        async def bounded_receive():
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body:
+                raise TooLarge
+            return message
+
+        async def counted_send(message):
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        answering = self.app
+        is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PICTURES)
+        if self.expected is not None and not is_open:
+            if not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
+                answering = error_response(
+                    "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
+                    401,
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        if int(headers.get(b"content-length", b"0")) > self.max_body:
+            answering = _too_large(self.max_body)
+        try:
+            await answering(scope, bounded_receive, counted_send)
+        finally:
+            if scope["path"] in COUNTED:
+                self.metrics.requests.labels(status).inc()
+                self.metrics.seconds.observe(time.perf_counter() - began)
+
+
+def build_server(engine: Engine, *, token: str | None = None, base_url: str | None = None) -> FastAPI:
+    """The application: OpenAI's Images API, /health, and /metrics for Prometheus.
+
+    Args:
+        engine: draws the pictures; its owner closes it.
+        token: what clients must send as `Authorization: Bearer`, but for /health and pictures by url; None lets everybody in.
+        base_url: what the urls of pictures begin with, by default as the client called the server.
+    """
+    app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
+    metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
+    engine.on_batch = metrics.observe_batch
+    limits, default_model = engine.limits, next(iter(engine.models))
+    # Room for an image and a mask that do not compress.
+    max_body = 8 * limits.pixels + 2**16
+    app.add_middleware(Gate, token=token, max_body=max_body, metrics=metrics)
+    _add_error_handlers(app, max_body)
+
+    async def draw(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+        events, loop = asyncio.Queue(), asyncio.get_running_loop()
+
+        def put(item: Progress | None) -> None:
+            # Called in the engine's thread.
+            loop.call_soon_threadsafe(events.put_nowait, item)
+
+        on_progress = put if fields.stream and fields.partial_images else None
+        ticket = await run_in_threadpool(_submit, engine, fields, default_model, uploads, on_progress)
+        ticket.future.add_done_callback(lambda _: put(None))
+        if fields.stream:
+            return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
+        result = await _wait(ticket, events, http)
+        if result is None:
+            # Nobody reads this; the status is nginx's for a client that is gone.
+            return Response(status_code=499)
+        files = [await run_in_threadpool(fields.encode, image) for image in result.images]
+        if fields.response_format == "url":
+            root = (base_url or str(http.base_url)).rstrip("/")
+            media_type = MEDIA_TYPES[fields.output_format or "png"]
+            data = [{"url": f"{root}{PICTURES}{pictures.add(file, media_type)}"} for file in files]
+        else:
+            data = [{"b64_json": base64.b64encode(file).decode()} for file in files]
+        return JSONResponse(answer(result, fields, data))
+
+    @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
+    async def generations(http: HTTPRequest) -> Response:
+        """Draw images of a prompt or a class."""
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await http.body()
+        return await draw(http, Fields.model_validate_json(body), "image_generation", {})
+
+    @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
+    async def edits(http: HTTPRequest) -> Response:
+        """Draw a part of an image anew: that where `mask`, or else the image, is transparent."""
+        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise Refused("an edit is no multipart/form-data: send image and mask as files")
+        parser = MultiPartParser(http.headers, http.stream(), max_files=2, max_fields=64, max_part_size=2**16)
+        # Uploads stay in memory.
+        parser.spool_max_size = max_body + 1
+        async with asyncio.timeout(BODY_SECONDS):
+            form = await parser.parse()
+        texts = {name: value for name, value in form.items() if isinstance(value, str)}
+        files = {name.removesuffix("[]"): await value.read() for name, value in form.items() if name not in texts}
+        if not {"image"} <= files.keys() <= {"image", "mask"}:
+            raise Refused(
+                f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
+            )
+        return await draw(http, Fields.model_validate(texts), "image_edit", files)
+
+    @app.get(PICTURES + "{name}")
+    async def picture(name: str) -> Response:
+        """A picture that was asked for by url."""
+        found = pictures.get(name)
+        if found is None:
+            return error_response("there is no such picture, or no more: pictures by url expire", 404)
+        return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        """The models that this server was started with, and what each can do."""
+        data = [describe_model(name, info, started) for name, info in engine.models.items()]
+        return {"object": "list", "data": data}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        """What one model can do."""
+        if name not in engine.models:
+            raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(engine.models)}", "model")
+        return describe_model(name, engine.models[name], started)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine draws, 503 after it was closed."""
+        return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Figures for Prometheus."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def _submit(engine: Engine, fields: Fields, default_model: str, uploads: dict[str, bytes], on_progress) -> Ticket:
+    opened = {name: read_picture(name, data, engine.limits) for name, data in uploads.items()}
+    image = opened.get("image")
+    mask = None if image is None else read_mask(opened.get("mask", image))
+    return engine.submit(fields.to_request(default_model, image, mask), on_progress)
+
+
+async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
+    """The result, or None if the client goes away first: then its request is cancelled."""
+    done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return ticket.result(0) if ticket.future.done() else None
+    finally:
+        done.cancel()
+        gone.cancel()
+        ticket.cancel()
+
+
+async def _disconnected(http: HTTPRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
+    """Server-sent events: the partial pictures, then the picture or an error. A client that goes away closes this."""
+
+    def message(body: dict, name: str) -> str:
+        return f"event: {name}\ndata: {json.dumps(body)}\n\n"
+
+    try:
+        index = 0
+        while (progress := await events.get()) is not None:
+            if progress.previews is None:
+                continue
+            picture = progress.previews[0]
+            body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, index=index)
+            yield message(body, body["type"])
+            index += 1
+        result = ticket.result(0)
+        picture = result.images[0]
+        body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, result=result)
+        yield message(body, body["type"])
+    except Refused as error:
+        yield message(error_body(str(error), 400, error.parameter), "error")
+    except Cancelled:
+        yield message(error_body("the server is closing: try again later", 503), "error")
+    except Exception:
+        logger.exception("a stream failed")
+        yield message(error_body("the image could not be drawn: the server's log says why", 500), "error")
+    finally:
+        ticket.cancel()
+
+
+def _too_large(max_body: int) -> JSONResponse:
+    return error_response(f"the body is larger than {max_body} bytes: send smaller pictures", 413)
+
+
+def _body(media_type: str, schema: dict) -> dict:
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+
+
+def _add_error_handlers(app: FastAPI, max_body: int) -> None:
+    """Every error as OpenAI's clients expect it."""
+
+    @app.exception_handler(Refused)
+    async def refused(http: HTTPRequest, error: Refused) -> Response:
+        return refusal(error)
+
+    @app.exception_handler(ValidationError)
+    async def invalid(http: HTTPRequest, error: ValidationError) -> Response:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"])) or None
+        if first["type"] == "extra_forbidden":
+            return error_response(f"there is no field {name!r}: leave it out", 400, name, "unknown_parameter")
+        return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
+
+    @app.exception_handler(MultiPartException)
+    async def malformed(http: HTTPRequest, error: MultiPartException) -> Response:
+        return error_response(f"the form cannot be read: {error.message}", 400)
+
+    @app.exception_handler(TooLarge)
+    async def too_large(http: HTTPRequest, error: TooLarge) -> Response:
+        return _too_large(max_body)
+
+    @app.exception_handler(TimeoutError)
+    async def slow(http: HTTPRequest, error: TimeoutError) -> Response:
+        return error_response(f"the body did not come within {BODY_SECONDS} seconds: send it faster", 408)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(http: HTTPRequest, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(Cancelled)
+    async def closing(http: HTTPRequest, error: Cancelled) -> Response:
+        return error_response("the server is closing: try again later", 503)
+
+    @app.exception_handler(HTTPException)
+    async def failed(http: HTTPRequest, error: HTTPException) -> Response:
+        message = f"{http.method} {http.url.path[:80]}: {error.detail}"
+        return error_response(message, error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(http: HTTPRequest, error: Exception) -> Response:
+        return error_response("the image could not be drawn: the server's log says why", 500)

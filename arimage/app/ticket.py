@@ -1,0 +1,108 @@
+"""A request that was submitted: what its owner listens to, and what it has so far."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import torch
+from PIL import Image
+
+from .requests import Cancelled, Plan, Progress, Request, Result, image_seeds
+
+
+@dataclass
+class Drawn:
+    """What the images of a request gave so far."""
+
+    images: list[Image.Image] = field(default_factory=list)
+    image_passes: list[int] = field(default_factory=list)
+    deciding: list[torch.LongTensor] = field(default_factory=list)
+    passes: int = 0
+    codes: int = 0
+    seconds: float = 0.0
+    exact: bool = True
+
+
+class Ticket:
+    """A submitted request.
+
+    Attributes:
+        request: what was asked.
+        future: resolves to the `Result`, or to the exception that `result` raises.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        codes: int,
+        drop: Callable[["Ticket"], None],
+        on_progress: Callable[[Progress], None] | None,
+    ):
+        self.request, self.plan, self.future = request, plan, Future()
+        # From now on it ends by `settle` alone.
+        self.future.set_running_or_notify_cancel()
+        self.seeds = image_seeds(request.seed, request.count)
+        self.drawn, self.begun, self.shown = Drawn(), 0, 0
+        self.codes, self._drop, self._on_progress = codes * request.count, drop, on_progress
+        self._changed, self._latest = threading.Condition(), None
+
+    def events(self, every: float | None = None) -> Iterator[Progress | Result]:
+        """How far the request is, whenever that changes, and at last its `Result`. A slow reader misses some of it.
+
+        Args:
+            every: say it again after so many seconds without a change, for readers that look then whether they are still
+                wanted.
+
+        Raises:
+            Refused, Cancelled: as `result`.
+        """
+        progress = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._latest is not None or self.future.done(), every)
+                latest, self._latest = self._latest, None
+            if latest is None and self.future.done():
+                break
+            progress = latest or replace(progress, previews=None)
+            yield progress
+        yield self.result()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the pictures.
+
+        Raises:
+            Refused: if only the pipeline could tell that it cannot draw the request.
+            Cancelled: after `cancel`, or if the engine was closed.
+            TimeoutError: after `timeout` seconds.
+        """
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """Give the request up, at once. A batch stops when all its requests are given up."""
+        self.settle(Cancelled("the request was cancelled"))
+        self._drop(self)
+
+    def settle(self, outcome: Result | Exception) -> None:
+        """End the request, unless it has ended."""
+        with self._changed:
+            if not self.future.done():
+                if isinstance(outcome, Exception):
+                    self.future.set_exception(outcome)
+                else:
+                    self.future.set_result(outcome)
+            self._changed.notify_all()
+
+    def report(
+        self, passes: int, decided: int, previews: list[Image.Image] | None = None, queue_position: int = 0
+    ) -> None:
+        """Tell whoever listens how far the request is."""
+        progress = Progress(passes, decided, self.codes, previews, queue_position)
+        if self._on_progress is not None and not self.future.done():
+            self._on_progress(progress)
+        with self._changed:
+            if previews is None and self._latest is not None:
+                progress = replace(progress, previews=self._latest.previews)
+            self._latest = progress
+            self._changed.notify_all()

@@ -1,0 +1,380 @@
+"""The engine: batches that nobody can tell from single images, limits, and work that ends when nobody waits for it."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from arimage import AutoPipeline
+from arimage.app.engine import Cancelled, Engine, Limits, Progress, Refused, Request, Result
+from arimage.app.models import decoding_text, load_models
+from arimage.app.requests import image_seeds
+from arimage.decoding import AutoregressiveDecoding, SpeculativeJacobiDecoding, decoding_from_name, decoding_names
+
+
+PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    pipelines = {
+        "text": tiny.text_pipeline(),
+        "class": tiny.class_pipeline(),
+        "scales": tiny.scale_pipeline("text"),
+    }
+    engine = Engine(pipelines)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def held_engine(held):
+    engine = Engine({"text": held}, Limits(queue=8))
+    yield engine
+    held.go.set()
+    engine.close()
+
+
+def occupy(engine: Engine, held) -> None:
+    """Keep the worker busy until `held.go` is set, so that what comes now waits."""
+    engine.submit(Request("text", prompt="first"))
+    assert held.entered.wait(60)
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def same(images: list[Image.Image], others: list[Image.Image]) -> bool:
+    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    pairs = zip(images, others, strict=True)
+    return all(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1 for one, other in pairs)
+
+
+def test_models_tell_what_they_can_do(engine):
+    text, classes, scales = (engine.models[name] for name in ("text", "class", "scales"))
+    assert (text.classes, classes.classes, scales.classes) == (None, tiny.NUM_CLASSES, None)
+    assert (text.sizes, text.codes, text.grid) == ([(8, 8)], 16, (4, 4))
+    assert (scales.sizes, scales.codes, scales.grid) == ([(8, 8)], 30, None)
+    assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
+    assert scales.decodings == {"next-scale": True, "code": False}
+    assert (text.decoding, scales.decoding, text.sampling["top_p"]) == ("ar", "next-scale", 1.0)
+
+
+@pytest.mark.parametrize("name", decoding_names())
+def test_a_decoding_has_the_name_of_its_preset(name):
+    assert decoding_text(decoding_from_name(name)) == name
+
+
+def test_a_folder_goes_by_its_name(tmp_path):
+    tiny.class_pipeline().save_pretrained(tmp_path / "classes")
+    assert list(load_models([str(tmp_path / "classes")], "cpu")) == ["classes"]
+    with pytest.raises(ValueError, match="two models go by the name classes"):
+        load_models([str(tmp_path / "classes"), f"{tmp_path}/classes/"], "cpu")
+
+
+def test_a_changed_decoding_tells_what_changed():
+    assert decoding_text(SpeculativeJacobiDecoding(window=8, init="left")) == "sjd-coupled:window=8,init=left"
+    assert decoding_text(AutoregressiveDecoding()) == "ar"
+
+
+@pytest.mark.parametrize("decoding", [None, "sjd-lazy:window=16,tokens=16"])
+def test_a_picture_does_not_depend_on_its_company(held_engine, held, decoding):
+    sizes = []
+    requests = [Request("text", prompt=prompt, seed=i, decoding=decoding) for i, prompt in enumerate(PROMPTS)]
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(request) for request in requests]
+    held_engine.on_batch = lambda images, stats: sizes.append(images)
+    held.go.set()
+    together = [ticket.result(120) for ticket in tickets]
+    alone = [held_engine.submit(request).result(60) for request in requests]
+
+    assert sizes == [1, 8] + [1] * 8
+    for one, other in zip(together, alone, strict=True):
+        assert same(one.images, other.images)
+        assert (one.passes, one.tokens_per_pass, one.seeds) == (other.passes, other.tokens_per_pass, other.seeds)
+        assert np.array_equal(one.deciding_pass, other.deciding_pass)
+    assert not any(same(one.images, other.images) for one in together[1:] for other in together[:1])
+
+
+@pytest.mark.parametrize("model", [pytest.param("emoji-llamagen", marks=pytest.mark.slow), "emoji-var"])
+def test_a_packaged_model_draws_the_same_in_company(model):
+    engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=0.5))
+    sizes = []
+    engine.on_batch = lambda images, stats: sizes.append(images)
+    tickets = [engine.submit(Request(model, prompt=prompt, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    together = [ticket.result(300) for ticket in tickets]
+    alone = [engine.submit(Request(model, prompt=PROMPTS[i], seed=i)).result(60) for i in (0, 3)]
+    engine.close()
+    assert sizes == [8, 1, 1]
+    assert same(alone[0].images, together[0].images) and same(alone[1].images, together[3].images)
+    assert not same(alone[0].images, together[1].images)
+
+
+def test_every_image_of_a_request_can_be_drawn_again_alone(engine):
+    for model in ("text", "scales"):
+        result = engine.submit(Request(model, prompt="a red heart", seed=7, count=3)).result(60)
+        assert result.seeds == image_seeds(7, 3) and result.seeds[0] == 7 and len(set(result.seeds)) == 3
+        for image, seed in zip(result.images, result.seeds, strict=True):
+            again = engine.submit(Request(model, prompt="a red heart", seed=seed)).result(60)
+            assert same(again.images, [image])
+
+
+def test_the_engine_draws_what_the_pipeline_draws(engine):
+    result = engine.submit(Request("class", class_label=3, seed=5, decoding="sjd:window=4", top_k=6)).result(60)
+    pipe = tiny.class_pipeline()
+    generator = torch.Generator().manual_seed(5)
+    decoding = decoding_from_name("sjd", window=4)
+    expected = pipe(class_labels=3, generator=generator, decoding=decoding, top_k=6)
+    assert same(result.images, expected.images)
+    assert (result.passes, result.exact) == (expected.stats.forward_passes, True)
+    assert result.tokens_per_pass == pytest.approx(expected.stats.tokens_per_pass)
+    assert result.deciding_pass.shape == (1, 4, 4) and result.deciding_pass.max() == result.passes
+    assert result.settings["decoding"] == "sjd:window=4" and result.settings["top_k"] == 6
+
+
+def test_a_request_larger_than_a_batch_is_drawn_in_several():
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
+    sizes = []
+    engine.on_batch = lambda images, stats: sizes.append(images)
+    request = Request("text", prompt="a red heart", count=5, previews=3)
+    events = list(engine.submit(request).events())
+    result = events[-1]
+    small = [engine.submit(Request("text", prompt="a red heart", seed=seed)).result(60) for seed in result.seeds]
+    engine.close()
+    assert sizes[:3] == [2, 2, 1]
+    assert same(result.images, [image for one in small for image in one.images])
+    assert (result.passes, result.tokens_per_pass, result.deciding_pass.shape) == (3 * 16, 1.0, (5, 4, 4))
+    progress = [(event.passes, event.decided) for event in events[:-1]]
+    assert progress == sorted(progress) and all(event.codes == 5 * 16 for event in events[:-1])
+
+
+def test_unlike_requests_are_not_mixed(held_engine, held):
+    sizes = []
+    occupy(held_engine, held)
+    held_engine.on_batch = lambda images, stats: sizes.append(images)
+    settings = [{}, {"top_k": 4}, {"count": 2}, {"decoding": "sjd"}, {"top_k": 4, "count": 7}, {"decoding": "ar"}]
+    tickets = [held_engine.submit(Request("text", prompt="a", **setting)) for setting in settings]
+    held.go.set()
+    for ticket in tickets:
+        ticket.result(60)
+    # The named default is the default; a request that does not fit waits for the next batch as a whole.
+    assert sizes == [1, 4, 8, 1]
+
+
+def test_progress_is_told_and_pictures_are_shown_on_the_way(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [
+        held_engine.submit(Request("text", prompt="a", count=2, **how))
+        for how in ({"preview_every": 4}, {"previews": 3})
+    ]
+    assert next(tickets[1].events()).queue_position == 2
+    gathered = [[], []]
+    readers = [
+        threading.Thread(target=lambda t=ticket, to=to: to.extend(t.events()))
+        for ticket, to in zip(tickets, gathered, strict=True)
+    ]
+    held.pace = 0.02
+    for reader in readers:
+        reader.start()
+    held.go.set()
+    for reader in readers:
+        reader.join(60)
+    for events in gathered:
+        *progress, result = events
+        assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
+        assert [event.decided for event in progress] == sorted(event.decided for event in progress)
+        assert progress[-1].decided == progress[-1].codes == 32 and progress[-1].queue_position == 0
+    assert sum(bool(event.previews) for event in gathered[0][:-1]) == 4
+    shown = [event for event in gathered[1][:-1] if event.previews]
+    assert [event.decided // 8 for event in shown] == [1, 2, 3]
+    # What is not drawn yet is greyed.
+    first, last = (np.asarray(shown[i].previews[0], dtype=float) for i in (0, 2))
+    assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
+
+
+def test_an_edit_changes_what_the_mask_says(engine):
+    picture = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
+    mask = Image.new("L", picture.size, 0)
+    mask.paste(255, (0, 4, 8, 8))
+    for model in ("text", "scales"):
+        request = Request(model, prompt="a blue book", seed=2, image=picture, mask_image=mask, count=2)
+        result = engine.submit(request).result(60)
+        before = np.asarray(picture.resize(result.images[0].size))
+        after = np.asarray(result.images[0])
+        half = len(after) // 2
+        assert np.abs(before[:half].astype(int) - after[:half]).max() <= 1 or model == "scales"
+        assert np.abs(before[half:].astype(int) - after[half:]).max() > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter", "message"),
+    [
+        ({"model": "../../etc"}, "model", "there is no model '../../etc': choose among text, class, scales"),
+        ({"prompt": " "}, "prompt", "the prompt is empty"),
+        ({"prompt": "a" * 501}, "prompt", "501 characters: shorten it to at most 500"),
+        ({"prompt": "\ud83d"}, "prompt", "surrogate"),
+        ({"class_label": 1}, "class_label", "draws from text"),
+        ({"model": "class"}, "prompt", "draws classes, not text"),
+        ({"model": "class", "prompt": None}, "class_label", "give class_label, 0 to 9"),
+        ({"model": "class", "prompt": None, "class_label": 10}, "class_label", "from 0 to 9"),
+        ({"negative_prompt": "blue"}, "negative_prompt", "knows no negative_prompt"),
+        ({"count": 9}, "count", "ask for 1 to 8"),
+        ({"count": 0}, "count", "ask for 1 to 8"),
+        ({"seed": -1}, "seed", "from 0 to"),
+        ({"seed": 2**53}, "seed", "from 0 to"),
+        ({"height": 4096, "width": 4096}, "size", "draws no 4096x4096 pixels"),
+        ({"decoding": "nonsense"}, "decoding", "cannot run the decoding 'nonsense'"),
+        ({"decoding": "next-scale"}, "decoding", "cannot run"),
+        ({"decoding": "sjd:window=100000"}, "decoding", "give at most 128"),
+        ({"decoding": "sjd:window=auto"}, "decoding", "cannot be chosen here"),
+        ({"decoding": "sjd:window=0"}, "decoding", "at least 1"),
+        ({"decoding": "sjd:relax=nan"}, "decoding", "give at most 128"),
+        ({"decoding": "eagle:drafter=/etc/passwd"}, "decoding", "cannot be chosen here"),
+        ({"decoding": "sjd++:reuse=much"}, "decoding", "of the wrong kind"),
+        ({"guidance_scale": float("nan")}, "guidance_scale", "from 0 to 100"),
+        ({"guidance_scale": 1e9}, "guidance_scale", "from 0 to 100"),
+        ({"temperature": 0.0}, "temperature", "from 0.01"),
+        ({"top_k": -1}, "top_k", "from 0"),
+        ({"top_p": 0.0}, None, "give a probability above 0"),
+        ({"image": Image.new("RGB", (8, 8))}, "image", "belong together"),
+        ({"image": Image.new("L", (2000, 2000)), "mask_image": Image.new("L", (8, 8))}, "image", "2000x2000 pixels"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_at_once(engine, changes, parameter, message):
+    with pytest.raises(Refused) as refused:
+        engine.submit(Request(**{"model": "text", "prompt": "a red heart", **changes}))
+    assert message in str(refused.value)
+    assert (refused.value.parameter, refused.value.busy) == (parameter, False)
+    assert engine.waiting == 0
+
+
+def test_the_work_of_a_request_is_bounded():
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(pixels=63))
+    with pytest.raises(Refused, match="8x8 pixels are more than 63"):
+        engine.submit(Request("text", prompt="a"))
+    engine.limits = Limits(work=50)
+    with pytest.raises(Refused, match="4 images of 16 codes are more than the 50 codes of a request"):
+        engine.submit(Request("text", prompt="a", count=4))
+    assert len(engine.submit(Request("text", prompt="a", count=3)).result(60).images) == 3
+    engine.close()
+
+
+def test_limits_leave_something_to_draw():
+    with pytest.raises(ValueError, match="the limit batch is 0: give at least 1"):
+        Limits(batch=0)
+
+
+def test_a_full_queue_is_busy(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(8)]
+    with pytest.raises(Refused, match="8 requests wait already: try again later") as refused:
+        held_engine.submit(Request("text", prompt="a"))
+    assert refused.value.busy
+    tickets[0].cancel()
+    tickets.append(held_engine.submit(Request("text", prompt="a", seed=8)))
+    held.go.set()
+    assert all(ticket.result(60).images for ticket in tickets[1:])
+
+
+def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
+    sizes = []
+    occupy(held_engine, held)
+    held_engine.on_batch = lambda images, stats: sizes.append(images)
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(3)]
+    tickets[1].cancel()
+    with pytest.raises(Cancelled):
+        list(tickets[1].events())
+    assert held_engine.waiting == 2
+    held.go.set()
+    assert tickets[0].result(60).images and tickets[2].result(60).images
+    assert sizes == [1, 2]
+
+
+def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
+    passes, progress = [], []
+    held_engine.on_batch = lambda images, stats: passes.append(stats.forward_passes)
+    held.pace = 0.1
+    held.go.set()
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i), progress.append) for i in range(2)]
+    wait_for(lambda: progress[-1].passes)
+    for ticket in tickets:
+        ticket.cancel()
+    held.pace = 0.0
+    assert held_engine.submit(Request("text", prompt="b")).result(60).passes == 16
+    assert passes[0] < 15 and passes[-1] == 16
+
+
+def test_a_batch_goes_on_for_those_who_wait(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(2)]
+    events = tickets[0].events()
+    held.pace = 0.02
+    held.go.set()
+    while not next(events).passes:
+        pass
+    tickets[0].cancel()
+    with pytest.raises(Cancelled):
+        list(events)
+    assert tickets[1].result(60).passes == 16
+
+
+def test_a_request_that_fails_fails_alone(held_engine, held, monkeypatch):
+    def encode_prompt(prompts):
+        if "boom" in prompts:
+            raise RuntimeError("boom")
+        if "bad" in prompts:
+            raise ValueError("bad words: use others")
+        return tiny_encode(prompts)
+
+    tiny_encode = held._pipe.encode_prompt
+    monkeypatch.setattr(held._pipe, "encode_prompt", encode_prompt)
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt=prompt)) for prompt in ("a", "boom", "bad", "b")]
+    held.go.set()
+    assert tickets[0].result(60).images and tickets[3].result(60).images
+    with pytest.raises(RuntimeError, match="boom"):
+        tickets[1].result(60)
+    with pytest.raises(Refused, match="bad words: use others"):
+        list(tickets[2].events())
+
+
+def test_closing_cancels_everything(held):
+    engine = Engine({"text": held})
+    occupy(engine, held)
+    ticket = engine.submit(Request("text", prompt="a"))
+    held.go.set()
+    engine.close()
+    engine.close()
+    with pytest.raises(Cancelled):
+        ticket.result(0)
+    assert not engine.alive
+    with pytest.raises(Refused, match="closed"):
+        engine.submit(Request("text", prompt="a"))
+
+
+def test_many_threads_get_the_right_pictures(engine):
+    alone = {seed: engine.submit(Request("scales", prompt="a", seed=seed)).result(60).images for seed in range(6)}
+    results = {}
+
+    def ask(number):
+        while number not in results:
+            try:
+                results[number] = engine.submit(Request("scales", prompt="a", seed=number % 6)).result(60)
+            except Refused as error:
+                assert error.busy
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all(same(results[number].images, alone[number % 6]) for number in range(40))

@@ -1,0 +1,470 @@
+"""The server, by OpenAI's own client, by plain HTTP, and by clients that misbehave."""
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tiny
+import uvicorn
+from PIL import Image
+
+from arimage.app import server as server_module
+from arimage.app.engine import Engine, Limits, Request
+from arimage.app.server import build_server
+from arimage.app.serving import check_access
+
+
+TOKEN = "a-token-of-the-tests"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def serving(engine: Engine, **options):
+    """The address of a running server."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(build_server(engine, **options), port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    yield f"http://127.0.0.1:{port}"
+    engine.close()
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(
+        {"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text"), "class": tiny.class_pipeline()},
+        Limits(gathering=0.05),
+    )
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with serving(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def held_address(held):
+    engine = Engine({"text": held}, Limits(queue=4))
+    with serving(engine, token=TOKEN) as address:
+        yield engine, address
+        held.go.set()
+
+
+def picture(data: str | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(data) if isinstance(data, str) else data))
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+
+
+def png(image: Image.Image) -> bytes:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return data.getvalue()
+
+
+def metric(address: str, name: str, **headers) -> float:
+    text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+
+def test_the_openai_client_gets_pictures(client, engine):
+    answer = client.images.generate(
+        model="text",
+        prompt="a red heart",
+        n=2,
+        size="8x8",
+        response_format="b64_json",
+        quality="high",
+        background="auto",
+        style="vivid",
+        moderation="low",
+        user="somebody",
+        extra_body={"seed": 3, "decoding": "sjd:window=4", "top_k": 8, "temperature": 0.9, "top_p": 1.0},
+    )
+    request = Request("text", prompt="a red heart", count=2, seed=3, decoding="sjd:window=4", top_k=8, temperature=0.9)
+    expected = engine.submit(request).result(60)
+    assert len(answer.data) == 2 and abs(answer.created - time.time()) < 60
+    for one, image in zip(answer.data, expected.images, strict=True):
+        assert one.url is None and one.revised_prompt is None
+        assert picture(one.b64_json).format == "PNG" and same(picture(one.b64_json), image)
+    assert (answer.size, answer.output_format) == ("8x8", "png")
+    extension = answer.model_extra["arimage"]
+    assert extension["seeds"] == expected.seeds and extension["exact"] is True
+    assert extension["passes"] == expected.passes < 16 and extension["decoding"] == "sjd:window=4"
+    assert extension["tokens_per_pass"] == pytest.approx(expected.tokens_per_pass)
+    assert extension["settings"]["top_k"] == 8
+
+
+def test_without_a_seed_pictures_differ_and_tell_their_seed(client):
+    answers = [client.images.generate(prompt="a red heart") for _ in range(2)]
+    assert answers[0].data[0].b64_json != answers[1].data[0].b64_json
+    seed = answers[0].model_extra["arimage"]["seeds"][0]
+    again = client.images.generate(prompt="a red heart", size="auto", extra_body={"seed": seed})
+    assert same(picture(again.data[0].b64_json), picture(answers[0].data[0].b64_json))
+
+
+@pytest.mark.parametrize(("output_format", "media_type"), [("png", "image/png"), ("webp", "image/webp")])
+def test_pictures_come_by_url(client, address, output_format, media_type):
+    answer = client.images.generate(
+        prompt="a", response_format="url", output_format=output_format, n=2, extra_body={"seed": 1}
+    )
+    assert [one.b64_json for one in answer.data] == [None, None]
+    assert re.fullmatch(rf"{address}/pictures/[\w-]{{32}}", answer.data[0].url)
+    assert answer.data[0].url != answer.data[1].url
+    response = httpx.get(answer.data[0].url)
+    assert (response.status_code, response.headers["content-type"]) == (200, media_type)
+    shown = picture(response.content)
+    assert shown.format == output_format.upper() and shown.size == (8, 8)
+
+
+def test_pictures_by_url_expire_and_are_bounded(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(server_module.time, "monotonic", lambda: clock[0])
+    pictures = server_module.Pictures()
+    names = [pictures.add(b"%d" % i, "image/png") for i in range(server_module.KEPT + 1)]
+    assert len(set(names)) == len(names)
+    assert pictures.get(names[0]) is None and pictures.get(names[1]) == (b"1", "image/png")
+    clock[0] = server_module.KEPT_SECONDS + 1.0
+    assert pictures.get(names[1]) is None
+    pictures.add(b"", "image/png")
+    assert len(pictures._files) == 1
+
+
+def test_classes_and_scales_are_drawn_too(client, engine):
+    # The client always sends a prompt.
+    answer = client.images.generate(model="class", prompt="", extra_body={"class_label": 4, "seed": 2})
+    expected = engine.submit(Request("class", class_label=4, seed=2)).result(60)
+    assert same(picture(answer.data[0].b64_json), expected.images[0])
+    answer = client.images.generate(model="scales", prompt="green tree", extra_body={"seed": 2, "decoding": "code"})
+    assert answer.model_extra["arimage"]["exact"] is False and answer.model_extra["arimage"]["passes"] == 4
+
+
+def test_a_stream_shows_the_picture_as_it_comes_about(client, engine):
+    stream = client.images.generate(prompt="a cat", stream=True, partial_images=3, extra_body={"seed": 5})
+    *partial, last = list(stream)
+    assert [event.type for event in partial] == ["image_generation.partial_image"] * len(partial)
+    assert [event.partial_image_index for event in partial] == list(range(len(partial)))
+    assert len(partial) == 3 and picture(partial[0].b64_json).size == (8, 8)
+    assert (last.type, last.size, last.output_format) == ("image_generation.completed", "8x8", "png")
+    expected = engine.submit(Request("text", prompt="a cat", seed=5)).result(60)
+    assert same(picture(last.b64_json), expected.images[0])
+    assert last.model_extra["arimage"]["passes"] == 16
+    assert not same(picture(partial[0].b64_json), picture(last.b64_json))
+
+
+def test_an_edit_draws_where_the_mask_is_transparent(client, engine):
+    before = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
+    mask = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
+    mask.paste((0, 0, 0, 0), (0, 4, 8, 8))
+    options = {"prompt": "a blue book", "n": 2, "extra_body": {"seed": 2}, "model": "text"}
+    edited = client.images.edit(image=("a.png", png(before)), mask=("m.png", png(mask)), **options)
+    holed = before.convert("RGBA")
+    holed.putalpha(mask.getchannel("A"))
+    # An image with holes needs no mask; the client may send a list.
+    again = client.images.edit(image=[("../../a.png", png(holed))], **options)
+    for one, other in zip(edited.data, again.data, strict=True):
+        after = picture(one.b64_json)
+        assert same(after, picture(other.b64_json))
+        assert same(after.crop((0, 0, 8, 4)), before.crop((0, 0, 8, 4)))
+        assert not same(after.crop((0, 4, 8, 8)), before.crop((0, 4, 8, 8)))
+    stream = client.images.edit(image=png(holed), prompt="a", stream=True, partial_images=1)
+    assert [event.type for event in stream] == ["image_edit.partial_image", "image_edit.completed"]
+
+
+def test_models_are_listed(client, address):
+    assert [model.id for model in client.models.list()] == ["text", "scales", "class"]
+    model = client.models.retrieve("text")
+    assert model.model_extra["arimage"]["sizes"] == ["8x8"] and model.model_extra["arimage"]["decodings"]["sjd"]
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-image-1': choose among text"):
+        client.models.retrieve("gpt-image-1")
+    schema = httpx.get(f"{address}/openapi.json").json()
+    assert "guidance_scale" in json.dumps(schema["paths"]["/v1/images/generations"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "parameter", "code", "message"),
+    [
+        ({"model": "dall-e-3"}, openai.NotFoundError, "model", "model_not_found", "there is no model 'dall-e-3'"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt", None, "the prompt is empty"),
+        ({"prompt": "a" * 501}, openai.BadRequestError, "prompt", None, "shorten it to at most 500"),
+        ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
+        ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
+        ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
+        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "text draws no 1024x1024 pixels"),
+        ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
+        ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
+        ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
+        ({"extra_body": {"seed": -1}}, openai.BadRequestError, "seed", None, "from 0 to"),
+        ({"extra_body": {"seed": 2.5}}, openai.BadRequestError, "seed", None, "seed is not valid"),
+        ({"extra_body": {"decoding": "/etc/passwd"}}, openai.BadRequestError, "decoding", None, "cannot run"),
+        ({"extra_body": {"decoding": "x" * 999}}, openai.BadRequestError, "decoding", None, "at most 200"),
+        ({"extra_body": {"temperature": 0}}, openai.BadRequestError, "temperature", None, "from 0.01 to 100"),
+        ({"extra_body": {"decodng": "sjd"}}, openai.BadRequestError, "decodng", "unknown_parameter", "leave it out"),
+        ({"extra_body": {"image": "/etc/passwd"}}, openai.BadRequestError, "image", "unknown_parameter", "no field"),
+    ],
+)
+def test_errors_are_those_of_openai(client, arguments, error, parameter, code, message):
+    with pytest.raises(error) as raised:
+        client.images.generate(**{"prompt": "a", **arguments})
+    assert (raised.value.param, raised.value.code, raised.value.type) == (parameter, code, "invalid_request_error")
+    assert message in raised.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "Invalid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', ""),
+        (b"[]", "the body is not valid"),
+        (b'{"prompt": "\\ud83d"}', ""),
+        (b"\xff", "Invalid JSON"),
+    ],
+)
+def test_bodies_that_are_no_request_are_refused(address, body, message):
+    response = httpx.post(f"{address}/v1/images/generations", content=body)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_edits_that_are_none_are_refused(client, address):
+    whole = png(Image.new("RGB", (8, 8)))
+    huge = png(Image.new("1", (3000, 3000)))
+    for files, message in (
+        ({"image": whole}, "the mask has no transparency"),
+        ({"image": b"GIF89a"}, "image is no picture that can be read"),
+        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image is no picture that can be read"),
+        ({"image": huge}, "image has 3000x3000 pixels"),
+        ({"image": whole, "mask": b""}, "mask is no picture that can be read"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.images.edit(prompt="a", **files)
+    url = f"{address}/v1/images/edits"
+    assert httpx.post(url, json={"prompt": "a"}).json()["error"]["message"].startswith("an edit is no multipart")
+    response = httpx.post(url, content=b"--x\r\n", headers={"content-type": "multipart/form-data"})
+    assert response.status_code == 400 and "the form cannot be read" in response.text
+    assert "send image" in httpx.post(url, files={"mask": whole}).json()["error"]["message"]
+    assert httpx.post(url, files=[("image", whole)] * 3).status_code == 400
+
+
+def test_other_routes_answer_in_the_same_shape(address):
+    for method, path, status in (
+        ("GET", "/", 404),
+        ("GET", "/pictures/../../etc/passwd", 404),
+        ("GET", "/pictures/%2e%2e%2fetc%2fpasswd", 404),
+        ("GET", "/pictures/none", 404),
+        ("GET", "/v1/images/generations", 405),
+        ("POST", "/v1/images/variations", 404),
+    ):
+        response = httpx.request(method, address + path)
+        assert response.status_code == status
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_large_bodies_are_not_read(address):
+    url = f"{address}/v1/images/generations"
+    size = 8 * 2**20 + 2**16
+
+    def chunks():
+        for _ in range(size // 2**16 + 1):
+            yield b" " * 2**16
+
+    for content in (b" " * (size + 1), chunks()):
+        response = httpx.post(url, content=content, timeout=60)
+        assert response.status_code == 413 and "send smaller pictures" in response.json()["error"]["message"]
+
+
+def test_only_the_token_opens(held_address, held):
+    engine, address = held_address
+    held.go.set()
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer \xe4"}):
+        for method, path in (("POST", "/v1/images/generations"), ("GET", "/v1/models"), ("GET", "/metrics")):
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            response = httpx.request(method, address + path, headers=encoded)
+            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{address}/v1", api_key="wrong").images.generate(prompt="a")
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    answer = client.images.generate(prompt="a", response_format="url")
+    # A browser that shows the picture sends no token.
+    assert httpx.get(answer.data[0].url).status_code == 200
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
+    assert counted == 5
+
+
+def test_a_full_queue_answers_429(held_address, held):
+    engine, address = held_address
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN, max_retries=0)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": 1})]
+        assert held.entered.wait(60)
+        asked += [pool.submit(client.images.generate, prompt="a") for _ in range(4)]
+        wait_for(lambda: engine.waiting == 4)
+        with pytest.raises(openai.RateLimitError, match="4 requests wait already: try again later") as raised:
+            client.images.generate(prompt="a")
+        assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
+        assert metric(address, "arimage_queue_length", Authorization=f"Bearer {TOKEN}") == 4
+        held.go.set()
+        assert all(answer.result(60).data for answer in asked)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
+    engine, address = held_address
+    port = int(address.rpartition(":")[2])
+    # One request is being drawn, one waits.
+    sockets = []
+    for count in (0, 1):
+        body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
+        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        sockets.append(socket.create_connection(("127.0.0.1", port)))
+        sockets[-1].sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert held.entered.wait(60)
+        wait_for(lambda count=count: engine.waiting == count)
+    passes = []
+    engine.on_batch = lambda images, stats: passes.append(stats.forward_passes)
+    for each in sockets:
+        each.close()
+    wait_for(lambda: engine.waiting == 0)
+    wait_for(lambda: all(ticket.future.done() for ticket in engine._running))
+    held.go.set()
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    assert client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
+    wait_for(lambda: len(passes) == 2)
+    assert passes == [1, 16]
+
+
+def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
+    prompts = ["a red heart", "a blue book", "green tree"]
+
+    def key(number: int) -> tuple:
+        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 10
+
+    expected = {
+        key(number): engine.submit(Request(key(number)[0], prompt=key(number)[1], seed=key(number)[2]))
+        .result(60)
+        .images[0]
+        for number in range(50)
+    }
+    batches = metric(address, "arimage_batch_images_count")
+    images = metric(address, "arimage_images_total")
+    answered = metric(address, 'arimage_requests_total{status="200"}')
+    start = threading.Barrier(50)
+    # Setting up TLS takes each client more time than its picture.
+    connections = openai.DefaultHttpxClient()
+
+    def ask(number: int) -> tuple[int, Image.Image]:
+        model, prompt, seed = key(number)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, http_client=connections)
+        start.wait(60)
+        answer = client.images.generate(model=model, prompt=prompt, extra_body={"seed": seed})
+        return number, picture(answer.data[0].b64_json)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(50)))
+    assert [number for number, _ in answers] == list(range(50))
+    assert all(same(image, expected[key(number)]) for number, image in answers)
+    assert metric(address, "arimage_images_total") - images == 50
+    # Two models: at least 2 * ceil(25 / 8) batches, and far fewer than clients.
+    assert 8 <= metric(address, "arimage_batch_images_count") - batches <= 30
+    wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
+    assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
+
+
+def test_others_than_this_machine_need_a_token(tmp_path, monkeypatch):
+    monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert check_access(host, None, no_auth=False) is None
+    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
+        with pytest.raises(ValueError, match="give --token-file, set ARIMAGE_TOKEN, or say --no-auth"):
+            check_access(host, None, no_auth=False)
+    assert check_access("0.0.0.0", None, no_auth=True) is None
+    (tmp_path / "token").write_text("from-file\n")
+    monkeypatch.setenv("ARIMAGE_TOKEN", "from-environment")
+    assert check_access("0.0.0.0", tmp_path / "token", no_auth=False) == "from-file"
+    assert check_access("0.0.0.0", None, no_auth=False) == "from-environment"
+    monkeypatch.setenv("ARIMAGE_TOKEN", " ")
+    with pytest.raises(ValueError, match="ARIMAGE_TOKEN holds no token"):
+        check_access("127.0.0.1", None, no_auth=False)
+
+
+def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
+    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    (tmp_path / "token").write_text(TOKEN)
+    port = free_port()
+    command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [*command, "--token-file", str(tmp_path / "token")], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    address = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{address}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    wait_for(healthy, 120)
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    assert picture(client.images.generate(prompt="a red heart").data[0].b64_json).size == (8, 8)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    errors = process.stderr.read()
+    assert "Traceback" not in errors and "a red heart" not in errors
+
+
+def test_closing_ends_what_waits(held):
+    engine = Engine({"text": held})
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(client.images.generate, prompt="a") for _ in range(2)]
+            assert held.entered.wait(60)
+            closing = threading.Thread(target=engine.close)
+            closing.start()
+            for answer in asked:
+                with pytest.raises(openai.InternalServerError, match="the server is closing"):
+                    answer.result(60)
+        held.go.set()
+        closing.join(60)
+        assert httpx.get(f"{address}/health").status_code == 503
