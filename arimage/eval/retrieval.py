@@ -39,15 +39,22 @@ def retrieval_accuracy(
         samples: float [M, 3, S, S] in [0, 1]; `concepts`: what each should show.
         gallery: float [K, 3, T, T] in [0, 1]; `gallery_concepts`: what each shows.
     """
+    hits = retrieval_hits(samples, concepts, gallery, gallery_concepts)
+    return {"top-1": float(hits[:, 0].float().mean()), "top-5": float(hits.any(1).float().mean())}
+
+
+def retrieval_hits(
+    samples: torch.Tensor, concepts: list[str], gallery: torch.Tensor, gallery_concepts: list[str]
+) -> torch.Tensor:
+    """bool [M, 5]: does the nearest image of the gallery show the concept, the second nearest ...? See `retrieval_accuracy`."""
     pixels = [F.interpolate(images.float(), size=(32, 32), mode="area").flatten(1) for images in (samples, gallery)]
     nearest = torch.cdist(*pixels).topk(5, largest=False).indices
-    hits = torch.tensor(
+    return torch.tensor(
         [
             [gallery_concepts[j] == concept for j in row]
             for row, concept in zip(nearest.tolist(), concepts, strict=True)
         ]
     )
-    return {"top-1": float(hits[:, 0].float().mean()), "top-5": float(hits.any(1).float().mean())}
 
 
 def psnr(images: torch.Tensor, reconstructions: torch.Tensor) -> float:

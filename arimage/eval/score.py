@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from .clip_score import PREFIX, clip_scores
-from .emoji import REFERENCE, EmojiExtractor, emoji_retrieval, read_gallery, reference_features
+from .emoji import (
+    REFERENCE,
+    EmojiExtractor,
+    emoji_kernel_distance,
+    emoji_retrieval,
+    read_gallery,
+    reference_features,
+)
 from .features import ClipExtractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
 from .kernel_distance import kernel_distance
@@ -173,10 +180,8 @@ def _clip(job: Job) -> dict[str, dict]:
 
 def _emoji_kid(job: Job) -> dict[str, dict]:
     extractor, reference = EmojiExtractor(device=job.device), reference_features()
-    features, settings = job.extract(extractor), {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
-    label = f"{REFERENCE.name}: {len(reference)} pictures"
-    estimate = kernel_distance(features, reference, **settings)
-    return {"emoji-kid": entry(estimate, len(features), label, extractor.space, **settings)}
+    features, label = job.extract(extractor), f"{REFERENCE.name}: {len(reference)} pictures"
+    return {"emoji-kid": entry(emoji_kernel_distance(features, reference), len(features), label, extractor.space)}
 
 
 def _retrieval(job: Job) -> dict[str, dict]:

@@ -1,0 +1,136 @@
+"""What needs no download: scores of emoji against the pictures that the packaged models learned. The reference lies in
+`arimage/assets/emoji-reference`; its card says what is in it and how it was made."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from PIL import Image
+from torch import nn
+
+from ..pipelines.auto import ASSETS
+from .features import Space
+from .manifest import read_rows
+from .retrieval import retrieval_hits
+from .statistics import Estimate
+
+
+REFERENCE = ASSETS / "emoji-reference"
+GALLERY_SIZE, GALLERY_COLUMNS = 32, 64
+
+
+class EmojiClassifier(ModelMixin, ConfigMixin):
+    """Tells which emoji a picture shows, in whichever style it is drawn.
+
+    Args:
+        num_classes (`int`): the concepts it tells apart.
+        channels (`list[int]`): of the four convolutions; the last are the features.
+        norm_num_groups (`int`): groups of its normalisation.
+        image_size (`int`): pixels along each side of the pictures it was trained on.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        num_classes: int = 1893,
+        channels: tuple[int, ...] = (32, 64, 96, 96),
+        norm_num_groups: int = 8,
+        image_size: int = 64,
+    ):
+        super().__init__()
+        layers, width = [], 3
+        for channel, kernel_size, stride in zip(channels, (7, 3, 3, 3), (4, 2, 1, 2), strict=True):
+            layers.append(nn.Conv2d(width, channel, kernel_size, stride, padding=kernel_size // 2))
+            layers += [nn.GroupNorm(norm_num_groups, channel), nn.SiLU()]
+            width = channel
+        self.convolutions = nn.Sequential(*layers)
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, S, S] in [-1, 1] to features [B, D], means over the places of the last convolution."""
+        return self.convolutions(images).mean((2, 3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images as in `features` to logits [B, num_classes]."""
+        return self.head(self.features(images))
+
+
+class EmojiExtractor:
+    """Features of pictures in the space of the classifier in `folder`."""
+
+    def __init__(self, folder: Path = REFERENCE, device: str | torch.device = "cpu"):
+        self.classifier = EmojiClassifier.from_pretrained(folder / "classifier").to(device).eval()
+        weights = (folder / "classifier" / "diffusion_pytorch_model.safetensors").read_bytes()
+        self.size = self.classifier.config.image_size
+        self.space = Space("emoji-classifier", hashlib.sha256(weights).hexdigest(), f"box {self.size}")
+
+    @torch.no_grad()
+    def __call__(self, images: list[Image.Image]) -> torch.Tensor:
+        """Pictures of any sizes to features float32 [B, D] on the CPU."""
+        pixels = np.stack([_pixels(image, self.size) for image in images]) * 2 - 1
+        return self.classifier.features(torch.from_numpy(pixels).to(self.classifier.device)).float().cpu()
+
+
+def reference_features(folder: Path = REFERENCE) -> np.ndarray:
+    """float32 [M, D]: the features, in the space of `EmojiExtractor`, of the pictures of `prompts.jsonl`."""
+    return np.load(folder / "features.npy").astype(np.float32)
+
+
+def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray) -> Estimate:
+    """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
+    (https://arxiv.org/abs/1801.01401), with the standard error of images drawn anew; where every prompt is drawn equally
+    often, that is an upper bound.
+
+    Unlike KID it is not corrected for the number of images: the reference is all there is to draw, not a sample of it, so that
+    whoever draws just these pictures equally often has 0, and nobody has less.
+    """
+
+    def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return (x.astype(np.float64) @ y.T.astype(np.float64) / x.shape[1] + 1) ** 3
+
+    across = kernel(features, reference).mean(1)
+    # What each image is to its kind, less what it is to the reference.
+    added = kernel(features, features).mean(1) - across
+    value = added.mean() - across.mean() + kernel(reference, reference).mean()
+    return Estimate(float(value), float(2 * added.std(ddof=1) / len(added) ** 0.5))
+
+
+def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
+    """The pictures float [K, 3, 32, 32] in [0, 1] among which samples are looked up, and what each shows."""
+    names = (folder / "gallery.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    sheet = torch.from_numpy(np.asarray(Image.open(folder / "gallery.webp").convert("RGB")) / np.float32(255))
+    tiles = sheet.unflatten(0, (-1, GALLERY_SIZE)).unflatten(2, (-1, GALLERY_SIZE)).permute(0, 2, 4, 1, 3)
+    return tiles.flatten(0, 1)[: len(names)], names
+
+
+def emoji_retrieval(run: Path) -> torch.Tensor:
+    """bool [N, 5] for the images of a run in the order of its manifest: does the nearest picture of the packaged gallery bear
+    the name that was asked for, the second nearest ...? See `retrieval.retrieval_accuracy`.
+
+    Raises:
+        ValueError: if a row of the manifest has no name, or one that no picture of the gallery bears.
+    """
+    gallery, known = read_gallery()
+    rows = read_rows(run)
+    names = [row.get("metadata", {}).get("name") for row in rows]
+    strangers = sorted({str(name) for name in names} - set(known))
+    if strangers:
+        raise ValueError(
+            f"retrieval knows no picture of {strangers[0]!r}, which {run} asks for: draw the prompts of the package, "
+            "--prompts emoji"
+        )
+    hits = []
+    for start in range(0, len(rows), 256):
+        batch = rows[start : start + 256]
+        pixels = np.stack([_pixels(Image.open(run / row["path"]), GALLERY_SIZE) for row in batch])
+        hits.append(retrieval_hits(torch.from_numpy(pixels), names[start : start + 256], gallery, known))
+    return torch.cat(hits)
+
+
+def _pixels(image: Image.Image, size: int) -> np.ndarray:
+    """float32 [3, size, size] in [0, 1]; a smaller picture is the mean of the pixels it covers."""
+    image = image.convert("RGB").resize((size, size), Image.Resampling.BOX)
+    return np.asarray(image, np.float32).transpose(2, 0, 1) / 255
