@@ -346,6 +346,34 @@ def serve(
     serve_forever(engine, host, port, token, base_url)
 
 
+@app.command("app")
+def app_command(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="As in `arimage generate`, repeat it for more; the packaged ones by default."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Where to listen.")] = 7860,
+    auth: Annotated[
+        str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password that the page asks for.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Open the demo: pictures while they are decoded, decodings side by side, edits."""
+    try:
+        from .app.demo import serve_demo
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed, which the app needs: pip install 'arimage[app]'") from error
+    user, _, password = (auth or "").partition(":")
+    if auth is not None and not (user and password):
+        raise ValueError("--auth is not of the form user:password: give both, with a colon between")
+
+    from .app.engine import Engine
+    from .app.models import load_models
+
+    serve_demo(Engine(load_models(model, device)), host, port, (user, password) if auth else None)
+
+
 @app.command("bench-compare")
 def bench_compare(
     old: Annotated[Path, typer.Argument(help="A file that `arimage bench --out` wrote.")],
@@ -515,6 +543,17 @@ def train_collaborate_command(
     from .training.recipe import load_recipe, run_collaborate
 
     run_collaborate(load_recipe(recipe), load_pipeline(model, device), data, heldout, out)
+
+
+@train_app.command("classifier")
+def train_classifier_command(
+    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+) -> None:
+    """Train the classifier of `arimage eval score --metrics emoji-kid`; OUT/reference is what scores a model of the recipe."""
+    from .training.classifier import run_classifier
+    from .training.recipe import load_recipe
+
+    run_classifier(load_recipe(recipe), data, heldout, out, choose_device(device))
 
 
 @train_app.command("all")

@@ -1,0 +1,97 @@
+"""Decodings are drawn in turn, scored and reported by one command, which goes on where it was stopped."""
+
+import json
+import sys
+
+import pytest
+import tiny
+
+from arimage import cli
+from arimage.eval import compare as comparison
+from arimage.eval.manifest import prompt_rows, read_results
+
+
+PROMPTS = [{"prompt": "a red heart", "name": "red heart"}, {"prompt": "tree", "name": "deciduous tree"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny.text_pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command in this process; returns its output."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", "eval", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def prepared(pipe, out, decodings):
+    rows = prompt_rows(PROMPTS, 0, 3)
+    asked = {"model": "tiny", "source": {"per_prompt": 3}, "seed": 0, "batch_size": 2, "sampling": {}}
+    return comparison.prepare_runs(pipe, rows, decodings, out, **asked)[0]
+
+
+def test_the_decodings_take_turns_and_what_is_there_is_not_drawn_again(tmp_path, monkeypatch):
+    pipe = tiny.text_pipeline()
+    drawn, draw_batch = [], comparison.draw_batch
+
+    def recorded(run, pipe, index):
+        if len(drawn) == 3:
+            drawn.append("stop")
+            raise KeyboardInterrupt
+        drawn.append((run.folder.name, index))
+        return draw_batch(run, pipe, index)
+
+    monkeypatch.setattr(comparison, "draw_batch", recorded)
+    decodings = ["ar", "sjd:window=4,init=left"]
+    with pytest.raises(KeyboardInterrupt):
+        comparison.draw_in_turn(prepared(pipe, tmp_path, decodings), pipe)
+    runs = prepared(pipe, tmp_path, decodings)
+    comparison.draw_in_turn(runs, pipe)
+    names = ["ar", "sjd-window=4-init=left"]
+    assert drawn == [(names[0], 0), (names[1], 0), (names[0], 1), "stop", (names[1], 1), (names[0], 2), (names[1], 2)]
+    assert [len(read_results(run.folder)) for run in runs] == [6, 6]
+
+
+def test_presets_that_do_not_start_are_left_out(tmp_path):
+    pipe = tiny.scale_pipeline("text", refiner=False)
+    asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
+    runs, left_out = comparison.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
+    assert [run.folder.name for run in runs] == ["next-scale"] and "refiner" in left_out["code"]
+
+
+def test_one_command_draws_scores_and_reports(run, model, prompts, tmp_path):
+    out = tmp_path / "out"
+    asked = ["--model", model, "--prompts", prompts, "--per-prompt", 2, "--batch-size", 2, "--device", "cpu"]
+    asked += ["--decoding", "ar", "--decoding", "sjd", "--metrics", "retrieval,emoji-kid", "--out", out]
+    text = run("compare", *asked)
+    assert "| ar | exact | 16.0 |" in text and "| sjd | exact |" in text
+    assert "retrieval ↑" in text and "emoji-kid ↓" in text
+    report = json.loads((out / "report.json").read_text())
+    # The exact decodings draw other images of the same law, so that the paired values may differ.
+    assert report["rows"][1]["paired"].keys() == {"retrieval", "retrieval-top-5"}
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.png") if path.parent.name == "images"}
+    assert len(before) == 8 and run("compare", *asked) == text
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    # The parts of it are commands of their own.
+    assert run("report", out / "ar", out / "sjd", "--baseline", "ar", "--out", tmp_path / "again") == text
+    run("export", out / "sjd", "--format", "result-jsonl", "--out", tmp_path / "results")
+    assert (tmp_path / "results" / "result.jsonl").read_text().count("\n") == 4
