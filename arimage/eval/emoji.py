@@ -1,7 +1,6 @@
 """What needs no download: scores of emoji against the pictures that the packaged models learned. The reference lies in
 `arimage/assets/emoji-reference`; its card says what is in it and how it was made."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from ..pipelines.auto import ASSETS
-from .features import Space
+from .features import Space, file_sha256, image_paths
 from .manifest import read_rows
 from .retrieval import retrieval_hits
 from .statistics import Estimate
@@ -63,9 +62,9 @@ class EmojiExtractor:
 
     def __init__(self, folder: Path = REFERENCE, device: str | torch.device = "cpu"):
         self.classifier = EmojiClassifier.from_pretrained(folder / "classifier").to(device).eval()
-        weights = (folder / "classifier" / "diffusion_pytorch_model.safetensors").read_bytes()
+        weights = folder / "classifier" / "diffusion_pytorch_model.safetensors"
         self.size = self.classifier.config.image_size
-        self.space = Space("emoji-classifier", hashlib.sha256(weights).hexdigest(), f"box {self.size}")
+        self.space = Space("emoji-classifier", file_sha256(weights), f"box {self.size}")
 
     @torch.no_grad()
     def __call__(self, images: list[Image.Image]) -> torch.Tensor:
@@ -106,28 +105,23 @@ def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
     return tiles.flatten(0, 1)[: len(names)], names
 
 
-def emoji_retrieval(run: Path) -> torch.Tensor:
-    """bool [N, 5] for the images of a run in the order of its manifest: does the nearest picture of the packaged gallery bear
-    the name that was asked for, the second nearest ...? See `retrieval.retrieval_accuracy`.
+def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) -> torch.Tensor:
+    """bool [N, 5] for the images of a run in the order of its manifest: does the nearest picture of the gallery bear the name
+    that was asked for, the second nearest ...? See `retrieval.retrieval_accuracy`.
 
     Raises:
         ValueError: if a row of the manifest has no name, or one that no picture of the gallery bears.
     """
-    gallery, known = read_gallery()
     rows = read_rows(run)
     names = [row.get("metadata", {}).get("name") for row in rows]
-    strangers = sorted({str(name) for name in names} - set(known))
+    strangers = sorted({str(name) for name in names} - set(gallery_names))
     if strangers:
         raise ValueError(
             f"retrieval knows no picture of {strangers[0]!r}, which {run} asks for: draw the prompts of the package, "
             "--prompts emoji"
         )
-    hits = []
-    for start in range(0, len(rows), 256):
-        batch = rows[start : start + 256]
-        pixels = np.stack([_pixels(Image.open(run / row["path"]), GALLERY_SIZE) for row in batch])
-        hits.append(retrieval_hits(torch.from_numpy(pixels), names[start : start + 256], gallery, known))
-    return torch.cat(hits)
+    pixels = np.stack([_pixels(Image.open(path), GALLERY_SIZE) for path in image_paths(run)])
+    return retrieval_hits(torch.from_numpy(pixels), names, gallery, gallery_names)
 
 
 def _pixels(image: Image.Image, size: int) -> np.ndarray:

@@ -185,7 +185,11 @@ def _emoji_kid(job: Job) -> dict[str, dict]:
 
 
 def _retrieval(job: Job) -> dict[str, dict]:
-    hits, label = emoji_retrieval(job.run).numpy(), f"{REFERENCE.name}: gallery of {len(read_gallery()[1])} pictures"
+    gallery, names = read_gallery()
+    hits, label = (
+        emoji_retrieval(job.run, gallery, names).numpy(),
+        f"{REFERENCE.name}: gallery of {len(names)} pictures",
+    )
     entries = {}
     for name, found in (("retrieval", hits[:, 0]), ("retrieval-top-5", hits.any(1))):
         write_scores(job.run, name, found)

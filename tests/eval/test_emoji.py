@@ -120,7 +120,7 @@ def test_pictures_of_any_size_and_mode_are_taken(extractor):
 def test_a_run_is_scored(pictures, prompts, tmp_path):
     asked = prompts[:40]
     run = write_run(tmp_path / "run", prompt_rows(asked, 0), pictures[:30] + pictures[:10])
-    hits = emoji_retrieval(run)
+    hits = emoji_retrieval(run, *read_gallery())
     assert hits.shape == (40, 5) and hits[:30, 0].all() and not hits[30:, 0].any()
     found = score(Job(run), ["retrieval", "emoji-kid"])
     assert found["retrieval"]["value"] == 0.75 and found["retrieval-top-5"]["value"] >= 0.75
@@ -136,4 +136,4 @@ def test_a_run_is_scored(pictures, prompts, tmp_path):
 def test_what_the_gallery_does_not_show_is_refused(row, name, pictures, tmp_path):
     run = write_run(tmp_path / "run", prompt_rows([row], 0), pictures[:1])
     with pytest.raises(ValueError, match="retrieval knows no picture of .*--prompts emoji"):
-        emoji_retrieval(run)
+        emoji_retrieval(run, *read_gallery())
