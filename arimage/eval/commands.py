@@ -149,8 +149,9 @@ def score(
     for name, entry in score_run(job, [name.strip() for name in metrics.split(",")]).items():
         error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
         typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
-        if entry.get("weights", "published") != "published":
-            typer.echo(f"  weights: {entry['weights']}")
+        weights = entry.get("weights", "published")
+        if weights != "published":
+            typer.echo(f"{name}: weights {weights}", err=True)
 
 
 def check_matplotlib() -> None:

@@ -179,10 +179,10 @@ class InceptionExtractor:
 
             with ThreadPoolExecutor() as pool:
                 pictures = list(pool.map(build_resizer("clean"), pictures))
-            return self._network(_to_batch(pictures).to(self.device))
-        if len({picture.shape for picture in pictures}) > 1:
+        elif len({picture.shape for picture in pictures}) > 1:
             raise ValueError("--resize tf1 takes pictures of one size, and these differ: crop them, or take clean")
-        return self._network(_to_batch(pictures).to(self.device))[0]
+        batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().to(self.device)
+        return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
 
 
 def _load_clean(path: Path) -> torch.nn.Module:
@@ -197,10 +197,6 @@ def _load_tf1(path: Path) -> torch.nn.Module:
     # torch-fidelity unpickles whatever there is: what is more than tensors is refused here.
     load_original(path, ())
     return FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
-
-
-def _to_batch(pictures: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
 def _find_inception(weights: Path | None, resize: Resize) -> Path:
@@ -242,8 +238,9 @@ class ClipExtractor:
         self._model.to(device).eval()
         self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        digest = hashlib.sha256("".join(file_sha256(path) for path in weights).encode()).hexdigest()
-        self.space = Space("clip", digest if len(weights) > 1 else file_sha256(weights[0]), "clip-processor")
+        digests = [file_sha256(path) for path in weights]
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        self.space = Space("clip", digest, "clip-processor")
         self.device = device
 
     @torch.inference_mode()

@@ -36,15 +36,12 @@ def kernel_distance(
     for _ in range(subsets):
         x = features[rng.choice(len(features), size, replace=False)].astype(np.float64)
         y = reference[rng.choice(len(reference), size, replace=False)].astype(np.float64)
-        within, across, of_reference = _kernel(x, x), _kernel(x, y), _kernel(y, y)
-        # What each image is to the others of its kind, less what it is to the reference.
-        added = (within.sum(1) - within.diagonal()) / (size - 1) - across.mean(1)
-        reference_mean = (of_reference.sum() - of_reference.trace()) / (size * (size - 1))
-        values.append(added.mean() - across.mean() + reference_mean)
-        # The means over a subset, rather than over all, make `added` vary more than it should.
+        within, across, of_reference = _kernel_of_others(x), _kernel(x, y), _kernel_of_others(y)
+        values.append(within.mean() - 2 * across.mean() + of_reference.mean())
         second.append(_interaction(within))
+        # The means over a subset, rather than over all, vary more than what each image adds.
         noise = second[-1] + _interaction(across) * (1 - size / len(reference))
-        first.append(added.var(ddof=1) - noise / size)
+        first.append((within.mean(1) - across.mean(1)).var(ddof=1) - noise / size)
     count = len(features)
     variance = 4 * max(np.mean(first), 0) / count + 2 * np.mean(second) / count**2 + np.var(values) / subsets
     return Estimate(float(np.mean(values)), float(np.sqrt(variance)))
@@ -54,6 +51,13 @@ def _kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     base = x @ y.T / x.shape[1] + 1
     # numpy's power takes many times as long.
     return base * base * base
+
+
+def _kernel_of_others(x: np.ndarray) -> np.ndarray:
+    """The kernel of `x` with itself, where the mean over the others stands for each row's own."""
+    kernel = _kernel(x, x)
+    np.fill_diagonal(kernel, (kernel.sum(1) - kernel.diagonal()) / (len(x) - 1))
+    return kernel
 
 
 def _interaction(kernel: np.ndarray) -> float:

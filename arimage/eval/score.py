@@ -19,7 +19,7 @@ from .emoji import (
     read_gallery,
     reference_features,
 )
-from .features import ClipExtractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
+from .features import ClipExtractor, Extractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
 from .kernel_distance import kernel_distance
 from .manifest import read_rows, replace
@@ -97,7 +97,7 @@ class Job:
     def features(self) -> np.ndarray:
         return self.extract(self.inception)
 
-    def extract(self, extractor) -> np.ndarray:
+    def extract(self, extractor: Extractor) -> np.ndarray:
         """Features of the run's images, cached with it."""
         paths = image_paths(self.run)
         return extract(paths, extractor, cache=self.run / "features", batch_size=self.batch_size)
@@ -214,7 +214,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
         ValueError: if there is no such metric, or one lacks what it needs.
     """
     unknown = [name for name in metrics if name not in METRICS]
-    if unknown or not metrics:
+    if unknown:
         raise ValueError(f"there is no metric {', '.join(unknown)!r}: choose among {', '.join(METRICS)}")
     found = {}
     for name in metrics:

@@ -17,9 +17,9 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
 
 def test_the_interval_of_a_mean_holds_it_in_19_of_20_draws():
     rng = np.random.default_rng(0)
-    estimates = [mean_estimate(rng.exponential(size=80), draws=400) for _ in range(200)]
+    estimates = [mean_estimate(rng.exponential(size=80), draws=300) for _ in range(120)]
     held = np.mean([low <= 1 <= high for low, high in (estimate.interval for estimate in estimates)])
-    assert 0.88 <= held <= 0.98
+    assert 0.86 <= held <= 0.99
     first = estimates[0]
     assert first.interval[1] - first.interval[0] == pytest.approx(2 * 1.96 * first.standard_error, rel=0.15)
 
