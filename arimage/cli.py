@@ -342,7 +342,8 @@ def serve(
     from .app.models import load_models
 
     token = check_access(host, token_file, no_auth)
-    engine = Engine(load_models(model, device), Limits(batch=batch, queue=queue, images=images))
+    limits = Limits(batch=batch, queue=queue, images=images)
+    engine = Engine(load_models(model, device), limits)
     serve_forever(engine, host, port, token, base_url)
 
 

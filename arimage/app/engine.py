@@ -242,6 +242,8 @@ class Engine:
             self.on_batch(len(seeds), output.stats)
         deciding = None if info.grid is None else (watch.late + 1).cpu().view(output.tokens.shape)
         for ticket, rows in parts:
+            if ticket.future.done():
+                continue
             drawn = ticket.drawn
             accepted = output.stats.accepted[:, rows]
             image_passes = (accepted > 0).sum(0).tolist()

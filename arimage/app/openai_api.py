@@ -17,7 +17,7 @@ from .requests import Limits, Refused, Request, Result, check_pixels
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 # What the API calls the fields of `Request`.
-NAMES = {"count": "n", "height": "size", "width": "size", "mask_image": "mask"}
+NAMES = {"count": "n", "mask_image": "mask"}
 
 
 class Fields(BaseModel):
@@ -167,14 +167,13 @@ def facts(result: Result) -> dict:
 
 
 def describe_model(name: str, info: ModelInfo, started: int) -> dict:
-    facts = dataclasses.asdict(info)
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": {**facts, "sizes": sizes},
+        "arimage": dataclasses.asdict(info) | {"sizes": sizes},
     }
 
 

@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 BODY_SECONDS = 30
 # Pictures by url: how many, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
-# Beside the paths of pictures.
-OPEN_PATHS = ("/health",)
 PICTURES = "/pictures/"
 COUNTED = ("/v1/images/generations", "/v1/images/edits")
 
@@ -75,7 +73,6 @@ class Metrics:
 
     def __init__(self, engine: Engine):
         self.registry = CollectorRegistry()
-        batches = range(1, engine.limits.batch + 1)
         self.requests = Counter(
             "arimage_requests", "Requests for images, by status.", ["status"], registry=self.registry
         )
@@ -87,7 +84,10 @@ class Metrics:
         )
         self.images = Counter("arimage_images", "Images drawn.", registry=self.registry)
         self.batch = Histogram(
-            "arimage_batch_images", "Images of a batch.", buckets=list(batches), registry=self.registry
+            "arimage_batch_images",
+            "Images of a batch.",
+            buckets=range(1, engine.limits.batch + 1),
+            registry=self.registry,
         )
         self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
         self.tokens = Counter("arimage_tokens", "Codes decided.", registry=self.registry)
@@ -130,16 +130,18 @@ class Gate:
             await send(message)
 
         answering = self.app
-        is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PICTURES)
-        if self.expected is not None and not is_open:
-            if not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
-                answering = error_response(
-                    "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
-                    401,
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-        if int(headers.get(b"content-length", b"0")) > self.max_body:
+        is_open = scope["path"] == "/health" or scope["path"].startswith(PICTURES)
+        authorised = (
+            self.expected is None or is_open or hmac.compare_digest(headers.get(b"authorization", b""), self.expected)
+        )
+        if not authorised:
+            answering = error_response(
+                "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
+                401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        elif int(headers.get(b"content-length", b"0")) > self.max_body:
             answering = _too_large(self.max_body)
         try:
             await answering(scope, bounded_receive, counted_send)
@@ -167,6 +169,8 @@ def build_server(engine: Engine, *, token: str | None = None, base_url: str | No
     _add_error_handlers(app, max_body)
 
     async def draw(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+        if not engine.alive:
+            raise Cancelled
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
 
         def put(item: Progress | None) -> None:

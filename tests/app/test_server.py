@@ -21,7 +21,9 @@ import pytest
 import tiny
 import uvicorn
 from PIL import Image
+from typer.testing import CliRunner
 
+from arimage import cli
 from arimage.app import server as server_module
 from arimage.app.engine import Engine, Limits, Request
 from arimage.app.server import build_server
@@ -376,7 +378,7 @@ def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
     prompts = ["a red heart", "a blue book", "green tree"]
 
     def key(number: int) -> tuple:
-        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 10
+        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 4
 
     expected = {
         key(number): engine.submit(Request(key(number)[0], prompt=key(number)[1], seed=key(number)[2]))
@@ -426,6 +428,16 @@ def test_others_than_this_machine_need_a_token(tmp_path, monkeypatch):
         check_access("127.0.0.1", None, no_auth=False)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--host", "0.0.0.0"], "there is no token"), (["--batch", "0"], "the limit batch is 0: give at least 1")],
+)
+def test_the_command_refuses_before_it_loads(options, message, monkeypatch):
+    monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "no-such-model", *options])
+    assert isinstance(result.exception, ValueError) and message in str(result.exception)
+
+
 def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
     tiny.text_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "token").write_text(TOKEN)
@@ -468,3 +480,5 @@ def test_closing_ends_what_waits(held):
         held.go.set()
         closing.join(60)
         assert httpx.get(f"{address}/health").status_code == 503
+        with pytest.raises(openai.InternalServerError, match="the server is closing"):
+            client.images.generate(prompt="a")
