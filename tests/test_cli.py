@@ -101,7 +101,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
     python("-m", "arimage", "--help")
     done, seconds = python("-X", "importtime", "-m", "arimage", "--help")
     assert done.returncode == 0
-    for command in ("generate", "convert", "train", "models", "decodings", "bench", "bench-compare"):
+    for command in ("generate", "convert", "train", "eval", "app", "serve", "models", "decodings", "bench"):
         assert command in done.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "typer" in imported
