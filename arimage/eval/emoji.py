@@ -78,13 +78,13 @@ def reference_features(folder: Path = REFERENCE) -> np.ndarray:
     return np.load(folder / "features.npy").astype(np.float32)
 
 
-def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray) -> Estimate:
+def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: list[str]) -> Estimate:
     """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
-    (https://arxiv.org/abs/1801.01401), with the standard error of images drawn anew; where every prompt is drawn equally
-    often, that is an upper bound.
+    (https://arxiv.org/abs/1801.01401).
 
     Unlike KID it is not corrected for the number of images: the reference is all there is to draw, not a sample of it, so that
-    whoever draws just these pictures equally often has 0, and nobody has less.
+    whoever draws just these pictures equally often has 0, and nobody has less. The standard error is that of other images of
+    the same `prompts` [N]; where every prompt has one image, it is that of other prompts too, and so an upper bound.
     """
 
     def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -94,7 +94,12 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray) -> Estima
     # What each image is to its kind, less what it is to the reference.
     added = kernel(features, features).mean(1) - across
     value = added.mean() - across.mean() + kernel(reference, reference).mean()
-    return Estimate(float(value), float(2 * added.std(ddof=1) / len(added) ** 0.5))
+    _, group, sizes = np.unique(prompts, return_inverse=True, return_counts=True)
+    if len(sizes) == len(added):
+        group, sizes = np.zeros_like(group), np.array([len(added)])
+    spread = (added - (np.bincount(group, added) / sizes)[group]) ** 2
+    variance = spread.sum() / (len(added) - len(sizes))
+    return Estimate(float(value), float(2 * (variance / len(added)) ** 0.5))
 
 
 def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:

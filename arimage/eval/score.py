@@ -181,7 +181,9 @@ def _clip(job: Job) -> dict[str, dict]:
 def _emoji_kid(job: Job) -> dict[str, dict]:
     extractor, reference = EmojiExtractor(device=job.device), reference_features()
     features, label = job.extract(extractor), f"{REFERENCE.name}: {len(reference)} pictures"
-    return {"emoji-kid": entry(emoji_kernel_distance(features, reference), len(features), label, extractor.space)}
+    prompts = [row.get("prompt", "") for row in read_rows(job.run)]
+    estimate = emoji_kernel_distance(features, reference, prompts)
+    return {"emoji-kid": entry(estimate, len(features), label, extractor.space)}
 
 
 def _retrieval(job: Job) -> dict[str, dict]:

@@ -39,7 +39,8 @@ def pictures(prompts):
 
 
 def distance(extractor, images):
-    return emoji_kernel_distance(extractor(images).numpy(), reference_features()).value
+    prompts = [str(i) for i in range(len(images))]
+    return emoji_kernel_distance(extractor(images).numpy(), reference_features(), prompts).value
 
 
 def write_run(run, rows, images):
@@ -80,10 +81,10 @@ def test_the_distance_grows_with_what_is_done_to_the_pictures(extractor, picture
     assert 0 < near and 3 * near < noise_20 and 3 * noise_20 < noise_60 and 10 * near < blur
 
 
-def test_the_reference_has_no_distance_from_itself():
-    reference = reference_features()
-    for features in (reference, np.tile(reference, (3, 1))):
-        same = emoji_kernel_distance(features, reference)
+def test_the_reference_has_no_distance_from_itself(prompts):
+    reference, texts = reference_features(), [row["prompt"] for row in prompts]
+    for count in (1, 3):
+        same = emoji_kernel_distance(np.tile(reference, (count, 1)), reference, texts * count)
         assert abs(same.value) < 1e-9 and same.standard_error < 1e-9
 
 
@@ -94,11 +95,23 @@ def test_the_distance_is_that_of_the_definition():
     def mean(a, b):
         return np.mean([(np.dot(one, other) / 3 + 1) ** 3 for one in a for other in b])
 
-    found = emoji_kernel_distance(x, y)
+    found = emoji_kernel_distance(x, y, ["same"] * 7)
     assert found.value == pytest.approx(mean(x, x) + mean(y, y) - 2 * mean(x, y))
-    # The error of 200 images, from 100 draws of them.
-    draws = [emoji_kernel_distance(rng.normal(size=(200, 3)), y) for _ in range(100)]
-    assert np.std([draw.value for draw in draws]) == pytest.approx(draws[0].standard_error, rel=0.4)
+
+
+@pytest.mark.parametrize("per_prompt", [1, 3])
+def test_the_error_is_that_of_other_images_of_the_same_prompts(per_prompt):
+    rng = np.random.default_rng(0)
+    centres, reference = rng.normal(size=(200, 3)), rng.normal(size=(50, 3)) + 0.5
+    prompts = [str(i) for i in range(200) for _ in range(per_prompt)]
+
+    def draw():
+        images = centres.repeat(per_prompt, axis=0) + 0.3 * rng.normal(size=(200 * per_prompt, 3))
+        return emoji_kernel_distance(images, reference, prompts)
+
+    draws = [draw() for _ in range(40)]
+    spread, told = np.std([draw.value for draw in draws]), np.mean([draw.standard_error for draw in draws])
+    assert told > 2 * spread if per_prompt == 1 else told == pytest.approx(spread, rel=0.3)
 
 
 def test_other_concepts_and_a_few_of_the_concepts_are_far(extractor, pictures, prompts):
