@@ -1,12 +1,12 @@
 """The tab that draws one prompt by several decodings, side by side."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request, Result
+from .engine import Engine, Progress, Request, Result, Ticket
 from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, decoding_choices, events, refusal
 
 
@@ -20,24 +20,30 @@ class Comparison:
     """Draws one request by several decodings, one after another. Before the first drawing by each, a few passes are drawn and
     thrown away, so that none pays for what is set up once."""
 
-    def __init__(self, engine: Engine):
-        self._engine, self._warm = engine, set()
+    def __init__(self):
+        self._warm = set()
 
-    def run(self, request: dict, decodings: list[str]) -> Iterator[tuple[int, Progress | Result]]:
-        """What happens, each with the number of its decoding; `request` has the other fields of the `Request`.
+    def run(
+        self, submit: Callable[[Request], Ticket], request: dict, decodings: list[str]
+    ) -> Iterator[tuple[int, Progress | Result]]:
+        """What happens, each with the number of its decoding.
+
+        Args:
+            submit: that of the engine.
+            request: the fields of the `Request` but the decoding.
 
         Raises:
             gr.Error: if there are too few or too many decodings, or the engine refuses one.
         """
         if not 2 <= len(decodings) <= SLOTS:
-            raise refusal(f"{len(decodings)} decodings are no comparison: choose 2 to {SLOTS}")
+            raise refusal(f"the number of decodings is {len(decodings)}: choose 2 to {SLOTS}")
         for number, decoding in enumerate(decodings):
             one = Request(**request, decoding=decoding)
             if (one.model, decoding) not in self._warm:
-                with closing(events(self._engine, one)) as warming:
+                with closing(events(submit, one)) as warming:
                     next(event for event in warming if isinstance(event, Result) or event.passes >= WARM)
                 self._warm.add((one.model, decoding))
-            for event in events(self._engine, one):
+            for event in events(submit, one):
                 yield number, event
 
 
@@ -65,33 +71,32 @@ def compare_tab(engine: Engine, comparison: Comparison) -> None:
             elem_id="decodings",
         )
         with gr.Column(min_width=160, elem_classes="at-end"):
-            actions = DrawAndStop("Compare", "compare")
+            actions = DrawAndStop(engine, "Compare", "compare")
     gr.HTML(markup.LEGEND)
     status = gr.HTML()
     with gr.Row(elem_classes="cards"):
         cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
 
-    def draw_cards(model, prompt, class_label, decodings, seed) -> Iterator[dict]:
+    def draw(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
         info = engine.models[model]
         update = dict.fromkeys(cards, gr.HTML(visible=False)) | actions.busy() | {status: ""}
         for card, decoding in zip(cards, decodings, strict=False):
             update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
-        for number, event in comparison.run(subject.condition(model, prompt, class_label) | {"seed": seed}, decodings):
+        request = subject.condition(model, prompt, class_label) | {"seed": seed}
+        for number, event in comparison.run(submit, request, decodings):
             yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event), visible=True)}
             update = {}
         yield actions.idle()
 
-    actions.watch(
-        [
-            gr.on(
-                [actions.draw.click, subject.prompt.submit],
-                draw_cards,
-                [*subject.inputs, decodings, seed],
-                [*cards, status, *actions.buttons],
-                **DRAWS,
-            )
-        ],
-        status,
+    def draw_form(page: gr.Request, *values) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: draw(submit, *values))
+
+    gr.on(
+        [actions.draw.click, subject.prompt.submit],
+        draw_form,
+        [*subject.inputs, decodings, seed],
+        [*cards, status, *actions.buttons],
+        **DRAWS,
     )
 
     def on_model(model: str) -> dict:

@@ -18,7 +18,7 @@ from .generate_tab import generate_tab
 
 def build_demo(engine: Engine) -> gr.Blocks:
     """The demo on the models of an engine, to be launched with `launch_settings`."""
-    comparison = Comparison(engine)
+    comparison = Comparison()
     # What is older than an hour is deleted from Gradio's folder every ten minutes.
     with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
         gr.HTML(markup.INTRO)

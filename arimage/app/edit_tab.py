@@ -22,7 +22,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
             editor = gr.ImageEditor(
-                label="Paint over what shall be drawn anew",
+                label="Paint over a part",
                 type="pil",
                 format="png",
                 sources=["upload", "clipboard"],
@@ -38,7 +38,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
         with gr.Column(scale=5, min_width=300):
             hint = gr.HTML(markup.about_editing(info))
             with gr.Row():
-                actions = DrawAndStop("Draw anew", "edit")
+                actions = DrawAndStop(engine, "Draw anew", "edit")
             with gr.Row():
                 shown = {
                     "format": "png",
@@ -51,7 +51,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
                 after = gr.Image(label="After", buttons=["download"], elem_id="after", **shown)
             status = gr.HTML(markup.EMPTY, elem_id="edit-status")
 
-    def draw_part(drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
+    def draw(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
         if drawing is None or drawing["background"] is None:
             raise refusal("there is no picture: upload one, or take the last one from Generate")
         height, width = engine.models[model].sizes[0]
@@ -67,7 +67,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             preview_every=preview_every(engine, model),
         )
         first = {before: picture, after: None}
-        for event in events(engine, request):
+        for event in events(submit, request):
             if isinstance(event, Progress):
                 partial = {after: event.previews[0]} if event.previews else {}
                 yield {**first, **partial, status: markup.progress(event, 1), **actions.busy()}
@@ -75,17 +75,15 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             else:
                 yield {after: stamped(event)[0], status: markup.finished(event), **actions.idle()}
 
-    actions.watch(
-        [
-            gr.on(
-                [actions.draw.click, subject.prompt.submit],
-                draw_part,
-                [editor, *subject.inputs, decoding.dropdown, seed],
-                [before, after, status, *actions.buttons],
-                **DRAWS,
-            )
-        ],
-        status,
+    def draw_form(page: gr.Request, *values) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: draw(submit, *values))
+
+    gr.on(
+        [actions.draw.click, subject.prompt.submit],
+        draw_form,
+        [editor, *subject.inputs, decoding.dropdown, seed],
+        [before, after, status, *actions.buttons],
+        **DRAWS,
     )
 
     def take_last(last):

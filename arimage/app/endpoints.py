@@ -71,7 +71,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             top_p=top_p,
             preview_every=preview_every,
         )
-        for event in events(engine, request):
+        for event in events(engine.submit, request):
             if isinstance(event, Result):
                 yield stamped(event), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:
@@ -87,7 +87,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         subject = {"model": model, "prompt": prompt, "class_label": class_label}
         seed = random_seed() if seed is None else seed
         results = []
-        for _, event in comparison.run(subject | {"seed": seed}, decodings or []):
+        for _, event in comparison.run(engine.submit, subject | {"seed": seed}, decodings or []):
             if isinstance(event, Result):
                 results.append(event)
                 drawn = [image for result in results for image in stamped(result)]
@@ -114,7 +114,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             mask_image=mask_image,
             preview_every=preview_every,
         )
-        for event in events(engine, request):
+        for event in events(engine.submit, request):
             if isinstance(event, Result):
                 yield stamped(event)[0], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:

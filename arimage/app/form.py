@@ -1,14 +1,15 @@
 """What the tabs share: their controls, and how their requests are drawn."""
 
+import html
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import gradio as gr
 
 from . import markup
-from .engine import Cancelled, Engine, Progress, Refused, Request, Result
+from .engine import Cancelled, Engine, Progress, Refused, Request, Result, Ticket
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
@@ -22,18 +23,21 @@ AT_ONCE = {**DRAWS, "queue": False}
 
 def refusal(message: str) -> gr.Error:
     """What the page shows, and clients get, where nothing is drawn."""
-    return gr.Error(message, title="Not drawn", print_exception=False)
+    # The page would render it as HTML.
+    return gr.Error(html.escape(message, quote=False), print_exception=False)
 
 
-def events(engine: Engine, request: Request) -> Iterator[Progress | Result]:
-    """What happens to a request. Whoever leaves the loop early, by Stop or by closing the page, gives its place free.
+def events(submit: Callable[[Request], Ticket], request: Request) -> Iterator[Progress | Result]:
+    """What happens to a request; `submit` is that of the engine. Whoever leaves the loop early, by closing the page say, gives
+    its place free.
 
     Raises:
         gr.Error: if the engine refuses the request.
+        Cancelled: if the request is cancelled.
     """
     ticket = None
     try:
-        ticket = engine.submit(request)
+        ticket = submit(request)
         said = -math.inf
         # A closed page is noticed when something is sent to it.
         for event in ticket.events(every=1):
@@ -43,8 +47,6 @@ def events(engine: Engine, request: Request) -> Iterator[Progress | Result]:
                 yield event
     except Refused as error:
         raise refusal(str(error)) from error
-    except Cancelled:
-        raise refusal("the app is being closed: try again later") from None
     finally:
         if ticket is not None:
             ticket.cancel()
@@ -113,7 +115,7 @@ class DecodingChoice:
         self._engine = engine
         first, info = next(iter(engine.models.items()))
         self.dropdown = gr.Dropdown(
-            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=190
+            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=230
         )
         self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
@@ -133,10 +135,12 @@ class DecodingChoice:
 class DrawAndStop:
     """A button that draws, others that go with it, and in their place, while something is drawn, one that stops it."""
 
-    def __init__(self, label: str, name: str, others: tuple[str, ...] = ()):
+    def __init__(self, engine: Engine, label: str, name: str, others: tuple[str, ...] = ()):
+        self._engine, self._running = engine, {}
         self.draw = gr.Button(label, variant="primary", elem_id=name, min_width=120)
         self.others = [gr.Button(other, min_width=120, elem_id=other.lower().replace(" ", "-")) for other in others]
         self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"stop-{name}", min_width=120)
+        self.stop.click(self._stop, None, None, **AT_ONCE)
 
     @property
     def buttons(self) -> list[gr.Button]:
@@ -148,9 +152,35 @@ class DrawAndStop:
     def idle(self) -> dict:
         return {self.stop: gr.Button(visible=False)} | {each: gr.Button(visible=True) for each in self.buttons[:-1]}
 
-    def watch(self, running: list[gr.events.Dependency], status: gr.HTML) -> None:
-        """Let the stop button end the events `running`, and bring the buttons back after it, or after an error."""
-        outputs = [*self.buttons, status]
-        for event in running:
-            event.failure(lambda: self.idle() | {status: ""}, None, outputs, **AT_ONCE)
-        self.stop.click(lambda: self.idle() | {status: markup.STOPPED}, None, outputs, cancels=running, **AT_ONCE)
+    def run(
+        self, page: gr.Request, status: gr.HTML, draw: Callable[[Callable[[Request], Ticket]], Iterator[dict]]
+    ) -> Iterator[dict]:
+        """The updates of `draw`, which submits its requests with the function that it is given, so that the stop button finds
+        them; and the buttons back in their places where it is stopped or fails.
+
+        Raises:
+            gr.Error: if something is drawn for this page already.
+        """
+        session = page.session_hash
+        if session in self._running:
+            raise refusal("this page is drawing already: wait for it, or stop it")
+
+        def submit(request: Request) -> Ticket:
+            self._running[session] = self._engine.submit(request)
+            return self._running[session]
+
+        self._running[session] = None
+        try:
+            yield from draw(submit)
+        except Cancelled:
+            yield {status: markup.STOPPED, **self.idle()}
+        except Exception:
+            yield {status: "", **self.idle()}
+            raise
+        finally:
+            del self._running[session]
+
+    def _stop(self, page: gr.Request) -> None:
+        ticket = self._running.get(page.session_hash)
+        if ticket is not None:
+            ticket.cancel()

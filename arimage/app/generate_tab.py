@@ -1,11 +1,11 @@
 """The tab that draws pictures while one looks on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request
+from .engine import Engine, Progress, Request, Ticket
 from .form import AT_ONCE, DRAWS, EXAMPLES, SAMPLING, DecodingChoice, DrawAndStop, Subject, events, random_seed
 from .pictures import stamped, write_download
 
@@ -29,16 +29,16 @@ def generate_tab(engine: Engine) -> gr.State:
             with gr.Accordion("Advanced", open=False), gr.Row():
                 sampling = [
                     gr.Number(
-                        info.sampling["guidance_scale"], label="Guidance", info="1 is off", step=0.1, min_width=110
+                        info.sampling["guidance_scale"], label="Guidance", info="1 is off", step=0.1, min_width=150
                     ),
                     gr.Number(
-                        info.sampling["temperature"], label="Temperature", info="Above 0", step=0.1, min_width=110
+                        info.sampling["temperature"], label="Temperature", info="Above 0", step=0.1, min_width=150
                     ),
-                    gr.Number(info.sampling["top_k"], label="Top-k", info="0 is off", precision=0, min_width=110),
-                    gr.Number(info.sampling["top_p"], label="Top-p", info="1 is off", step=0.05, min_width=110),
+                    gr.Number(info.sampling["top_k"], label="Top-k", info="0 is off", precision=0, min_width=150),
+                    gr.Number(info.sampling["top_p"], label="Top-p", info="1 is off", step=0.05, min_width=150),
                 ]
             with gr.Row():
-                actions = DrawAndStop("Draw", "draw", ("Random seed",))
+                actions = DrawAndStop(engine, "Draw", "draw", ("Random seed",))
             gr.Examples(EXAMPLES, subject.prompt, label="Try")
         with gr.Column(scale=5, min_width=300):
             gallery = gr.Gallery(
@@ -61,9 +61,9 @@ def generate_tab(engine: Engine) -> gr.State:
     inputs = [*subject.inputs, decoding.dropdown, seed, count, *sampling]
     outputs = [gallery, status, download, again, last, seed, *actions.buttons]
 
-    def draw(request: Request) -> Iterator[dict]:
+    def draw(submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
         columns = 1 if request.count == 1 else 2 if request.count <= 4 else 4
-        for event in events(engine, request):
+        for event in events(submit, request):
             if isinstance(event, Progress):
                 update = {status: markup.progress(event, request.count), **actions.busy()}
                 if event.previews:
@@ -82,7 +82,7 @@ def generate_tab(engine: Engine) -> gr.State:
                     **actions.idle(),
                 }
 
-    def draw_form(model, prompt, class_label, decoding, seed, count, *sampling) -> Iterator[dict]:
+    def draw_form(page: gr.Request, model, prompt, class_label, decoding, seed, count, *sampling) -> Iterator[dict]:
         request = Request(
             **subject.condition(model, prompt, class_label),
             decoding=decoding,
@@ -91,26 +91,19 @@ def generate_tab(engine: Engine) -> gr.State:
             preview_every=preview_every(engine, model),
             **dict(zip(SAMPLING, sampling, strict=True)),
         )
-        yield from draw(request)
+        yield from actions.run(page, status, lambda submit: draw(submit, request))
 
-    def draw_with_random_seed(*values) -> Iterator[dict]:
-        new = random_seed()
-        values = list(values)
-        values[inputs.index(seed)] = new
-        for update in draw_form(*values):
-            yield {seed: new, **update}
+    def draw_with_random_seed(page: gr.Request, *values) -> Iterator[dict]:
+        values = dict(zip(inputs, values, strict=True)) | {seed: random_seed()}
+        for update in draw_form(page, *values.values()):
+            yield {seed: values[seed], **update}
 
-    def draw_again(last) -> Iterator[dict]:
-        yield from draw(last[0])
+    def draw_again(page: gr.Request, last) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: draw(submit, last[0]))
 
-    actions.watch(
-        [
-            gr.on([actions.draw.click, subject.prompt.submit], draw_form, inputs, outputs, **DRAWS),
-            actions.others[0].click(draw_with_random_seed, inputs, outputs, **DRAWS),
-            again.click(draw_again, last, outputs, **DRAWS),
-        ],
-        status,
-    )
+    gr.on([actions.draw.click, subject.prompt.submit], draw_form, inputs, outputs, **DRAWS)
+    actions.others[0].click(draw_with_random_seed, inputs, outputs, **DRAWS)
+    again.click(draw_again, last, outputs, **DRAWS)
 
     def on_model(model: str) -> dict:
         defaults = [engine.models[model].sampling[name] for name in SAMPLING]

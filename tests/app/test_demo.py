@@ -3,6 +3,10 @@ waits for it."""
 
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
 import zipfile
 
@@ -266,3 +270,22 @@ def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2 and "user:password" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "ARIMAGE_APP_AUTH": ":".join(AUTH)}
+    command = [sys.executable, "-m", "arimage", "app", "--model", "emoji-var", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        url = process.stdout.readline().removeprefix("arimage is at ").strip()
+        assert url == f"http://127.0.0.1:{port}/"
+        assert httpx.get(f"{url}gradio_api/info").status_code == 401
+        client = Client(url, auth=AUTH, verbose=False, download_files=False)
+        shown, _ = client.predict("pizza", api_name="/generate")
+        assert str(tmp_path) in shown[0]["image"]["path"]
+        process.terminate()
+        assert process.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
