@@ -47,57 +47,63 @@ def make_report(runs: list[Path], baseline: str) -> dict:
                 )
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)
-    costs = {name: _cost(run, configs[name]) for name, run in named.items()}
+    results = {name: _results(run, configs[name]) for name, run in named.items()}
+    calls = {name: _timed_calls(rows, configs[name]["batch_size"]) for name, rows in results.items()}
     rows = []
     for name, run in named.items():
-        cost, of_baseline = costs[name], costs[baseline]["images_per_second"]
-        if cost["images_per_second"] and of_baseline:
-            cost["speedup"] = cost["images_per_second"] / of_baseline
+        shared = calls[name].keys() & calls[baseline].keys()
+        seconds = [sum(calls[one][batch] for batch in shared) for one in (baseline, name)]
+        cost = {**_cost(results[name], calls[name]), "speedup": seconds[0] / seconds[1] if shared else None}
         paired = {}
         for metric in metrics[name] if name != baseline else ():
             values, others = (_scores(folder, metric) for folder in (run, named[baseline]))
             if values is not None and others is not None:
                 paired[metric] = dataclasses.asdict(paired_difference(values, others))
         config = configs[name]
-        row = {
-            "name": name,
-            "decoding": config["decoding_name"],
-            "settings": config["decoding"],
-            "exact": cost.pop("exact"),
-        }
-        rows.append({**row, "cost": cost, "metrics": metrics[name], "paired": paired})
+        rows.append(
+            {
+                "name": name,
+                "decoding": config["decoding_name"],
+                "settings": config["decoding"],
+                "exact": all(row["exact"] for row in results[name]),
+                "cost": cost,
+                "metrics": metrics[name],
+                "paired": paired,
+            }
+        )
     shared = {key: configs[baseline][key] for key in SHARED}
     return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
 
 
-def _cost(run: Path, config: dict) -> dict:
-    """Passes and codes a pass of an image, seconds of a call, images a second of one process, peak memory in MiB.
-
-    Calls that a process began with, and calls of fewer images than the others, are not timed: their figures are None where
-    there are no others.
-    """
+def _results(run: Path, config: dict) -> list[dict]:
     results = read_results(run)
     if len(results) < config["images"]:
         raise ValueError(
             f"{run} lacks {config['images'] - len(results)} of its {config['images']} images: run its `arimage eval "
             "generate` again, which goes on"
         )
-    rows = list(results.values())
-    passes = np.array([row["passes"] for row in rows])
-    codes = np.array([row["tokens_per_pass"] for row in rows]) * passes
-    size = config["batch_size"]
-    calls = {row["batch"]: row["seconds"] for row in rows if row["warm"] and row["batch_size"] == size}
+    return list(results.values())
+
+
+def _timed_calls(results: list[dict], batch_size: int) -> dict[int, float]:
+    """Seconds by batch, without the calls that a process began with and those of fewer images than the others."""
+    return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == batch_size}
+
+
+def _cost(results: list[dict], calls: dict[int, float]) -> dict:
+    """Passes and codes a pass of an image, seconds of a call, images a second of one process, peak memory in MiB; None where
+    nothing was timed, or the system did not tell."""
+    passes = np.array([row["passes"] for row in results])
+    codes = np.array([row["tokens_per_pass"] for row in results]) * passes
     seconds = np.array(list(calls.values()))
-    memory = [row["peak_memory"] for row in rows if row["peak_memory"] is not None]
+    memory = [row["peak_memory"] for row in results if row["peak_memory"] is not None]
     return {
-        "exact": all(row["exact"] for row in rows),
         "passes": float(passes.mean()),
         "tokens_per_pass": float(codes.sum() / passes.sum()),
-        "timed_calls": len(seconds),
+        "timed_calls": len(calls),
         "seconds_p50": float(np.percentile(seconds, 50)) if calls else None,
         "seconds_p95": float(np.percentile(seconds, 95)) if calls else None,
-        "images_per_second": size / float(seconds.mean()) if calls else None,
-        "speedup": None,
+        "images_per_second": max(row["batch_size"] for row in results) / float(seconds.mean()) if calls else None,
         "peak_memory": max(memory) if memory else None,
     }
 
