@@ -67,7 +67,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
 
 def _read(path: Path, size: int | None) -> np.ndarray:
     pixels = np.array(Image.open(path).convert("RGB"))
-    if size in (None, pixels.shape[0]):
+    if size is None or pixels.shape[:2] == (size, size):
         return pixels
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
     image = F.interpolate(image, size=(size, size), mode="bicubic").round().clamp(0, 255)
