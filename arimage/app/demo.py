@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import gradio as gr
+from PIL import Image
 
 from . import markup
 from .compare_tab import Comparison, compare_tab
@@ -14,6 +15,10 @@ from .edit_tab import edit_tab
 from .endpoints import add_endpoints
 from .engine import Engine
 from .generate_tab import generate_tab
+
+
+# Of an upload; 4096 x 4096.
+MAX_PIXELS = 2**24
 
 
 def build_demo(engine: Engine) -> gr.Blocks:
@@ -58,6 +63,8 @@ def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | Non
     Raises:
         OSError: if the port is taken.
     """
+    # Gradio reads an upload whole before its size can be looked at: Pillow refuses what has more than twice as many.
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     # Ends like Ctrl-C does, so that what is below is done.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import gradio as gr
+from PIL import ImageOps
 
 from . import markup
 from .engine import Engine, Progress, Request
@@ -23,6 +24,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
         with gr.Column(scale=5, min_width=300):
             editor = gr.ImageEditor(
                 label="Paint over a part",
+                placeholder="Drop a picture here, or take the last one",
                 type="pil",
                 format="png",
                 sources=["upload", "clipboard"],
@@ -91,7 +93,15 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             raise refusal("there is no picture yet: draw one under Generate")
         return for_editor(last[1].images[0])
 
+    def take_upload(drawing, model):
+        height, width = engine.models[model].sizes[0]
+        # Shown as the model will see it.
+        shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
+        # To the page, what it gets from here is an upload too.
+        return gr.skip() if shown.size == drawing["background"].size else shown
+
     take.click(take_last, last, editor, **AT_ONCE)
+    editor.upload(take_upload, [editor, subject.model], editor, **AT_ONCE)
 
     def on_model(model: str) -> dict:
         return subject.visibility(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}

@@ -74,16 +74,20 @@ def card(decoding: str, info: ModelInfo, event: Progress | Result | None) -> str
         if event and event.passes:
             text, part = f"Pass {event.passes} · {event.decided} of {event.codes} codes", event.decided / event.codes
         return f'<article class="card">{head}<p class="headline faint">…</p>{_bar(part)}<p class="faint">{text}</p></article>'
+    passes = f"{event.passes} passes"
     if event.deciding_pass is None:
         headline = f"{event.tokens_per_pass:.0f} codes a pass"
         passes_map = '<p class="faint">Each pass decides all codes of a scale, from coarse to fine.</p>'
     else:
-        headline = f"{event.tokens_per_pass:.1f}× fewer passes" if event.tokens_per_pass > 1 else "One code a pass"
+        headline = "One code a pass"
+        if event.tokens_per_pass > 1:
+            headline = f"{event.tokens_per_pass:.1f}× fewer passes"
+            passes += f" instead of {info.codes}"
         source = data_uri(map_of(event.deciding_pass[0]))
         passes_map = f'<img class="map" src="{source}" alt="The pass that decided each code">'
     return (
         f'<article class="card">{head}<p class="headline">{headline}</p>{_bar(1 / event.tokens_per_pass)}'
-        f'<p class="faint">{event.passes} passes · {event.seconds:.2f} s</p>'
+        f'<p class="faint">{passes} · {event.seconds:.2f} s</p>'
         f'<img src="{data_uri(event.images[0])}" alt="The picture">{passes_map}</article>'
     )
 

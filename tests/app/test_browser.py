@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("ARIMAGE_REQUIRE_CHROMIUM"), reason="needs chromium on the path"
 )
 
+BRUSH = (255, 61, 127)
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
@@ -74,6 +76,20 @@ def tab(page, name: str):
 
 def pixels(source: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(httpx.get(source).content)).convert("RGB"))
+
+
+def seen(locator) -> np.ndarray:
+    """The pixels of the middle of an element, as int."""
+    image = Image.open(io.BytesIO(locator.screenshot())).convert("RGB")
+    width, height = image.size
+    return np.asarray(image.crop((width // 4, height // 4, 3 * width // 4, height)), dtype=int)
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def test_a_picture_appears_while_it_is_drawn(page, tmp_path):
@@ -164,16 +180,18 @@ def test_a_painted_part_is_drawn_anew(page):
     panel = tab(page, "Edit")
     page.locator("#take").click()
     canvas = page.locator("#editor canvas").first
-    expect(page.locator("#editor").get_by_text("select the draw tool")).to_have_count(0)
-    page.wait_for_timeout(1000)
+    # The empty editor is grey.
+    wait_for(lambda: np.ptp(seen(canvas), axis=-1).max() > 60)
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.7
     page.mouse.move(x - 60, y)
     page.mouse.down()
-    page.mouse.move(x + 60, y, steps=8)
+    page.mouse.move(x + 60, y, steps=2)
     page.mouse.up()
+    wait_for(lambda: (np.abs(seen(canvas) - BRUSH).max(-1) < 8).sum() > 1000)
     panel.get_by_label("Model").click()
     page.get_by_role("option", name="emoji-var").click()
+    expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
     page.locator("#edit").click()
     expect(page.locator("#edit-status .badge")).to_have_text("exact")
     before, after = (pixels(page.locator(f"#{name} img").get_attribute("src")) for name in ("before", "after"))

@@ -1,0 +1,15 @@
+"""The demo as a Hugging Face Space. ARIMAGE_MODELS names other models than the packaged ones, with spaces between."""
+
+import os
+
+from arimage.app.demo import build_demo, launch_settings
+from arimage.app.engine import Engine
+from arimage.app.models import load_models
+
+
+# On a GPU where the Space has one.
+engine = Engine(load_models(os.environ.get("ARIMAGE_MODELS", "").split(), None))
+demo = build_demo(engine)
+
+if __name__ == "__main__":
+    demo.launch(**launch_settings(engine))
