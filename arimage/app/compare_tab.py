@@ -7,7 +7,7 @@ import gradio as gr
 
 from . import markup
 from .engine import Engine, Progress, Request, Result, Ticket
-from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, decoding_choices, events, refusal
+from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, chosen, decoding_choices, events, refusal
 
 
 # Decodings side by side.
@@ -24,7 +24,7 @@ class Comparison:
         self._warm = set()
 
     def run(
-        self, submit: Callable[[Request], Ticket], request: dict, decodings: list[str]
+        self, submit: Callable[[Request], Ticket], request: dict, decodings: list[str | None]
     ) -> Iterator[tuple[int, Progress | Result]]:
         """What happens, each with the number of its decoding.
 
@@ -83,7 +83,7 @@ def compare_tab(engine: Engine, comparison: Comparison) -> None:
         for card, decoding in zip(cards, decodings, strict=False):
             update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
         request = subject.condition(model, prompt, class_label) | {"seed": seed}
-        for number, event in comparison.run(submit, request, decodings):
+        for number, event in comparison.run(submit, request, [chosen(info, decoding) for decoding in decodings]):
             yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event), visible=True)}
             update = {}
         yield actions.idle()

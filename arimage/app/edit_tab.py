@@ -7,7 +7,7 @@ from PIL import ImageOps
 
 from . import markup
 from .engine import Engine, Progress, Request
-from .form import AT_ONCE, DRAWS, DecodingChoice, DrawAndStop, Subject, events, refusal
+from .form import AT_ONCE, DRAWS, DecodingChoice, DrawAndStop, Subject, chosen, events, refusal
 from .generate_tab import preview_every
 from .pictures import for_editor, picture_and_mask, stamped
 
@@ -62,7 +62,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             raise refusal("nothing is painted over: paint where the picture shall be drawn anew")
         request = Request(
             **subject.condition(model, prompt, class_label),
-            decoding=decoding,
+            decoding=chosen(engine.models[model], decoding),
             seed=seed,
             image=picture,
             mask_image=mask,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import gradio as gr
 
 from . import markup
-from .engine import Cancelled, Engine, Progress, Refused, Request, Result, Ticket
+from .engine import Cancelled, Engine, ModelInfo, Progress, Refused, Request, Result, Ticket
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
@@ -66,6 +66,11 @@ def decoding_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
         text = info.decoding if name == default else name
         choices.append((f"{text} · {'exact' if info.decodings[name] else 'relaxed'}", text))
     return choices
+
+
+def chosen(info: ModelInfo, decoding: str) -> str | None:
+    """A choice as `Request.decoding` takes it: the default may have settings that requests cannot choose."""
+    return None if decoding == info.decoding else decoding
 
 
 class Subject:

@@ -6,7 +6,7 @@ import gradio as gr
 
 from . import markup
 from .engine import Engine, Progress, Request, Ticket
-from .form import AT_ONCE, DRAWS, EXAMPLES, SAMPLING, DecodingChoice, DrawAndStop, Subject, events, random_seed
+from .form import AT_ONCE, DRAWS, EXAMPLES, SAMPLING, DecodingChoice, DrawAndStop, Subject, chosen, events, random_seed
 from .pictures import stamped, write_download
 
 
@@ -85,7 +85,7 @@ def generate_tab(engine: Engine) -> gr.State:
     def draw_form(page: gr.Request, model, prompt, class_label, decoding, seed, count, *sampling) -> Iterator[dict]:
         request = Request(
             **subject.condition(model, prompt, class_label),
-            decoding=decoding,
+            decoding=chosen(engine.models[model], decoding),
             seed=seed,
             count=count,
             preview_every=preview_every(engine, model),
