@@ -313,7 +313,6 @@ def test_three_processes_end_what_one_began(models, fork, undisturbed, tmp_path)
     assert ranks == [12, 6, 4]
 
 
-@pytest.mark.slow
 def test_two_processes_of_accelerate_draw_what_one_draws(models, undisturbed, tmp_path):
     run = tmp_path / "run"
     words = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "arimage", "eval", "generate"]
@@ -322,7 +321,6 @@ def test_two_processes_of_accelerate_draw_what_one_draws(models, undisturbed, tm
     assert len(list((run / "results").iterdir())) == 2
 
 
-@pytest.mark.slow
 def test_workers_of_ray_draw_what_one_process_draws(models, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)
     words = ["arimage", "eval", "generate", *options(models, run), "--engine", "ray", "--workers", "2"]
