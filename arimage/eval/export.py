@@ -39,7 +39,11 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     writers = {"geneval": write_geneval, "dpg": write_dpg, "result-jsonl": write_result_jsonl}
     images = list(zip(read_rows(run), paths, strict=True))
     count = read_config(run)["source"].get("per_prompt", 1)
-    writers[format]([images[start : start + count] for start in range(0, len(images), count)], out)
+    try:
+        writers[format]([images[start : start + count] for start in range(0, len(images), count)], out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> None:

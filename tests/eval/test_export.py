@@ -142,3 +142,11 @@ def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_pa
     (run / rows[1]["path"]).unlink()
     with pytest.raises(ValueError, match="lacks 1 of its 3 images"):
         export(run, "adm-npz", tmp_path / "out.npz")
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path):
+    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "no/such"}], 0, 4)
+    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        export(run, "dpg", tmp_path / "dpg")
+    assert not (tmp_path / "dpg").exists()
