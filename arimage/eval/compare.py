@@ -5,11 +5,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ..pipelines.base import ARImagePipeline
 from .bench import choose_decodings
-from .generate import Run, condition, draw_batch, make_config, missing_batches, prepare
+from .generate import Run, condition, draw_batch, make_config, missing_batches, prepare, progress_bar
 from .report import make_report, write_report
 from .score import Job, score
 
@@ -42,7 +40,7 @@ def draw_in_turn(runs: list[Run], pipe: ARImagePipeline) -> None:
     does slows all of them down."""
     missing = {run.folder: set(missing_batches(run)) for run in runs}
     batches = math.ceil(len(runs[0].rows) / runs[0].config["batch_size"])
-    with tqdm(total=sum(map(len, missing.values())), unit="batch", disable=None) as progress:
+    with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
         for index in range(batches):
             for run in runs:
                 if index in missing[run.folder]:

@@ -22,6 +22,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -287,12 +288,17 @@ def generate(run: Run, pipe: ARImagePipeline, batches: list[int] | None = None, 
         return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
 
     batches = missing_batches(run) if batches is None else batches
-    with tqdm(
-        total=len(run.rows), initial=drawn(), unit="image", desc=run.folder.name, disable=True if rank else None
+    with progress_bar(
+        total=len(run.rows), initial=drawn(), unit="image", desc=run.folder.name, disable=rank > 0
     ) as progress:
         for index in batches:
             draw_batch(run, pipe, index, rank)
             progress.update(drawn() - progress.n)
+
+
+def progress_bar(**options) -> tqdm:
+    """tqdm's, with its `options`: moving on a terminal, and now and then a word in the log of a job."""
+    return tqdm(**options, mininterval=0.1 if sys.stderr.isatty() else 30)
 
 
 def join_processes(device: str | None) -> PartialState:

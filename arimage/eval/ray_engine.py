@@ -9,10 +9,9 @@ import os
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from ..options import load_pipeline
-from .generate import draw, missing_batches, open_run, prepare, record
+from .generate import draw, missing_batches, open_run, prepare, progress_bar, record
 from .manifest import read_results
 
 
@@ -64,7 +63,7 @@ def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | 
         num_gpus=1 if on_gpu else None,
         compute=ray.data.ActorPoolStrategy(size=workers),
     )
-    with tqdm(total=len(rows), initial=len(read_results(folder)), unit="image", desc=folder.name, disable=None) as bar:
+    with progress_bar(total=len(rows), initial=len(read_results(folder)), unit="image", desc=folder.name) as bar:
         for batch in finished.iter_rows():
             if batch["error"]:
                 raise ValueError(batch["error"])

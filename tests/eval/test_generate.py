@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -60,6 +61,11 @@ def options(models, out, *more, model="text"):
     return [*map(str, [*words, "--out", out, *more])]
 
 
+def without_progress(said: str) -> str:
+    """What was said beside how far the run is."""
+    return re.sub(r"([\r\n][^\r\n]*image/s\])+\n?", "", said)
+
+
 @pytest.fixture(scope="module")
 def fork():
     """Start the command with these arguments in a process of its own; `process.end()` waits for its exit code and what it
@@ -77,7 +83,7 @@ def fork():
         def end():
             process.join(120)
             with os.fdopen(os.dup(reader.fileno())) as said:
-                return process.exitcode, said.read()
+                return process.exitcode, without_progress(said.read())
 
         process.end = end
         return process
@@ -110,7 +116,7 @@ def command(monkeypatch, capsys):
             cli.main()
         except SystemExit as end:
             code = end.code or 0
-        return code, "".join(capsys.readouterr())
+        return code, without_progress("".join(capsys.readouterr()))
 
     return command
 
