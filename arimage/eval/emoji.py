@@ -12,7 +12,7 @@ from torch import nn
 
 from ..pipelines.auto import ASSETS
 from .features import Space, file_sha256, image_paths
-from .manifest import read_rows
+from .manifest import EMOJI_PROMPTS, read_prompts, read_rows
 from .retrieval import retrieval_hits
 from .statistics import Estimate
 
@@ -78,12 +78,33 @@ def reference_features(folder: Path = REFERENCE) -> np.ndarray:
     return np.load(folder / "features.npy").astype(np.float32)
 
 
+def asked_features(run: Path) -> np.ndarray:
+    """float32 [N, D]: those of `reference_features` that the images of a run, in the order of its manifest, should be.
+
+    Raises:
+        ValueError: if a row of the manifest has no name, or one that no picture bears.
+    """
+    names = [row["name"] for row in read_prompts(EMOJI_PROMPTS)]
+    return reference_features()[[names.index(name) for name in _asked_names(run, names)]]
+
+
+def _asked_names(run: Path, known: list[str]) -> list[str]:
+    names = [row.get("metadata", {}).get("name") for row in read_rows(run)]
+    strangers = sorted({str(name) for name in names} - set(known))
+    if strangers:
+        raise ValueError(
+            f"there is no picture of {strangers[0]!r}, which {run} asks for, to compare with: draw the prompts of the "
+            "package, --prompts emoji"
+        )
+    return names
+
+
 def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: list[str]) -> Estimate:
     """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
     (https://arxiv.org/abs/1801.01401).
 
     Unlike KID it is not corrected for the number of images: the reference is all there is to draw, not a sample of it, so that
-    whoever draws just these pictures equally often has 0, and nobody has less. The standard error is that of other images of
+    whoever draws just these pictures as often has 0, and nobody has less. The standard error is that of other images of
     the same `prompts` [N]; where every prompt has one image, it is that of other prompts too, and so an upper bound.
     """
 
@@ -117,14 +138,7 @@ def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) 
     Raises:
         ValueError: if a row of the manifest has no name, or one that no picture of the gallery bears.
     """
-    rows = read_rows(run)
-    names = [row.get("metadata", {}).get("name") for row in rows]
-    strangers = sorted({str(name) for name in names} - set(gallery_names))
-    if strangers:
-        raise ValueError(
-            f"retrieval knows no picture of {strangers[0]!r}, which {run} asks for: draw the prompts of the package, "
-            "--prompts emoji"
-        )
+    names = _asked_names(run, gallery_names)
     pixels = np.stack([_pixels(Image.open(path), GALLERY_SIZE) for path in image_paths(run)])
     return retrieval_hits(torch.from_numpy(pixels), names, gallery, gallery_names)
 

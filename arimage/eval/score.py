@@ -14,10 +14,10 @@ from .clip_score import PREFIX, clip_scores
 from .emoji import (
     REFERENCE,
     EmojiExtractor,
+    asked_features,
     emoji_kernel_distance,
     emoji_retrieval,
     read_gallery,
-    reference_features,
 )
 from .features import ClipExtractor, Extractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
@@ -179,11 +179,11 @@ def _clip(job: Job) -> dict[str, dict]:
 
 
 def _emoji_kid(job: Job) -> dict[str, dict]:
-    extractor, reference = EmojiExtractor(device=job.device), reference_features()
-    features, label = job.extract(extractor), f"{REFERENCE.name}: {len(reference)} pictures"
-    prompts = [row.get("prompt", "") for row in read_rows(job.run)]
-    estimate = emoji_kernel_distance(features, reference, prompts)
-    return {"emoji-kid": entry(estimate, len(features), label, extractor.space)}
+    reference, prompts = asked_features(job.run), [row["prompt"] for row in read_rows(job.run)]
+    extractor = EmojiExtractor(device=job.device)
+    estimate = emoji_kernel_distance(job.extract(extractor), reference, prompts)
+    label = f"{REFERENCE.name}: the pictures asked for, of {len(np.unique(reference, axis=0))}"
+    return {"emoji-kid": entry(estimate, len(prompts), label, extractor.space)}
 
 
 def _retrieval(job: Job) -> dict[str, dict]:

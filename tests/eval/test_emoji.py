@@ -138,6 +138,9 @@ def test_a_run_is_scored(pictures, prompts, tmp_path):
     found = score(Job(run), ["retrieval", "emoji-kid"])
     assert found["retrieval"]["value"] == 0.75 and found["retrieval-top-5"]["value"] >= 0.75
     assert found["emoji-kid"]["count"] == 40 and found["emoji-kid"]["space"]["name"] == "emoji-classifier"
+    # It is that of the prompts that were asked for, not of all.
+    right = write_run(tmp_path / "right", prompt_rows(asked, 0, 2), [each for each in pictures[:40] for _ in range(2)])
+    assert 10 * score(Job(right), ["emoji-kid"])["emoji-kid"]["value"] < found["emoji-kid"]["value"]
     assert json.loads((run / METRICS_FILE).read_text()).keys() == found.keys()
     scores = json.loads((run / "scores" / "retrieval.json").read_text())
     assert scores == {"ids": list(range(40)), "values": [1.0] * 30 + [0.0] * 10}
@@ -148,5 +151,5 @@ def test_a_run_is_scored(pictures, prompts, tmp_path):
 )
 def test_what_the_gallery_does_not_show_is_refused(row, name, pictures, tmp_path):
     run = write_run(tmp_path / "run", prompt_rows([row], 0), pictures[:1])
-    with pytest.raises(ValueError, match="retrieval knows no picture of .*--prompts emoji"):
+    with pytest.raises(ValueError, match="there is no picture of .*--prompts emoji"):
         emoji_retrieval(run, *read_gallery())
