@@ -9,6 +9,7 @@ from PIL import Image
 from ..decoding import Decoding, decoding_from_name
 from ..decoding.law import Sampling
 from ..eval.bench import parse_decoding
+from ..eval.manifest import image_seed
 from ..pipelines.base import ARImagePipeline
 from .models import ModelInfo
 
@@ -164,8 +165,8 @@ class Plan:
 
 
 def image_seeds(seed: int, count: int) -> list[int]:
-    """The seed of every image of a request: `seed` itself, then 32-bit numbers hashed from `seed` and the image's index."""
-    return [seed] + [int(np.random.SeedSequence((seed, i)).generate_state(1)[0]) for i in range(1, count)]
+    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's index."""
+    return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]
 
 
 def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:

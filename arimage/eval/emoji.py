@@ -12,6 +12,7 @@ from torch import nn
 
 from ..pipelines.auto import ASSETS
 from .features import Space, file_sha256, image_paths
+from .kernel_distance import kernel
 from .manifest import EMOJI_PROMPTS, read_prompts, read_rows
 from .retrieval import retrieval_hits
 from .statistics import Estimate
@@ -108,9 +109,7 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
     the same `prompts` [N]; where every prompt has one image, it is that of other prompts too, and so an upper bound.
     """
 
-    def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return (x.astype(np.float64) @ y.T.astype(np.float64) / x.shape[1] + 1) ** 3
-
+    features, reference = features.astype(np.float64), reference.astype(np.float64)
     across = kernel(features, reference).mean(1)
     # What each image is to its kind, less what it is to the reference.
     added = kernel(features, features).mean(1) - across

@@ -36,7 +36,7 @@ def kernel_distance(
     for _ in range(subsets):
         x = features[rng.choice(len(features), size, replace=False)].astype(np.float64)
         y = reference[rng.choice(len(reference), size, replace=False)].astype(np.float64)
-        within, across, of_reference = _kernel_of_others(x), _kernel(x, y), _kernel_of_others(y)
+        within, across, of_reference = _kernel_of_others(x), kernel(x, y), _kernel_of_others(y)
         values.append(within.mean() - 2 * across.mean() + of_reference.mean())
         second.append(_interaction(within))
         # The means over a subset, rather than over all, vary more than what each image adds.
@@ -47,7 +47,8 @@ def kernel_distance(
     return Estimate(float(np.mean(values)), float(np.sqrt(variance)))
 
 
-def _kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """(x . y / D + 1)^3 of all rows of [N, D] and [M, D]."""
     base = x @ y.T / x.shape[1] + 1
     # numpy's power takes many times as long.
     return base * base * base
@@ -55,11 +56,11 @@ def _kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _kernel_of_others(x: np.ndarray) -> np.ndarray:
     """The kernel of `x` with itself, where the mean over the others stands for each row's own."""
-    kernel = _kernel(x, x)
-    np.fill_diagonal(kernel, (kernel.sum(1) - kernel.diagonal()) / (len(x) - 1))
-    return kernel
+    values = kernel(x, x)
+    np.fill_diagonal(values, (values.sum(1) - values.diagonal()) / (len(x) - 1))
+    return values
 
 
-def _interaction(kernel: np.ndarray) -> float:
+def _interaction(values: np.ndarray) -> float:
     """The variance of what no sum of a term of the row and one of the column explains."""
-    return (kernel - kernel.mean(0) - kernel.mean(1, keepdims=True) + kernel.mean()).var()
+    return (values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()).var()
