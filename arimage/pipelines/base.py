@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from huggingface_hub import snapshot_download
@@ -257,6 +258,24 @@ class ARImagePipeline(DiffusionPipeline):
         if self._execution_device.type == "cuda":
             torch.cuda.synchronize(self._execution_device)
         return time.perf_counter()
+
+
+def as_texts(texts: str | list[str], name: str = "prompt") -> list[str]:
+    """One text or several as a list.
+
+    Raises:
+        ValueError: if they are something else, or none.
+    """
+    listed = [texts] if isinstance(texts, str) else texts
+    if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
+        raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
+    return listed
+
+
+def codes_to_keep(codes: torch.LongTensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+    """The codes [B, N] of pictures from codes [B, h, w], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
+    drawn = F.max_pool2d(repaint.float(), repaint.shape[-1] // codes.shape[-1])[:, 0] > 0
+    return torch.where(drawn, -1, codes).flatten(1)
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:

@@ -6,7 +6,7 @@ from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
-from .base import ARImagePipeline
+from .base import ARImagePipeline, as_texts
 
 
 logger = logging.get_logger(__name__)
@@ -67,10 +67,7 @@ class ClassOrTextPipeline(ARImagePipeline):
                     "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
                     "checkpoint again with --text-encoder"
                 )
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"prompt is {prompt!r}: give a string or a list of strings")
-            return len(texts)
+            return len(as_texts(prompt))
         expected = (config.num_condition_tokens, config.caption_dim)
         if prompt_embeds.ndim != 3 or prompt_embeds.shape[1:] != expected:
             raise ValueError(

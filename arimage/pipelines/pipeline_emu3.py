@@ -10,7 +10,7 @@ from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedToke
 
 from ..decoding import Decoding, TokenModel
 from ..models.language_model import LanguageTokenModel, code_head
-from .base import ARImagePipeline
+from .base import ARImagePipeline, as_texts, codes_to_keep
 from .output import ImagePipelineOutput
 
 
@@ -140,10 +140,7 @@ class Emu3Pipeline(ARImagePipeline):
                 continue
             if self.tokenizer is None:
                 raise ValueError(f"this pipeline has no tokenizer: give input_ids and negative_input_ids, not {name}")
-            texts = [texts] if isinstance(texts, str) else texts
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
-            counts[name] = len(texts)
+            counts[name] = len(as_texts(texts, name))
         header_end = self.model.config.vocabulary_map[BEGIN_OF_CODES]
         for name, ids, mask in (
             ("input_ids", input_ids, attention_mask),
@@ -189,15 +186,14 @@ class Emu3Pipeline(ARImagePipeline):
         )
         size = self.image_size(height, width, ratio)
         if prompt is not None:
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            input_ids, attention_mask = self.encode_prompt([text + prompt_suffix for text in texts], size)
+            texts = [text + prompt_suffix for text in as_texts(prompt)]
+            input_ids, attention_mask = self.encode_prompt(texts, size)
         groups = {"input_ids": (input_ids, attention_mask)}
         if self.sampling(guidance_scale=guidance_scale).guidance_scale > 1:
             if negative_input_ids is None:
                 if self.tokenizer is None:
                     raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
-                texts = NEGATIVE_PROMPT if negative_prompt is None else negative_prompt
-                texts = [texts] if isinstance(texts, str) else texts
+                texts = as_texts(NEGATIVE_PROMPT if negative_prompt is None else negative_prompt)
                 negative_input_ids, negative_attention_mask = self.encode_prompt(texts, size)
             groups["negative_input_ids"] = negative_input_ids, negative_attention_mask
 
@@ -249,8 +245,7 @@ class Emu3Pipeline(ARImagePipeline):
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
         codes = torch.stack(self.vq.encode(pixels, [pixels.shape[2:]] * len(pixels)).image_tokens).to(pixels.device)
-        drawn = F.max_pool2d(repaint.float(), self.vq.spatial_scale_factor)[:, 0] > 0
-        return torch.where(drawn, -1, codes).flatten(1)
+        return codes_to_keep(codes, repaint)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)

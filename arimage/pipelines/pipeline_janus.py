@@ -13,7 +13,7 @@ from transformers import JanusForConditionalGeneration, JanusModel, JanusProcess
 from ..decoding import Decoding, TokenModel
 from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel
-from .base import ARImagePipeline
+from .base import ARImagePipeline, as_texts, codes_to_keep
 from .output import ImagePipelineOutput
 
 
@@ -80,10 +80,7 @@ class JanusPipeline(ARImagePipeline):
                     "this pipeline has no processor: give input_ids and attention_mask, or convert the checkpoint again "
                     "with its tokenizer in the folder"
                 )
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"prompt is {prompt!r}: give a string or a list of strings")
-            return len(texts)
+            return len(as_texts(prompt))
         boi = self.model.generation_config.generation_kwargs["boi_token_id"]
         if input_ids.ndim != 2 or input_ids.is_floating_point() or (input_ids[:, -1] != boi).any():
             raise ValueError(f"input_ids must be token ids [B, P] that end in {boi}, the begin of an image")
@@ -121,7 +118,7 @@ class JanusPipeline(ARImagePipeline):
         """The next-code model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
         self.check_inputs(prompt, input_ids, attention_mask)
         if prompt is not None:
-            input_ids, attention_mask = self.encode_prompt([prompt] if isinstance(prompt, str) else prompt)
+            input_ids, attention_mask = self.encode_prompt(as_texts(prompt))
         elif attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         ids, mask = (
@@ -169,8 +166,7 @@ class JanusPipeline(ARImagePipeline):
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-        drawn = F.max_pool2d(repaint.float(), self.scale_factor)[:, 0] > 0
-        return torch.where(drawn, -1, self.encode_image(pixels)).flatten(1)
+        return codes_to_keep(self.encode_image(pixels), repaint)
 
     @torch.no_grad()
     def understand(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
@@ -12,6 +11,7 @@ from ..decoding import Decoding, TokenModel
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .base import codes_to_keep
 from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .output import ImagePipelineOutput
 
@@ -111,9 +111,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-        codes = self.vq.encode(pixels.to(self.vq.dtype))
-        drawn = F.max_pool2d(repaint.float(), self.vq.scale_factor)[:, 0] > 0
-        return torch.where(drawn, -1, codes).flatten(1)
+        return codes_to_keep(self.vq.encode(pixels.to(self.vq.dtype)), repaint)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)

@@ -14,7 +14,7 @@ from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerB
 from ..decoding import Decoding, TokenModel
 from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel, code_head
-from .base import ARImagePipeline
+from .base import ARImagePipeline, as_texts, codes_to_keep
 from .output import ImagePipelineOutput
 
 
@@ -187,10 +187,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
         if input_ids is None:
             if self.tokenizer is None:
                 raise ValueError("this pipeline has no tokenizer: give input_ids and attention_mask, not a prompt")
-            prompt = [prompt] if isinstance(prompt, str) else prompt
-            if not isinstance(prompt, list) or not prompt or not all(isinstance(text, str) for text in prompt):
-                raise ValueError(f"prompt is {prompt!r}: give a string or a list of strings")
-            return len(prompt)
+            return len(as_texts(prompt))
         if input_ids.ndim != 2 or not input_ids.numel():
             raise ValueError(f"input_ids have the shape {tuple(input_ids.shape)}: give [B, P]")
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
@@ -205,7 +202,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
     ) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they ask for two
         panels, of which the upper one may be `given`."""
-        texts = [self._text(text, size, task, given) for text in ([prompt] if isinstance(prompt, str) else prompt)]
+        texts = [self._text(text, size, task, given) for text in as_texts(prompt)]
         begin = self.tokenizer.bos_token_id
         begin = self.tokenizer.eos_token_id if begin is None else begin
         end = self._vocabulary[TURN_END]
@@ -308,8 +305,7 @@ class LuminaMGPTPipeline(ARImagePipeline):
 
     def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-        drawn = F.max_pool2d(repaint.float(), self.scale_factor)[:, 0] > 0
-        return torch.where(drawn, -1, self.encode_image(pixels)).flatten(1)
+        return codes_to_keep(self.encode_image(pixels), repaint)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
