@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .bench import EXACT, INEXACT
-from .manifest import read_config, read_results, read_rows
+from .manifest import read_config, read_results, read_rows, replace
 from .score import check_comparable, read_metrics
 from .statistics import paired_difference
 
@@ -231,16 +231,16 @@ def plot(report: dict, path: Path) -> None:
         panel.remove()
     kinds = [Patch(color=EXACT, label="draws from the model's own law"), Patch(color=INEXACT, label="does not")]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, format="png", dpi=150)
 
 
 def write_report(report: dict, folder: Path) -> str:
     """Write report.json, from which the other two are made, report.md and, of runs that were scored and timed, report.png into
-    `folder`; returns the Markdown."""
+    `folder`, each whole or not at all; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    replace(folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
     text = to_markdown(report)
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    replace(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
     if any(row["metrics"] and row["cost"]["images_per_second"] for row in report["rows"]):
-        plot(report, folder / "report.png")
+        replace(folder / "report.png", lambda file: plot(report, file))
     return text
