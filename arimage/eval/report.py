@@ -238,7 +238,9 @@ def write_report(report: dict, folder: Path) -> str:
     """Write report.json, from which the other two are made, report.md and, of runs that were scored and timed, report.png into
     `folder`, each whole or not at all; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
+    replace(
+        folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    )
     text = to_markdown(report)
     replace(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
     if any(row["metrics"] and row["cost"]["images_per_second"] for row in report["rows"]):
