@@ -204,30 +204,36 @@ def _described(entry: dict) -> str:
 
 
 def plot(report: dict, path: Path) -> None:
-    """Each metric against the seconds of an image, a point for each run that was timed; needs matplotlib."""
+    """Passes and seconds of an image and each metric as panels, with a line for each run; needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = [row for row in report["rows"] if row["cost"]["images_per_second"]]
-    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    lines = math.ceil(len(metrics) / 3)
-    figure = Figure(figsize=(4.2 * min(3, len(metrics)), 3.6 * lines), layout="constrained")
-    for panel, metric in zip(figure.subplots(lines, min(3, len(metrics)), squeeze=False).flat, metrics, strict=False):
-        for row in rows:
-            entry, seconds = row["metrics"].get(metric), 1 / row["cost"]["images_per_second"]
-            if entry:
-                colour = EXACT if row["exact"] else INEXACT
-                panel.errorbar(seconds, entry["value"], yerr=entry["standard_error"], fmt="o", color=colour, capsize=3)
-                panel.annotate(
-                    row["name"], (seconds, entry["value"]), textcoords="offset points", xytext=(6, 4), fontsize=7
-                )
-        panel.set_title(
-            f"{metric} ({'lower' if metric in LOWER_IS_BETTER else 'higher'} is better)", fontsize=9, loc="left"
-        )
-        panel.set_xlabel("seconds an image", fontsize=8)
-        panel.margins(x=0.18, y=0.15)
+    rows = report["rows"]
+    costs = [row["cost"] for row in rows]
+    missing = {"value": math.nan, "standard_error": None}
+    panels = {
+        "passes an image ↓": [(cost["passes"], 0) for cost in costs],
+        "seconds an image ↓": [(1 / (cost["images_per_second"] or math.nan), 0) for cost in costs],
+    }
+    for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
+        entries = [row["metrics"].get(name, missing) for row in rows]
+        panels[f"{name} {_arrow(name)}"] = [(entry["value"], entry["standard_error"] or 0) for entry in entries]
+    columns = min(5, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(2 + 2.2 * columns, (0.22 * len(rows) + 1) * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
+    for panel, (title, values) in zip(axes, panels.items(), strict=False):
+        for line, (row, (value, error)) in enumerate(zip(rows, values, strict=True)):
+            panel.errorbar(value, line, xerr=error, fmt="o", color=EXACT if row["exact"] else INEXACT, capsize=3)
+        panel.set_title(title, fontsize=9, loc="left")
+        panel.set_yticks(range(len(rows)), [row["name"] for row in rows])
+        panel.locator_params(axis="x", nbins=5)
+        panel.tick_params(labelsize=8)
+        panel.margins(x=0.1)
+        panel.grid(axis="x", alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    for panel in list(figure.axes)[len(metrics) :]:
+    figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    for panel in figure.axes[len(panels) :]:
         panel.remove()
     kinds = [Patch(color=EXACT, label="draws from the model's own law"), Patch(color=INEXACT, label="does not")]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
@@ -235,14 +241,13 @@ def plot(report: dict, path: Path) -> None:
 
 
 def write_report(report: dict, folder: Path) -> str:
-    """Write report.json, from which the other two are made, report.md and, of runs that were scored and timed, report.png into
-    `folder`, each whole or not at all; returns the Markdown."""
+    """Write report.json, from which the other two are made, report.md and report.png into `folder`, each whole or not at all;
+    returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     replace(
         folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     )
     text = to_markdown(report)
     replace(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
-    if any(row["metrics"] and row["cost"]["images_per_second"] for row in report["rows"]):
-        replace(folder / "report.png", lambda file: plot(report, file))
+    replace(folder / "report.png", lambda file: plot(report, file))
     return text
