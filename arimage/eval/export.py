@@ -103,12 +103,20 @@ def write_dpg(groups: list[Group], out: Path) -> None:
     """DPG-Bench (https://arxiv.org/abs/2403.05135): a picture a prompt, item_id.png, in which its four images lie two by two.
 
     Raises:
-        ValueError: if a row has no item_id, or a prompt not four images.
+        ValueError: if a row has no item_id, one that is no file name or that of another prompt, or a prompt not four images.
     """
+    seen = set()
     for group in groups:
         row = group[0][0]
         if "item_id" not in row.get("metadata", {}):
             raise ValueError(f"image {row['id']} has no item_id for DPG-Bench: generate with prompts that have one")
+        name = str(row["metadata"]["item_id"])
+        if "/" in name or name in seen:
+            raise ValueError(
+                f"image {row['id']} has the item_id {name!r}, which is no file name or that of another prompt: give every prompt "
+                "one of its own, without /"
+            )
+        seen.add(name)
         if len(group) != 4:
             raise ValueError(
                 f"image {row['id']} is of {len(group)} of its prompt, and DPG-Bench takes 4: generate with --per-prompt 4"

@@ -145,8 +145,17 @@ def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_pa
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path):
-    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "no/such"}], 0, 4)
+    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "2"}], 0, 4)
     run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
-    with pytest.raises(FileNotFoundError):
+    (run / rows[7]["path"]).write_bytes(b"no picture")
+    with pytest.raises(OSError):
         export(run, "dpg", tmp_path / "dpg")
     assert not (tmp_path / "dpg").exists()
+
+
+@pytest.mark.parametrize("item", ["no/such", "1"])
+def test_dpg_wants_items_that_name_files(item, tmp_path):
+    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": item}], 0, 4)
+    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    with pytest.raises(ValueError, match=f"image 4 has the item_id '{item}'.*without /"):
+        export(run, "dpg", tmp_path / "dpg")
