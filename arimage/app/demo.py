@@ -23,6 +23,8 @@ MAX_PIXELS = 2**24
 
 def build_demo(engine: Engine) -> gr.Blocks:
     """The demo on the models of an engine, to be launched with `launch_settings`."""
+    # Gradio reads an upload whole before its size can be looked at: Pillow refuses what has more than twice as many.
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
     # What is older than an hour is deleted from Gradio's folder every ten minutes.
     with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
@@ -63,8 +65,6 @@ def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | Non
     Raises:
         OSError: if the port is taken.
     """
-    # Gradio reads an upload whole before its size can be looked at: Pillow refuses what has more than twice as many.
-    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     # Ends like Ctrl-C does, so that what is below is done.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:

@@ -266,11 +266,13 @@ def test_downloads_keep_to_their_folder(tmp_path):
             assert json.loads(Image.open(file).info["arimage"]) == {"prompt": "x", "seed": 8, "count": 1}
 
 
-def test_the_space_builds_the_same_demo():
+def test_the_space_builds_the_same_demo(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     space = runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"))
     space["engine"].close()
     names = {fn.api_name for fn in space["demo"].fns.values() if fn.api_visibility == "public"}
     assert names == {"generate", "compare", "edit"}
+    assert Image.MAX_IMAGE_PIXELS == 2**24
 
 
 @pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
