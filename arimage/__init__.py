@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "AnolePipeline": "pipelines.pipeline_anole",
-    "AutoPipeline": "pipelines.auto",
+    "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
     "DecodingStats": "pipelines.output",
@@ -41,6 +41,7 @@ _EXPORTS = {
 __all__ = [*_EXPORTS, "__version__"]
 
 if TYPE_CHECKING:
+    from .auto import AutoPipeline
     from .decoding import (
         AutoregressiveDecoding,
         CollaborativeDecoding,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     )
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_var import VARTransformer
-    from .pipelines.auto import AutoPipeline
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline

@@ -105,15 +105,13 @@ def generate(
 
     import torch
 
-    from .decoding import decoding_from_name
-    from .eval.bench import parse_decoding
+    from .decoding import decoding_from_text
     from .eval.trace import Trace, animate, draw_acceptance_map
     from .pipelines.pipeline_var import VARPipeline
 
     method = None
     if decoding is not None:
-        name, settings = parse_decoding(decoding)
-        method = decoding_from_name(name, **settings)
+        method = decoding_from_text(decoding)
     pipe = load_pipeline(model, device)
     if acceptance_map is not None and isinstance(pipe, VARPipeline):
         raise ValueError(
@@ -184,8 +182,8 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from .auto import packaged_models
     from .convert.published import PUBLISHED
-    from .pipelines.auto import packaged_models
 
     table = Table("name", "pixels", "parameters", "guidance, top-k", "from", "files", "licence")
     for name in packaged_models():

@@ -43,6 +43,6 @@ def load_pipeline(model: str, device: str | None, dtype: str = "float32"):
 
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
-    from .pipelines.auto import AutoPipeline
+    from .auto import AutoPipeline
 
     return AutoPipeline.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)

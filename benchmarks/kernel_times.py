@@ -40,10 +40,10 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
     table = normal(codes, 256).bfloat16()
     law_bytes = logits.nbytes + p.nbytes
     return [
-        ("law", "law", (logits, 4.0, 1.0, 0, 1.0, None), law_bytes),
-        ("law", "law", (logits, 4.0, 1.0, 2000, 1.0, None), law_bytes),
-        ("law", "law", (logits, 4.0, 1.0, 2000, 0.95, None), law_bytes),
-        ("coupling", "draw", (p, noise[..., 1].contiguous()), p.nbytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 0, 1.0, None), law_bytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 1.0, None), law_bytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 0.95, None), law_bytes),
+        ("coupling", "sample", (p, noise[..., 1].contiguous()), p.nbytes),
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * codes * rejected),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),
         ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from arimage.decoding import Sampling, decode, decoding_from_name
-from arimage.eval.bench import parse_decoding
+from arimage.decoding import Layout, Sampling, decode, decoding_from_text
 from arimage.eval.deviation import code_places, deviation
 
 
@@ -44,7 +43,7 @@ class MarkovMesh:
     device = torch.device("cpu")
 
     def __init__(self, grid: tuple[int, int] = (48, 48), vocab_size: int = 64, coupling: float = 1.0, seed: int = 0):
-        self.grid, self.vocab_size = grid, vocab_size
+        self.layout, self.vocab_size = Layout(grid), vocab_size
         self.num_tokens = grid[0] * grid[1]
         self.evaluated = 0
         self.network = self
@@ -66,7 +65,7 @@ class MarkovMesh:
         slots = torch.where(positions < 0, last, positions if slots is None else slots)
         cache.codes.scatter_(1, slots, tokens)
         cache.positions.scatter_(1, slots, positions)
-        rows, columns = self.grid
+        rows, columns = self.layout.shape
         target = positions + 1
         row, column = target.div(columns, rounding_mode="floor"), target % columns
         logits = torch.zeros(*positions.shape, self.vocab_size)
@@ -98,8 +97,7 @@ def main() -> None:
         model = MarkovMesh((arguments.grid, arguments.grid), coupling=coupling)
         for batch_size in arguments.batch_size:
             for text in arguments.decoding:
-                name, settings = parse_decoding(text)
-                decoding = decoding_from_name(name, **settings)
+                decoding = decoding_from_text(text)
                 model.evaluated, began = 0, time.perf_counter()
                 states = [decode(model, decoding, Sampling(), batch) for batch in seeds.split(batch_size)]
                 seconds, evaluated = time.perf_counter() - began, model.evaluated

@@ -10,9 +10,10 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
+from ..decoding import decoding_to_text
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.output import DecodingStats
-from .models import ModelInfo, decoding_text, describe
+from .models import ModelInfo, describe
 from .requests import (
     Cancelled,
     Limits,
@@ -260,7 +261,7 @@ class Engine:
     def _result(self, ticket: Ticket) -> Result:
         request, plan, drawn = ticket.request, ticket.plan, ticket.drawn
         codes = drawn.codes / request.count
-        decoding = request.decoding or decoding_text(plan.decoding)
+        decoding = request.decoding or decoding_to_text(plan.decoding)
         condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
         negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
         return Result(

@@ -1,16 +1,15 @@
 """The models of an engine: loaded once by the names that requests use, and what each can do."""
 
-import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ..decoding import PRESETS, Decoding, decoding_from_name
+from ..auto import packaged_models
+from ..decoding import decoding_to_text
 from ..eval.bench import choose_decodings
 from ..options import load_pipeline
-from ..pipelines.auto import packaged_models
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.class_or_text import ClassOrTextPipeline
 from ..pipelines.pipeline_emu3 import Emu3Pipeline
@@ -83,23 +82,9 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
         classes=classes,
         sizes=list(dict.fromkeys(map(tuple, sizes))),
         codes=model.num_tokens,
-        grid=None if hasattr(model, "scales") else tuple(model.grid),
+        grid=None if hasattr(model, "scales") else model.layout.shape,
         decodings={name: decoding.exact for name, decoding in decodings.items()},
-        decoding=decoding_text(pipe.decoding),
+        decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
         negative_prompt="negative_prompt" in inspect.signature(pipe.__call__).parameters,
     )
-
-
-def decoding_text(decoding: Decoding) -> str:
-    """A decoding as `parse_decoding` reads it: the preset that it is closest to, and what differs from that."""
-
-    def changes(name: str) -> dict:
-        preset = decoding_from_name(name)
-        fields = [field.name for field in dataclasses.fields(decoding)]
-        return {key: getattr(decoding, key) for key in fields if getattr(decoding, key) != getattr(preset, key)}
-
-    names = [name for name, preset in PRESETS.items() if preset.method is type(decoding)]
-    name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
-    return f"{name}:{settings}" if settings else name

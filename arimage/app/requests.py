@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ..decoding import Decoding, decoding_from_name
-from ..decoding.law import Sampling
-from ..eval.bench import parse_decoding
+from ..decoding import Decoding, decoding_from_name, parse_decoding
+from ..decoding.distribution import Sampling
 from ..eval.manifest import image_seed
 from ..pipelines.base import ARImagePipeline
 from .models import ModelInfo

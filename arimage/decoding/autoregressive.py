@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from .coupling import draw
+from ..kernels.coupling import sample
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
 from .state import DecodingState
 
@@ -44,9 +44,9 @@ class AutoregressiveDecoding:
     def _commit(self, state: DecodingState, logits: torch.Tensor) -> DecodingState:
         position = state.forward_passes
         positions = torch.full_like(state.tokens[:, :1], position)
-        law = state.sampling.law(logits, positions)
+        law = state.sampling.probabilities(logits, positions)
         noise = uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)
-        state.tokens[:, position, None] = draw(law, noise[..., 0])
+        state.tokens[:, position, None] = sample(law, noise[..., 0])
         state.decided[:, position] = True
         state.record(torch.ones_like(state.seeds))
         state.finished.fill_(position + 1 == state.model.num_tokens)

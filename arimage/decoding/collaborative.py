@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 
+from .distribution import Sampling
 from .interface import ScaleModel
-from .law import Sampling
 from .next_scale import NextScaleDecoding, ScaleState
-from .window import check_settings
+from .settings import check_settings
 
 
 @dataclass

@@ -6,13 +6,13 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
+from ..kernels.coupling import sample
 from .acceptance import Acceptance, ExactAcceptance, Keeps
 from .autoregressive import AutoregressiveDecoding
-from .coupling import draw
+from .distribution import Sampling
 from .interface import Drafter, DraftModel, TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
-from .siblings import couple_siblings, draw_siblings
+from .siblings import couple_siblings, sample_siblings
 from .state import DecodingState
 from .tree import DraftTree, ancestors, select
 from .window import write_tokens
@@ -98,7 +98,7 @@ class DraftTreeDecoding:
 
     def step(self, state: DraftTreeState) -> DraftTreeState:
         size, cursor = state.model.num_tokens, state.cursor
-        tree, draft_laws = self._grow(state)
+        tree, draft_probabilities = self._grow(state)
         root = (cursor - 1)[:, None]
         drafts = torch.arange(tree.tokens.shape[1], device=cursor.device).expand_as(tree.tokens)
         positions = torch.cat([root, torch.where(tree.tokens < 0, -1, root + tree.depths)], dim=1)
@@ -113,8 +113,8 @@ class DraftTreeDecoding:
             slots=torch.cat([root, size + drafts], dim=1),
             return_features=True,
         )
-        law = state.sampling.law(logits, (positions + 1).clamp(max=size - 1))
-        codes, path, reached = self._walk(state, tree, law, draft_laws)
+        law = state.sampling.probabilities(logits, (positions + 1).clamp(max=size - 1))
+        codes, path, reached = self._walk(state, tree, law, draft_probabilities)
 
         offsets = torch.arange(self.depth + 1, device=cursor.device)
         ahead = cursor[:, None] + offsets
@@ -153,7 +153,7 @@ class DraftTreeDecoding:
         grown = []
         for depth in range(1, self.depth + 1):
             at = (cursor + depth - 1).clamp(max=size - 1)[:, None]
-            law = state.sampling.law(logits, at.expand_as(live))
+            law = state.sampling.probabilities(logits, at.expand_as(live))
             law = torch.where(live[..., None], law, 0)
             tokens, gains = self._children(state, law, at, width)
             scores = scores[..., None] + gains
@@ -193,10 +193,10 @@ class DraftTreeDecoding:
         noise = uniforms(state.seeds, at, Purpose.SIBLING, state.forward_passes, count)
         # The shape must not depend on what was drawn.
         gains = -torch.arange(1.0, width + 1, device=law.device)
-        return draw_siblings(law, noise.unflatten(-1, (-1, width))[:, 0]), gains.expand(*law.shape[:2], -1)
+        return sample_siblings(law, noise.unflatten(-1, (-1, width))[:, 0]), gains.expand(*law.shape[:2], -1)
 
     def _walk(
-        self, state: DraftTreeState, tree: DraftTree, law: torch.FloatTensor, draft_laws: torch.FloatTensor
+        self, state: DraftTreeState, tree: DraftTree, law: torch.FloatTensor, draft_probabilities: torch.FloatTensor
     ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
         """Down the tree by the laws [B, M + 1, V] after its nodes: the codes [B, depth + 1] drawn, after which nodes they
         were drawn, and whether there was such a node."""
@@ -217,13 +217,13 @@ class DraftTreeDecoding:
             children = tree.children.gather(1, node[:, None, None].expand(-1, 1, width))[:, 0]
             drafts = tokens.gather(1, children)
             if chosen:
-                code = draw(p, noise[:, depth, 0])
+                code = sample(p, noise[:, depth, 0])
                 child = torch.where(drafts == code[:, None], children, 0).amax(1)
             else:
                 group = tree.groups.gather(1, node[:, None])[..., None]
                 q = None
                 if self.tree == "static":
-                    q = draft_laws.gather(1, group.expand(-1, 1, draft_laws.shape[2]))[:, 0]
+                    q = draft_probabilities.gather(1, group.expand(-1, 1, draft_probabilities.shape[2]))[:, 0]
                 code, which = couple_siblings(p, q, drafts, noise[:, depth], state.keeps)
                 child = torch.where(which < 0, 0, children.gather(1, which.clamp(min=0)[:, None])[:, 0])
             codes.append(code)

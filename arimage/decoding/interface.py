@@ -1,18 +1,25 @@
 """What a decoding asks of a model."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from .layout import Layout
+
+
+if TYPE_CHECKING:
+    from .distribution import Sampling
+    from .state import DecodingState
+
 
 class TokenModel(Protocol):
-    """A next-token model of raster-ordered image codes, bound to the conditions of the B images of one call.
+    """A next-token model of the tokens of images, bound to the conditions of the B images of one call.
 
     Attributes:
         num_tokens: N = rows * columns codes an image.
         vocab_size: V codes, ids 0 .. V - 1.
-        grid: rows and columns.
+        layout: the `Layout` of the tokens.
         device: where its tensors live.
         codebook: the codes' vectors in the image tokenizer [V, D], for the decodings that ask which codes look alike; None
             where they are not known.
@@ -21,7 +28,7 @@ class TokenModel(Protocol):
 
     num_tokens: int
     vocab_size: int
-    grid: tuple[int, int]
+    layout: Layout
     device: torch.device
     codebook: torch.Tensor | None
     network: object
@@ -119,3 +126,19 @@ class DraftModel(Protocol):
         """Feed code `tokens[b, j]` at image position `positions[b, j]` with the features [G, B, Q, D] that the logits of that
         position were made from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and
         the features [G, B, Q, D] of the positions after. `visible` and `slots` as in `TokenModel.forward`."""
+
+
+class Decoding(Protocol):
+    """A decoding method: a frozen dataclass of its settings.
+
+    Attributes:
+        exact: whether its samples follow the model's own sampling law.
+    """
+
+    exact: bool
+
+    def start(self, model: TokenModel | ScaleModel, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
+        """Prefill and decide what the prefill decides; `seeds` is int64 [B]."""
+
+    def step(self, state: "DecodingState") -> "DecodingState":
+        """One forward pass of the model."""

@@ -6,11 +6,12 @@ from typing import ClassVar, get_args
 import torch
 import torch.nn.functional as F
 
-from .coupling import couple_window
+from ..kernels.coupling import couple_window
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
-from .window import Init, WindowState, check_settings, open_window, slide_window, window_positions, write_tokens
+from .settings import check_settings
+from .window import Init, WindowState, open_window, slide_window, window_positions, write_tokens
 
 
 @dataclass
@@ -56,13 +57,13 @@ class LazyJacobiDecoding:
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
         state = LazyState(**vars(open_window(model, sampling, seeds, self.window, self.init)))
-        state.outdated = torch.ones(state.draft_law.shape[:2], dtype=torch.bool, device=model.device)
+        state.outdated = torch.ones(state.draft_probabilities.shape[:2], dtype=torch.bool, device=model.device)
         return state
 
     def step(self, state: LazyState) -> LazyState:
         model = state.model
         offsets, positions, live = window_positions(state)
-        window, vocab_size = state.draft_law.shape[1:]
+        window, vocab_size = state.draft_probabilities.shape[1:]
         count = min(self.tokens, window)
         # The first `count` wanted drafts: whether one is evaluated must not depend on those after it.
         wanted = ((offsets < self.chain) | state.outdated) & live
@@ -76,18 +77,18 @@ class LazyJacobiDecoding:
         drafts = state.tokens.gather(1, positions.clamp(max=last))
         at, x = (values.gather(1, place.clamp(max=window - 1)) for values in (positions.clamp(max=last), drafts))
         logits = model.forward(state.tokens.gather(1, at - 1), torch.where(place < window, at - 1, -1), state.cache)
-        law = state.sampling.law(logits, at)
-        draft_law = F.pad(state.draft_law, (0, 0, 0, 1))
+        law = state.sampling.probabilities(logits, at)
+        draft_probabilities = F.pad(state.draft_probabilities, (0, 0, 0, 1))
         index = place[..., None].expand(-1, -1, vocab_size)
         noise = uniforms(state.seeds, at, Purpose.VERIFY, state.forward_passes, 2)
         # What is decided must be evaluated with all that lies between it and the cursor.
         run = (place == offsets[:count]).long().cumprod(1).bool()
-        tokens, _, leading = couple_window(law, draft_law.gather(1, index), x, noise, run)
+        tokens, _, leading = couple_window(law, draft_probabilities.gather(1, index), x, noise, run)
         accepted = torch.minimum(leading + 1, run.sum(1))
         write_tokens(state, at, place < window, tokens)
-        state.draft_law = draft_law.scatter(1, index, law)[:, :window]
+        state.draft_probabilities = draft_probabilities.scatter(1, index, law)[:, :window]
         changed = (state.tokens.gather(1, positions.clamp(max=last)) != drafts) & live
-        outdated = (state.outdated & ~evaluated) | _after(changed, model.grid[1])
+        outdated = (state.outdated & ~evaluated) | _after(changed, model.layout.columns)
         moved = offsets + accepted[:, None]
         # What enters the window was never evaluated.
         state.outdated = outdated.gather(1, moved.clamp(max=window - 1)) | (moved >= window)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .coupling import draw
+from ..kernels.coupling import sample
+from .distribution import Sampling
 from .interface import ScaleModel
-from .law import Sampling
 from .noise import Purpose, exponentials, uniforms
 from .state import DecodingState
 
@@ -23,7 +23,7 @@ class ScaleState(DecodingState):
         return len(self.model.scales)
 
 
-def scale_law(
+def scale_probabilities(
     model: ScaleModel, sampling: Sampling, scale: int, logits: torch.FloatTensor
 ) -> tuple[torch.FloatTensor, torch.LongTensor]:
     """The law [B, n, V] of the codes of `scale` by their logits [G, B, n, V], and their positions [B, n] among all codes.
@@ -34,7 +34,7 @@ def scale_law(
     first = sum(side**2 for side in model.scales[:scale])
     positions = first + torch.arange(logits.shape[2], device=logits.device).expand(logits.shape[1], -1)
     guidance_scale = 1 + (sampling.guidance_scale - 1) * ratio
-    return replace(sampling, guidance_scale=guidance_scale).law(logits, positions), positions
+    return replace(sampling, guidance_scale=guidance_scale).probabilities(logits, positions), positions
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class NextScaleDecoding:
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> ScaleState:
         """Decide the next map by its logits [G, B, n, V]."""
         model, scale = state.model, state.forward_passes
-        law, positions = scale_law(model, state.sampling, scale, logits)
+        law, positions = scale_probabilities(model, state.sampling, scale, logits)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)
             gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, 0, model.vocab_size).log()
@@ -82,7 +82,7 @@ class NextScaleDecoding:
             codes = weights.argmax(-1)
             vectors = weights @ model.codebook
         else:
-            codes = draw(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
+            codes = sample(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
             vectors = model.codebook[codes]
         state.latents = model.accumulate(scale, state.latents, vectors)
         state.tokens.scatter_(1, positions, codes)

@@ -5,12 +5,13 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from .coupling import couple, draw
+from ..kernels.coupling import couple, sample
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
 from .rows import RowState, decide, forward_rows, row_lanes, start_rows
-from .window import check_settings, uniform_law, write_tokens
+from .settings import check_settings
+from .window import uniform_probabilities, write_tokens
 
 
 Refresh = Literal["independent", "coupled"]
@@ -18,9 +19,9 @@ Refresh = Literal["independent", "coupled"]
 
 @dataclass
 class ParallelJacobiState(RowState):
-    """Adds to `RowState`: `draft_law` [B, L, W, V], the laws of the drafts after the codes decided in each open row."""
+    """Adds to `RowState`: `draft_probabilities` [B, L, W, V], the laws of the drafts after the codes decided in each open row."""
 
-    draft_law: torch.FloatTensor = None
+    draft_probabilities: torch.FloatTensor = None
 
 
 @dataclass(frozen=True)
@@ -59,53 +60,53 @@ class ParallelJacobiDecoding:
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
         state = ParallelJacobiState(**vars(start_rows(model, sampling, seeds, self._context(model))))
-        window = min(self.window, model.grid[1])
-        state.draft_law = torch.zeros(len(seeds), state.lanes, window, model.vocab_size, device=model.device)
+        window = min(self.window, model.layout.columns)
+        state.draft_probabilities = torch.zeros(len(seeds), state.lanes, window, model.vocab_size, device=model.device)
         _fill(state, torch.full_like(seeds, state.lanes), seeds.new_zeros(len(seeds), state.lanes))
         return state
 
     def step(self, state: ParallelJacobiState) -> ParallelJacobiState:
-        window = state.draft_law.shape[2]
+        window = state.draft_probabilities.shape[2]
         run = forward_rows(state, window, self._context(state.model))
         at, passes = run.positions.flatten(1), state.forward_passes
         drafts = state.tokens.gather(1, at).view_as(run.positions)
         noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2).unflatten(1, run.positions.shape[1:])
-        verified, kept = couple(run.law, state.draft_law, drafts, noise)
+        verified, kept = couple(run.law, state.draft_probabilities, drafts, noise)
         leading = (kept & run.live).long().cumprod(2).sum(2)
         accepted = torch.minimum(leading + 1, run.live.sum(2))
         redrawn = verified
         if self.refresh == "independent":
-            redrawn = draw(run.law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1).view_as(run.positions))
+            redrawn = sample(run.law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1).view_as(run.positions))
         offsets = torch.arange(window, device=at.device)
-        state.draft_law = torch.where(run.live[..., None], run.law, state.draft_law)
+        state.draft_probabilities = torch.where(run.live[..., None], run.law, state.draft_probabilities)
         top = state.top
         decide(state, run, torch.where(offsets < accepted[..., None], verified, redrawn), accepted)
         _fill(state, state.top - top, accepted)
         return state
 
     def _context(self, model: TokenModel) -> int:
-        return min(self.context, model.grid[1])
+        return min(self.context, model.layout.columns)
 
 
 def _fill(state: ParallelJacobiState, closed: torch.LongTensor, accepted: torch.LongTensor) -> None:
     """Move the draft laws on after `closed` [B] rows gave up their lanes and those in the lanes gained `accepted` [B, L]
     codes, and draft what enters the windows."""
-    lanes, window, vocab_size = state.draft_law.shape[1:]
+    lanes, window, vocab_size = state.draft_probabilities.shape[1:]
     row, _, count = row_lanes(state)
     offsets = torch.arange(window, device=row.device)
     old_lane = torch.arange(lanes, device=row.device) + closed[:, None]
     old_offset = offsets + accepted.gather(1, old_lane.clamp(max=lanes - 1))[..., None]
     fresh = (old_lane >= lanes)[..., None] | (old_offset >= window)
     old = old_lane.clamp(max=lanes - 1)[..., None] * window + old_offset.clamp(max=window - 1)
-    law = state.draft_law.flatten(1, 2).gather(1, old.flatten(1)[..., None].expand(-1, -1, vocab_size))
+    law = state.draft_probabilities.flatten(1, 2).gather(1, old.flatten(1)[..., None].expand(-1, -1, vocab_size))
 
-    rows, columns = state.model.grid
+    rows, columns = state.model.layout.shape
     places = count[..., None] + offsets
     inside = (row < rows)[..., None] & (places < columns)
     positions = (row[..., None] * columns + places).clamp(max=state.model.num_tokens - 1).flatten(1)
     fresh = fresh.flatten(1)
-    fresh_law = uniform_law(state, positions)
-    state.draft_law = torch.where(fresh[..., None], fresh_law, law).view_as(state.draft_law)
+    fresh_law = uniform_probabilities(state, positions)
+    state.draft_probabilities = torch.where(fresh[..., None], fresh_law, law).view_as(state.draft_probabilities)
     noise = uniforms(state.seeds, positions, Purpose.START, state.forward_passes, 1)
-    drafts = draw(fresh_law, noise[..., 0])
+    drafts = sample(fresh_law, noise[..., 0])
     write_tokens(state, positions, fresh & inside.flatten(1), drafts)

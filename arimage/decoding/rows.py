@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from .autoregressive import AutoregressiveDecoding
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .state import DecodingState
 from .window import write_tokens
 
@@ -43,7 +43,7 @@ class RowPass:
 
 def start_rows(model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, context: int) -> RowState:
     """Prefill and decide position 0, for rows that begin once the row above holds `context` codes."""
-    rows, columns = model.grid
+    rows, columns = model.layout.shape
     # An open row gains a code in every pass and one more pass takes in its last: it needs its lane for `columns` passes
     # after the one that decides its first code. Where it gains no more than one, the row below begins `context` passes
     # after it at the earliest, the m-th row below m * context passes, so that m <= columns // context are open beside it.
@@ -63,7 +63,7 @@ def forward_rows(state: RowState, window: int, context: int) -> RowPass:
     A query sees the decided codes up to its own position and the drafts before it in its own row. A row that has no code
     begins with the code before it; where that is not known yet, with its stand-in, which only this one query sees.
     """
-    rows, columns = state.model.grid
+    rows, columns = state.model.layout.shape
     size = state.model.num_tokens
     row, above, count = row_lanes(state)
     is_open = (row < rows) & ((count > 0) | (above >= context))
@@ -91,7 +91,7 @@ def forward_rows(state: RowState, window: int, context: int) -> RowPass:
         slots=torch.where(stands_in, size, at),
     )
     positions = positions.clamp(max=size - 1)
-    law = state.sampling.law(logits, positions.flatten(1))
+    law = state.sampling.probabilities(logits, positions.flatten(1))
     return RowPass(positions, live, opening, law.unflatten(1, (state.lanes, window)))
 
 
@@ -111,7 +111,7 @@ def decide(state: RowState, run: RowPass, tokens: torch.LongTensor, accepted: to
 
 def row_lanes(state: RowState) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
     """The row of each lane, how many codes are decided in the row above it and how many in itself, each [B, L]."""
-    rows, columns = state.model.grid
+    rows, columns = state.model.layout.shape
     row = state.top[:, None] + torch.arange(state.lanes, device=state.top.device)
     # As if a complete row lay above the image.
     counts = F.pad(_row_counts(state), (1, 1), value=columns)
@@ -121,12 +121,12 @@ def row_lanes(state: RowState) -> tuple[torch.LongTensor, torch.LongTensor, torc
 
 def _row_counts(state: RowState) -> torch.LongTensor:
     """How many codes are decided in each row [B, R]."""
-    return state.decided.unflatten(1, state.model.grid).sum(2)
+    return state.decided.unflatten(1, state.model.layout.shape).sum(2)
 
 
 def _first_open_row(state: RowState, before: torch.LongTensor) -> torch.LongTensor:
     """The first row [B] that needs another pass, where `before` [B, R] codes were decided before the last one."""
-    columns = state.model.grid[1]
+    columns = state.model.layout.columns
     counts = _row_counts(state)
     below = F.pad(counts, (0, 1))[:, 1:]
     # A row that was complete before the pass was fed its last code in it.

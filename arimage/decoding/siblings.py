@@ -3,16 +3,16 @@
 import torch
 import torch.nn.functional as F
 
+from ..kernels.coupling import sample
 from .acceptance import Keeps
-from .coupling import draw
 
 
-def draw_siblings(q: torch.FloatTensor, noise: torch.FloatTensor) -> torch.LongTensor:
+def sample_siblings(q: torch.FloatTensor, noise: torch.FloatTensor) -> torch.LongTensor:
     """Codes [..., K] drawn one after another from laws `q` [..., V] without replacement, by uniforms `noise` [..., K] in
     [0, 1); -1 once a law has no code left."""
     codes = []
     for uniform in noise.unbind(-1):
-        code = draw(q, uniform)[..., None]
+        code = sample(q, uniform)[..., None]
         codes.append(torch.where(q.gather(-1, code) > 0, code, -1))
         q = q.scatter(-1, code, 0)
     return torch.cat(codes, dim=-1)
@@ -25,7 +25,7 @@ def couple_siblings(
     noise: torch.FloatTensor,
     keeps: Keeps | None = None,
 ) -> tuple[torch.LongTensor, torch.LongTensor]:
-    """`couple` with several drafts: if x ~ q without replacement (`draw_siblings`), then y ~ p.
+    """`couple` with several drafts: if x ~ q without replacement (`sample_siblings`), then y ~ p.
 
     The drafts are tried in turn. One is kept with probability min(1, p[x] / q[x]); if it is not, p becomes
     norm(max(p - q, 0)) and q loses the draft before the next is tried. When none is kept, y is drawn from the last p
@@ -58,4 +58,4 @@ def couple_siblings(
             left = q.scatter(-1, code[..., None], 0)
             total = left.sum(-1, keepdim=True)
             q = torch.where(present[..., None], left / torch.where(total > 0, total, 1), q)
-    return torch.where(which < 0, draw(p, noise[..., -1]), y), which
+    return torch.where(which < 0, sample(p, noise[..., -1]), y), which

@@ -6,16 +6,16 @@ from typing import Literal, get_args
 
 import torch
 
+from ..kernels.coupling import couple_window, sample
 from .acceptance import Acceptance, ExactAcceptance, Keeps
 from .adaptive_window import INTERVAL, AdaptiveWindow, pass_seconds
-from .coupling import couple_window, draw
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, exponentials, uniforms
+from .settings import check_settings
 from .window import (
     Init,
     WindowState,
-    check_settings,
     open_window,
     resize_window,
     slide_window,
@@ -114,29 +114,29 @@ class SpeculativeJacobiDecoding:
         at = positions.clamp(max=state.model.num_tokens - 1)
         previous = state.tokens.gather(1, (at - 1).clamp(min=0))
         logits = state.model.forward(previous, torch.where(live, positions - 1, -1), state.cache)
-        law = state.sampling.law(logits, at)
+        law = state.sampling.probabilities(logits, at)
         drafts = state.tokens.gather(1, at)
         passes = state.forward_passes
         noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2)
-        verified, kept, leading = couple_window(law, state.draft_law, drafts, noise, live)
+        verified, kept, leading = couple_window(law, state.draft_probabilities, drafts, noise, live)
         if self.relax > 1 or not self.acceptance.exact:
-            kept = state.keeps(law, state.draft_law, drafts, noise[..., 0] / self.relax)
+            kept = state.keeps(law, state.draft_probabilities, drafts, noise[..., 0] / self.relax)
             leading = (kept & live).long().cumprod(1).sum(1)
         accepted = torch.minimum(leading + 1, live.sum(1))
         if self.refresh == "coupled":
             redrawn = verified
         elif self.refresh == "independent":
-            redrawn = draw(law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1)[..., 0])
+            redrawn = sample(law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1)[..., 0])
         else:
             # The largest of p / e is that of log p plus Gumbel noise.
             race = exponentials(state.seeds, at, Purpose.GUMBEL, 0, law.shape[-1])
             redrawn = (law / race).argmax(-1)
         if self.reuse is not None:
-            now, before = (laws.gather(-1, drafts[..., None]).squeeze(-1) for laws in (law, state.draft_law))
+            now, before = (laws.gather(-1, drafts[..., None]).squeeze(-1) for laws in (law, state.draft_probabilities))
             redrawn = torch.where(now > self.reuse * before, drafts, redrawn)
         decided = torch.where(kept, drafts, verified)
         write_tokens(state, positions, live, torch.where(offsets < accepted[:, None], decided, redrawn))
-        state.draft_law = law
+        state.draft_probabilities = law
         running = ~state.finished
         slide_window(state, accepted, self.init)
         if state.adaptive is not None:

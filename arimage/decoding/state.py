@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from .distribution import Sampling
 from .interface import ScaleModel, TokenModel
-from .law import Sampling
 
 
 @dataclass

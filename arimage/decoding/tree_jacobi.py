@@ -6,12 +6,13 @@ from typing import ClassVar, get_args
 import torch
 import torch.nn.functional as F
 
-from .coupling import couple
+from ..kernels.coupling import couple
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
-from .siblings import couple_siblings, draw_siblings
-from .window import Init, WindowState, check_settings, open_window, slide_window, window_positions, write_tokens
+from .settings import check_settings
+from .siblings import couple_siblings, sample_siblings
+from .window import Init, WindowState, open_window, slide_window, window_positions, write_tokens
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,24 @@ class TreeJacobiDecoding:
         branches, depth = self.width - 1, min(self.depth, len(offsets) - 1)
 
         # The draft at the cursor is the first draw from its law; its siblings are drawn now.
-        law_at_cursor = state.draft_law[:, 0]
+        law_at_cursor = state.draft_probabilities[:, 0]
         noise = uniforms(state.seeds, at[:, :1], Purpose.SIBLING, passes, branches + self.width + 1)[:, 0]
-        siblings = draw_siblings(law_at_cursor.scatter(1, drafts[:, :1], 0), noise[:, :branches])
+        siblings = sample_siblings(law_at_cursor.scatter(1, drafts[:, :1], 0), noise[:, :branches])
         siblings = torch.cat([drafts[:, :1], siblings], dim=1)
 
         logits = self._evaluate(state, siblings[:, 1:], drafts, at, live, depth)
-        window_law = state.sampling.law(logits[:, :, : len(offsets)], at)
+        window_law = state.sampling.probabilities(logits[:, :, : len(offsets)], at)
         chosen, which = couple_siblings(window_law[:, 0], law_at_cursor, siblings, noise[:, branches:])
         won = (which > 0)[:, None]
         # The laws behind the sibling that was kept: those of its branch, as far as that goes.
         node = (which - 1).clamp(min=0)[:, None] * depth + offsets[:depth]
         index = (len(offsets) + node)[None, :, :, None].expand(len(logits), -1, -1, logits.shape[-1])
-        branch_law = state.sampling.law(logits.gather(2, index), at[:, 1 : depth + 1])
+        branch_law = state.sampling.probabilities(logits.gather(2, index), at[:, 1 : depth + 1])
         behind = torch.where(won[..., None], branch_law, window_law[:, 1 : depth + 1])
         law = torch.cat([window_law[:, :1], behind, window_law[:, depth + 1 :]], dim=1)
-        tokens, kept = couple(law, state.draft_law, drafts, uniforms(state.seeds, at, Purpose.VERIFY, passes, 2))
+        tokens, kept = couple(
+            law, state.draft_probabilities, drafts, uniforms(state.seeds, at, Purpose.VERIFY, passes, 2)
+        )
         tokens = torch.cat([chosen[:, None], tokens[:, 1:]], dim=1)
         kept = torch.cat([which[:, None] >= 0, kept[:, 1:]], dim=1)
         leading = (kept & live).long().cumprod(1).sum(1)
@@ -82,7 +85,7 @@ class TreeJacobiDecoding:
         decided = won & (offsets[:depth] < accepted[:, None] - 1)
         state.cache.move(model.num_tokens + node, torch.where(decided, cursor + offsets[:depth], -1))
         write_tokens(state, positions, live, tokens)
-        state.draft_law = law
+        state.draft_probabilities = law
         slide_window(state, accepted, self.init)
         return state
 

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from ..kernels.coupling import sample
 from .autoregressive import AutoregressiveDecoding
-from .coupling import draw
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
 from .state import DecodingState
 
@@ -19,22 +19,11 @@ Init = Literal["uniform", "left", "above"]
 
 @dataclass
 class WindowState(DecodingState):
-    """Adds to `DecodingState`: `cursor` [B], the first position not decided, and `draft_law` [B, W, V], the laws that the
+    """Adds to `DecodingState`: `cursor` [B], the first position not decided, and `draft_probabilities` [B, W, V], the laws that the
     drafts at cursor .. cursor + W - 1 were drawn from."""
 
     cursor: torch.LongTensor = None
-    draft_law: torch.FloatTensor = None
-
-
-def check_settings(decoding, least: dict[str, int], choices: dict[str, tuple[str, ...]]) -> None:
-    """Refuse settings that are not whole numbers of at least `least`, or not among `choices`."""
-    for name, smallest in least.items():
-        value = getattr(decoding, name)
-        if not isinstance(value, int) or value < smallest:
-            raise ValueError(f"{name} is {value!r}: give a whole number of at least {smallest}")
-    for name, values in choices.items():
-        if getattr(decoding, name) not in values:
-            raise ValueError(f"{name} is {getattr(decoding, name)!r}: choose among {', '.join(values)}")
+    draft_probabilities: torch.FloatTensor = None
 
 
 def open_window(
@@ -44,14 +33,14 @@ def open_window(
     state = WindowState(**vars(AutoregressiveDecoding().start(model, sampling, seeds, scratch)))
     window = min(window, model.num_tokens)
     state.cursor = torch.ones_like(seeds)
-    state.draft_law = torch.zeros(len(seeds), window, model.vocab_size, device=model.device)
+    state.draft_probabilities = torch.zeros(len(seeds), window, model.vocab_size, device=model.device)
     _fill(state, torch.full_like(seeds, window), init)
     return state
 
 
 def window_positions(state: WindowState) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
     """Offsets [W] in the window, its positions [B, W], and which of them lie in the image [B, W]."""
-    offsets = torch.arange(state.draft_law.shape[1], device=state.cursor.device)
+    offsets = torch.arange(state.draft_probabilities.shape[1], device=state.cursor.device)
     positions = state.cursor[:, None] + offsets
     return offsets, positions, positions < state.model.num_tokens
 
@@ -62,7 +51,7 @@ def write_tokens(state: DecodingState, positions: torch.LongTensor, where: torch
     state.tokens = F.pad(state.tokens, (0, 1)).scatter(1, torch.where(where, positions, size), tokens)[:, :size]
 
 
-def uniform_law(state: DecodingState, positions: torch.LongTensor) -> torch.FloatTensor:
+def uniform_probabilities(state: DecodingState, positions: torch.LongTensor) -> torch.FloatTensor:
     """The laws [B, Q, V] of the codes at `positions` [B, Q] as far as nothing but the forced ones is known."""
     allowed = state.sampling.allowed
     weights = torch.ones(state.model.vocab_size, device=state.model.device) if allowed is None else allowed.float()
@@ -81,34 +70,34 @@ def slide_window(state: WindowState, accepted: torch.LongTensor, init: Init) -> 
 def resize_window(state: WindowState, window: int, init: Init) -> None:
     """Keep the first `window` drafts, or draft as many more as it takes."""
     window = min(window, state.model.num_tokens)
-    more = window - state.draft_law.shape[1]
+    more = window - state.draft_probabilities.shape[1]
     if more <= 0:
-        state.draft_law = state.draft_law[:, :window]
+        state.draft_probabilities = state.draft_probabilities[:, :window]
     else:
-        state.draft_law = F.pad(state.draft_law, (0, 0, more, 0))
+        state.draft_probabilities = F.pad(state.draft_probabilities, (0, 0, more, 0))
         _fill(state, torch.full_like(state.cursor, more), init)
 
 
 def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
     """Move the draft laws to the window at the new cursor and draft the last `entered` [B] positions of it."""
-    window, vocab_size = state.draft_law.shape[1:]
+    window, vocab_size = state.draft_probabilities.shape[1:]
     offsets, positions, live = window_positions(state)
     old = offsets + entered[:, None]
-    law = state.draft_law.gather(1, old.clamp(max=window - 1)[..., None].expand(-1, -1, vocab_size))
+    law = state.draft_probabilities.gather(1, old.clamp(max=window - 1)[..., None].expand(-1, -1, vocab_size))
     fresh = old >= window
     at = positions.clamp(max=state.model.num_tokens - 1)
     if init == "uniform":
-        fresh_law = uniform_law(state, at)
+        fresh_law = uniform_probabilities(state, at)
     else:
         first = (state.cursor + window - entered)[:, None]
         source = first - 1
         if init == "above":
-            columns = state.model.grid[1]
+            columns = state.model.layout.columns
             # As many rows up as it takes to leave the positions that are being drafted.
             above = positions - columns * ((positions - first).div(columns, rounding_mode="floor") + 1)
             source = torch.where(above >= 0, above, source)
         copied = state.tokens.gather(1, source.expand_as(at).clamp(0, state.model.num_tokens - 1))
         fresh_law = state.sampling.force(F.one_hot(copied, vocab_size).to(law.dtype), at)
-    drafts = draw(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
-    state.draft_law = torch.where(fresh[..., None], fresh_law, law)
+    drafts = sample(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
+    state.draft_probabilities = torch.where(fresh[..., None], fresh_law, law)
     write_tokens(state, positions, live & fresh, drafts)

@@ -5,19 +5,19 @@ from typing import ClassVar
 
 import torch
 
-from .coupling import couple, draw
+from ..kernels.coupling import couple, sample
+from .distribution import Sampling
 from .interface import TokenModel
-from .law import Sampling
 from .noise import Purpose, uniforms
 from .rows import RowState, decide, forward_rows, start_rows
-from .window import check_settings
+from .settings import check_settings
 
 
 @dataclass
 class ZipARState(RowState):
-    """Adds to `RowState`: `draft_law` [B, V], the law of the draft of a row's first code, zero where there is none."""
+    """Adds to `RowState`: `draft_probabilities` [B, V], the law of the draft of a row's first code, zero where there is none."""
 
-    draft_law: torch.FloatTensor = None
+    draft_probabilities: torch.FloatTensor = None
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,27 @@ class ZipARDecoding:
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
         state = start_rows(model, sampling, seeds, self._context(model))
-        draft_law = torch.zeros(len(seeds), model.vocab_size, device=model.device)
-        return ZipARState(**vars(state), draft_law=draft_law)
+        draft_probabilities = torch.zeros(len(seeds), model.vocab_size, device=model.device)
+        return ZipARState(**vars(state), draft_probabilities=draft_probabilities)
 
     def step(self, state: ZipARState) -> ZipARState:
         run = forward_rows(state, 1, self._context(state.model))
         positions, live, law = (values.squeeze(2) for values in (run.positions, run.live, run.law))
-        tokens = draw(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
+        tokens = sample(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
         accepted = live
         if self.adaptive:
             # The lowest open row alone has no code: an image has one draft at most.
-            q = state.draft_law[:, None].expand_as(law)
-            begins = live & (positions % state.model.grid[1] == 0)
+            q = state.draft_probabilities[:, None].expand_as(law)
+            begins = live & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)
             noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.forward_passes, 2)
             verified, kept = couple(law, q, state.tokens.gather(1, positions), noise)
             tokens = torch.where(drafted, verified, tokens)
             waits = run.opening & ~(drafted & kept)
             accepted = live & ~waits
-            state.draft_law = torch.where(waits[..., None], law, 0).sum(1)
+            state.draft_probabilities = torch.where(waits[..., None], law, 0).sum(1)
         decide(state, run, tokens[..., None], accepted.long())
         return state
 
     def _context(self, model: TokenModel) -> int:
-        return min(self.window, model.grid[1])
+        return min(self.window, model.layout.columns)

@@ -11,7 +11,15 @@ import torch
 from tqdm import tqdm
 
 from .. import __version__
-from ..decoding import Decoding, check_kind, decode, decoding_from_name, decoding_names, decoding_to_dict
+from ..decoding import (
+    Decoding,
+    check_kind,
+    decode,
+    decoding_from_name,
+    decoding_names,
+    decoding_to_dict,
+    parse_decoding,
+)
 from ..pipelines.base import ARImagePipeline
 from .deviation import code_places, deviation
 
@@ -20,33 +28,6 @@ from .deviation import code_places, deviation
 SHARED = (("machine", "device"), ("machine", "threads"), ("settings", "condition"))
 # The colours of `plot`.
 EXACT, INEXACT = "#2f6f8f", "#d98032"
-
-
-def parse_decoding(text: str) -> tuple[str, dict]:
-    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false or a word.
-
-    Raises:
-        ValueError: if a setting is not of that form.
-    """
-    name, _, rest = text.partition(":")
-    settings = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
-        settings[key.strip()] = _parse_value(value.strip())
-    return name, settings
-
-
-def _parse_value(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def choose_decodings(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..decoding import Sampling, ScaleModel, TokenModel
-from ..decoding.next_scale import scale_law
+from ..decoding.next_scale import scale_probabilities
 
 
 BINS = 20
@@ -92,14 +92,14 @@ def code_places(
         for scale in range(len(model.scales)):
             if scale:
                 logits = model.forward(scale, latents, cache)
-            law, positions = scale_law(model, sampling, scale, logits)
+            law, positions = scale_probabilities(model, sampling, scale, logits)
             place(law, positions)
             latents = model.accumulate(scale, latents, model.codebook[tokens.gather(1, positions)])
         return torch.cat(before, 1), torch.cat(own, 1)
 
     def place_logits(logits: torch.FloatTensor, positions: torch.LongTensor) -> None:
         positions = positions.expand(batch_size, -1)
-        place(sampling.law(logits, positions), positions)
+        place(sampling.probabilities(logits, positions), positions)
 
     place_logits(logits[:, :, None], torch.zeros(1, dtype=torch.long, device=tokens.device))
     # No more than some hundred megabytes of logits at once.

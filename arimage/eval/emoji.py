@@ -10,7 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from PIL import Image
 from torch import nn
 
-from ..pipelines.auto import ASSETS
+from ..auto import ASSETS
 from .features import Space, file_sha256, image_paths
 from .kernel_distance import kernel
 from .manifest import EMOJI_PROMPTS, read_prompts, read_rows

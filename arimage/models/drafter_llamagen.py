@@ -99,7 +99,7 @@ class LlamaGenDraftModel:
 
     def __init__(self, drafter: LlamaGenDrafter, model: LlamaGenTokenModel):
         self.drafter, self.model = drafter, model
-        self._rotary = rotary_table(drafter.head_dim, model.grid, 0, drafter.config.rope_theta, model.device)
+        self._rotary = rotary_table(drafter.head_dim, model.layout.shape, 0, drafter.config.rope_theta, model.device)
 
     def open_cache(self, batch_size: int, scratch: int) -> StaticCache:
         """An empty cache of N + `scratch` slots."""

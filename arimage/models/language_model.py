@@ -107,7 +107,7 @@ class LanguageTokenModel:
             several devices.
         embed: from codes int64 [...] in 0 .. V - 1 to what the decoder is fed, [..., D].
         head: from the decoder's last hidden states [..., D] to logits [..., V] of the image codes alone, see `code_head`.
-        grid: rows and columns of the image.
+        layout: the `Layout` of the image.
         input_ids, inputs_embeds: the prompts, int64 [groups * B, P] or [groups * B, P, D], up to the last token before the
             first code (size and begin-of-image tokens included): one of the two. The conditional rows of all images come
             first, then, with two groups, the unconditional ones in the same order.
@@ -128,7 +128,7 @@ class LanguageTokenModel:
         *,
         embed: Callable[[torch.LongTensor], torch.Tensor],
         head: Callable[[torch.Tensor], torch.Tensor],
-        grid: tuple[int, int],
+        layout,
         input_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -161,7 +161,7 @@ class LanguageTokenModel:
         if row_end is not None:
             token = torch.tensor(row_end, device=inputs_embeds.device)
             self._row_end = decoder.get_input_embeddings()(token).to(inputs_embeds)
-        self.grid, self.num_tokens = grid, grid[0] * grid[1]
+        self.layout, self.num_tokens = layout, layout.num_tokens
         self.device = inputs_embeds.device
         self.codebook = codebook
         self.network = decoder if network is None else network
@@ -173,7 +173,7 @@ class LanguageTokenModel:
         rows, length = self._mask.shape
         if rows != batch_size * self._groups:
             raise ValueError(f"{batch_size} images of a model bound to {rows // self._groups} prompts")
-        cache = LanguageCache(self._mask, self.grid, scratch, self._groups, self._row_end is not None)
+        cache = LanguageCache(self._mask, self.layout.shape, scratch, self._groups, self._row_end is not None)
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         # Padding sees itself, so that no row of the mask is empty.
         visible = (causal & self._mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
@@ -192,7 +192,7 @@ class LanguageTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        count, columns = tokens.shape[1], self.grid[1]
+        count, columns = tokens.shape[1], self.layout.columns
         live = positions >= 0
         ends = live & (positions % columns == columns - 1) & (positions < self.num_tokens - 1)
         if self._row_end is None:
@@ -236,7 +236,7 @@ class LanguageTokenModel:
         if ends.device.type == "cpu":
             return int(ends.sum(1).max())
         # Queries that go to the slots of their positions are of different positions.
-        return ends.shape[1] if given_slots else min(ends.shape[1], self.grid[0] - 1)
+        return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
 
     def _mask_of(self, cache, visible, slots, sees_row_end) -> torch.BoolTensor:
         """What queries at `slots` [B, Q] see behind the prompt: `visible` [B, Q, S], the row ends of the codes among these where

@@ -264,22 +264,22 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
 
     def bind(
         self,
-        grid: tuple[int, int],
+        layout,
         *,
         guided: bool = False,
         codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
         **condition,
     ) -> "LlamaGenTokenModel":
-        """The model of the images of one call: their condition (arguments of `embed_condition`), their grid (rows,
-        columns), whether logits without the condition are computed beside those with it, the codes' vectors [V, D], and the
+        """The model of the images of one call: their condition (arguments of `embed_condition`), their
+        `Layout`, whether logits without the condition are computed beside those with it, the codes' vectors [V, D], and the
         `LlamaGenDrafter` of this transformer."""
         if guided:
             count = len(next(iter(condition.values())))
             condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
             device = next(iter(condition.values())).device
             condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return LlamaGenTokenModel(self, condition, grid, 2 if guided else 1, codebook, drafter)
+        return LlamaGenTokenModel(self, condition, layout, 2 if guided else 1, codebook, drafter)
 
 
 class LlamaGenTokenModel:
@@ -289,19 +289,19 @@ class LlamaGenTokenModel:
         self,
         transformer: LlamaGenTransformer,
         condition: dict[str, torch.Tensor],
-        grid: tuple[int, int],
+        layout,
         groups: int,
         codebook: torch.Tensor | None,
         drafter: nn.Module | None,
     ):
-        self.transformer, self.condition, self.grid, self.groups = transformer, condition, grid, groups
-        self.num_tokens = grid[0] * grid[1]
+        self.transformer, self.condition, self.layout, self.groups = transformer, condition, layout, groups
+        self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
         self.codebook, self.drafter, self.network = codebook, drafter, transformer
         self._prefix_mask = transformer.prefix_mask(**condition)
         self.device = self._prefix_mask.device
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, grid, self._prefix_mask.shape[1], theta, self.device)
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""

@@ -8,7 +8,7 @@ from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
-from ..decoding import Decoding, TokenModel
+from ..decoding import Decoding, Layout, TokenModel
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline, as_texts, codes_to_keep
 from .output import ImagePipelineOutput
@@ -227,7 +227,7 @@ class Emu3Pipeline(ARImagePipeline):
             text_model,
             embed=lambda codes: embedding(codes + first),
             head=code_head(self.model.lm_head, first, self._vocab_size),
-            grid=self._grid,
+            layout=Layout(self._grid),
             input_ids=torch.cat(rows),
             attention_mask=torch.cat(masks),
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
@@ -361,7 +361,7 @@ class Emu3Pipeline(ARImagePipeline):
         )
 
         # 4. Turn codes into images
-        tokens = state.tokens.unflatten(1, model.grid)
+        tokens = state.tokens.unflatten(1, model.layout.shape)
 
         def draw() -> torch.Tensor:
             drawn = self.draw_codes(state.tokens, state.decided)

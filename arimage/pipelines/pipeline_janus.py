@@ -10,7 +10,7 @@ from diffusers.utils import replace_example_docstring
 from PIL import Image
 from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
-from ..decoding import Decoding, TokenModel
+from ..decoding import Decoding, Layout, TokenModel
 from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel
 from .base import ARImagePipeline, as_texts, codes_to_keep
@@ -137,7 +137,7 @@ class JanusPipeline(ARImagePipeline):
             parts.language_model,
             embed=self.model.prepare_embeddings_for_image_generation,
             head=parts.generation_head,
-            grid=self.grid,
+            layout=Layout(self.grid),
             input_ids=ids,
             attention_mask=mask,
             codebook=self.code_vectors(),
@@ -304,7 +304,7 @@ class JanusPipeline(ARImagePipeline):
         )
 
         # 4. Turn codes into images
-        tokens = state.tokens.unflatten(1, model.grid)
+        tokens = state.tokens.unflatten(1, model.layout.shape)
 
         def draw() -> torch.Tensor:
             drawn = self.draw_codes(state.tokens, state.decided).float()

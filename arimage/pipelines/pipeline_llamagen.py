@@ -7,7 +7,7 @@ from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import Decoding, TokenModel
+from ..decoding import Decoding, Layout, TokenModel
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -100,7 +100,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
         size = self.transformer.config.grid_size
         return self.transformer.bind(
-            (size, size), guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
+            Layout((size, size)), guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
         )
 
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
@@ -215,7 +215,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         )
 
         # 4. Turn codes into images
-        tokens = state.tokens.unflatten(1, model.grid)
+        tokens = state.tokens.unflatten(1, model.layout.shape)
 
         def draw() -> torch.Tensor:
             drawn = self.vq.decode(tokens)

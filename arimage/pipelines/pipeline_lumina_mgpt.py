@@ -11,7 +11,7 @@ from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import replace_example_docstring
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
-from ..decoding import Decoding, TokenModel
+from ..decoding import Decoding, Layout, TokenModel
 from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline, as_texts, codes_to_keep
@@ -264,14 +264,14 @@ class LuminaMGPTPipeline(ARImagePipeline):
             transformer.model,
             embed=lambda codes: embedding(codes + first),
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
-            grid=(rows, size[1] // self.scale_factor),
+            layout=Layout((rows, size[1] // self.scale_factor)),
             input_ids=ids,
             attention_mask=mask,
             row_end=row_end,
             codebook=codebook,
             groups=2 if guided else 1,
         )
-        self._grid = model.grid
+        self._grid = model.layout.shape
         return model
 
     def code_vectors(self) -> torch.Tensor:

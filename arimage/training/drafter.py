@@ -96,7 +96,7 @@ class DrafterTask(nn.Module):
         positions = torch.arange(1, codes.shape[1], device=device)[None]
         with torch.no_grad():
             logits = transformer.head(features).float()
-            law, sampled_law = logits.softmax(-1), sampling.law(logits.unflatten(0, (2, -1)), positions)
+            law, sampled_law = logits.softmax(-1), sampling.probabilities(logits.unflatten(0, (2, -1)), positions)
         figures = {"feature loss": 0.0, "law loss": 0.0}
         for drafts_ahead in range(settings.drafts_ahead):
             noise = (torch.rand_like(seen) * 2 - 1) * feature_noise
@@ -108,7 +108,7 @@ class DrafterTask(nn.Module):
             loss = sum(-(target * values.log_softmax(-1)).sum(-1).mean() for target, values in pairs)
             figures["law loss"] += loss / settings.drafts_ahead
             if drafts_ahead == 0:
-                drafted_law = sampling.law(logits.detach().unflatten(0, (2, -1)), positions)
+                drafted_law = sampling.probabilities(logits.detach().unflatten(0, (2, -1)), positions)
                 figures["overlap"] = torch.minimum(sampled_law, drafted_law).sum(-1).mean()
             seen = torch.cat([seen[:, :1], drafted[:, :-1].detach()], dim=1)
         return figures

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.utils import save_image
 
-from ..pipelines.auto import ASSETS, packaged_models
+from ..auto import ASSETS, packaged_models
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .data import ImageCaptions, to_unit_range

@@ -11,9 +11,15 @@ from PIL import Image
 
 from arimage import AutoPipeline
 from arimage.app.engine import Cancelled, Engine, Limits, Progress, Refused, Request, Result
-from arimage.app.models import decoding_text, load_models
+from arimage.app.models import load_models
 from arimage.app.requests import image_seeds
-from arimage.decoding import AutoregressiveDecoding, SpeculativeJacobiDecoding, decoding_from_name, decoding_names
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    SpeculativeJacobiDecoding,
+    decoding_from_name,
+    decoding_names,
+    decoding_to_text,
+)
 
 
 PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
@@ -70,7 +76,7 @@ def test_models_tell_what_they_can_do(engine):
 
 @pytest.mark.parametrize("name", decoding_names())
 def test_a_decoding_has_the_name_of_its_preset(name):
-    assert decoding_text(decoding_from_name(name)) == name
+    assert decoding_to_text(decoding_from_name(name)) == name
 
 
 def test_a_folder_goes_by_its_name(tmp_path):
@@ -81,8 +87,8 @@ def test_a_folder_goes_by_its_name(tmp_path):
 
 
 def test_a_changed_decoding_tells_what_changed():
-    assert decoding_text(SpeculativeJacobiDecoding(window=8, init="left")) == "sjd-coupled:window=8,init=left"
-    assert decoding_text(AutoregressiveDecoding()) == "ar"
+    assert decoding_to_text(SpeculativeJacobiDecoding(window=8, init="left")) == "sjd-coupled:window=8,init=left"
+    assert decoding_to_text(AutoregressiveDecoding()) == "ar"
 
 
 @pytest.mark.parametrize("decoding", [None, "sjd-lazy:window=16,tokens=16"])

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from arimage.decoding import Layout
+
 
 class CodeCache:
     """The codes that were fed and their positions, by slot [B, S + 1]; -1 was never written. The last slot takes what is to
@@ -36,7 +38,7 @@ class TableModel:
     def __init__(
         self, grid=(2, 2), vocab_size=3, groups=1, sharpness=1.2, seed=1, padding=float("nan"), truncated=False
     ):
-        self.grid, self.vocab_size, self.groups, self.padding = grid, vocab_size, groups, padding
+        self.layout, self.vocab_size, self.groups, self.padding = Layout(grid), vocab_size, groups, padding
         self.truncated = truncated
         self.num_tokens = grid[0] * grid[1]
         self.forward_passes = 0
@@ -99,7 +101,7 @@ class TableModel:
         """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest."""
         joint = torch.ones(1, dtype=torch.float64)
         for position, table in enumerate(self.tables):
-            law = sampling.law(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+            law = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
             joint = (joint[:, None] * law / law.sum(-1, keepdim=True)).flatten()
         return joint
 
@@ -109,7 +111,7 @@ class TableDrafter:
     before."""
 
     def __init__(self, model):
-        sizes = {"grid": model.grid, "vocab_size": model.vocab_size, "groups": model.groups}
+        sizes = {"grid": model.layout.shape, "vocab_size": model.vocab_size, "groups": model.groups}
         self.table = TableModel(**sizes, seed=2, padding=model.padding)
 
     def bind(self, model):

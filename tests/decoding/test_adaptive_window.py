@@ -91,9 +91,11 @@ def test_the_same_seeds_give_the_same_images_again(table_model):
 def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_model):
     model = table_model(grid=(2, 5), vocab_size=3)
     state = SpeculativeJacobiDecoding(6).start(model, Sampling(), torch.arange(4))
-    tokens, law = state.tokens.clone(), state.draft_law.clone()
+    tokens, law = state.tokens.clone(), state.draft_probabilities.clone()
     resize_window(state, 3, "uniform")
-    assert torch.equal(state.draft_law, law[:, :3]) and torch.equal(state.tokens, tokens)
+    assert torch.equal(state.draft_probabilities, law[:, :3]) and torch.equal(state.tokens, tokens)
     resize_window(state, 8, "uniform")
-    assert torch.equal(state.draft_law[:, :3], law[:, :3]) and torch.equal(state.tokens[:, :4], tokens[:, :4])
-    assert torch.allclose(state.draft_law[:, 3:], torch.tensor(1 / 3))
+    assert torch.equal(state.draft_probabilities[:, :3], law[:, :3]) and torch.equal(
+        state.tokens[:, :4], tokens[:, :4]
+    )
+    assert torch.allclose(state.draft_probabilities[:, 3:], torch.tensor(1 / 3))

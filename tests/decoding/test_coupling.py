@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.decoding.coupling import couple, draw
+from arimage.kernels.coupling import couple, sample
 
 
 LAST = 1 - 2.0**-24  # the largest uniform number there is
@@ -88,7 +88,7 @@ def test_what_comes_out_may_always_be_drawn(pair, keep, choose):
 
 def test_an_equal_law_keeps_every_draft():
     p = random_laws(1000, 50)
-    x = draw(p, midpoints(1000))
+    x = sample(p, midpoints(1000))
     noise = torch.stack([torch.full((1000,), LAST), midpoints(1000)], dim=-1)
     y, kept = couple(p, p.clone(), x, noise)
     assert kept.all() and torch.equal(x, y)
@@ -125,7 +125,7 @@ def test_leading_shapes_are_kept_and_places_are_independent():
 @pytest.mark.parametrize("scale", [1.0, 3.0, 1e-6, 1e-37, 1e6])
 def test_draw_follows_weights_of_any_sum(scale):
     weights = laws([0.0, 0.125, 0.5, 0.0, 0.375, 0.0]) * scale
-    codes = draw(weights[0].expand(8000, -1), midpoints(8000))
+    codes = sample(weights[0].expand(8000, -1), midpoints(8000))
     assert torch.bincount(codes, minlength=6).tolist() == [0, 1000, 4000, 0, 3000, 0]
 
 
@@ -139,7 +139,7 @@ def test_draw_never_gives_a_code_without_weight(size, uniform, scale):
     weights[weights.sum(-1) == 0, size // 2] = 1.0
     weights = weights * scale
     weights[weights.sum(-1) == 0, size // 2] = scale
-    codes = draw(weights, torch.full((len(weights),), uniform))
+    codes = sample(weights, torch.full((len(weights),), uniform))
     assert (weights.gather(1, codes[:, None]) > 0).all()
 
 
@@ -148,16 +148,16 @@ def test_draw_never_gives_a_code_without_weight(size, uniform, scale):
 def test_draw_finds_the_only_code(place, uniform):
     weights = torch.zeros(65536)
     weights[place] = 1e-30
-    assert draw(weights, torch.tensor(uniform)) == place
+    assert sample(weights, torch.tensor(uniform)) == place
 
 
 def test_the_ends_of_the_interval_draw_the_ends_of_a_large_vocabulary():
     weights = torch.full((2, 65536), 1 / 65536)
-    assert draw(weights, torch.tensor([0.0, LAST])).tolist() == [0, 65535]
+    assert sample(weights, torch.tensor([0.0, LAST])).tolist() == [0, 65535]
 
 
 def test_draw_is_exact_at_a_large_vocabulary():
     weights = torch.zeros(65536)
     weights[::4096] = random_laws(1, 16, seed=5)[0]
-    counts = torch.bincount(draw(weights.expand(1 << 9, -1), midpoints(1 << 9)), minlength=65536)
+    counts = torch.bincount(sample(weights.expand(1 << 9, -1), midpoints(1 << 9)), minlength=65536)
     assert (counts / (1 << 9) - weights).abs().max() < 1 / (1 << 9)

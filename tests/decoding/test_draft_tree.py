@@ -20,7 +20,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.siblings import couple_siblings, draw_siblings
+from arimage.decoding.siblings import couple_siblings, sample_siblings
 from arimage.decoding.tree import ancestors, select
 
 
@@ -158,7 +158,7 @@ def test_neighbours_that_count_save_passes_and_bend_the_law(table_model, tree):
 
 
 def siblings_of_another_law(q, noise):
-    return draw_siblings((q > 0).float(), noise)
+    return sample_siblings((q > 0).float(), noise)
 
 
 def redraw_from_the_target(p, q, x, noise, keeps=None):
@@ -183,7 +183,7 @@ class ChosenByItsLaw(DraftTreeDecoding):
 
 
 FLAWS = {
-    "siblings follow another law": (DraftTreeDecoding, {"draw_siblings": siblings_of_another_law}),
+    "siblings follow another law": (DraftTreeDecoding, {"sample_siblings": siblings_of_another_law}),
     "a rejected branch is drawn anew from the target": (
         DraftTreeDecoding,
         {"couple_siblings": redraw_from_the_target},

@@ -22,10 +22,10 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_names,
 )
-from arimage.decoding.coupling import couple_window, draw
 from arimage.decoding.noise import uniforms
-from arimage.decoding.siblings import draw_siblings
+from arimage.decoding.siblings import sample_siblings
 from arimage.decoding.window import slide_window
+from arimage.kernels.coupling import couple_window, sample
 
 
 WINDOWS = object()  # stands for 1 .. N
@@ -140,7 +140,7 @@ def test_every_exact_preset_has_its_row(preset):
 
 def draw_anew_from_the_target(p, q, x, noise, live):
     _, kept, leading = couple_window(p, q, x, noise, live)
-    return torch.where(kept, x, draw(p, noise[..., 1])), kept, leading
+    return torch.where(kept, x, sample(p, noise[..., 1])), kept, leading
 
 
 def accept_generously(p, q, x, noise, live):
@@ -155,7 +155,7 @@ def keep_survivors(redraw):
         verified = (~kept).long().cumsum(1) - (~kept).long() == 0
         p_x, q_x = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
         stays = redraw(p_x / q_x, noise[..., 0])
-        return torch.where(verified, y, torch.where(stays, x, draw(p, noise[..., 1]))), kept, leading
+        return torch.where(verified, y, torch.where(stays, x, sample(p, noise[..., 1]))), kept, leading
 
     return broken
 
@@ -164,17 +164,17 @@ class StaleLaw(SpeculativeJacobiDecoding):
     """Draws the drafts anew and verifies them against the laws of their forerunners."""
 
     def step(self, state):
-        state.stale = state.draft_law
+        state.stale = state.draft_probabilities
         return super().step(state)
 
 
 def slide_stale_laws(state, accepted, init):
-    state.draft_law = state.stale
+    state.draft_probabilities = state.stale
     slide_window(state, accepted, init)
 
 
 def siblings_of_another_law(q, noise):
-    return draw_siblings((q > 0).float(), noise)
+    return sample_siblings((q > 0).float(), noise)
 
 
 def same_noise_at_every_pass(seeds, positions, purpose, step, count):
@@ -193,7 +193,7 @@ BROKEN = {
     "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
     "siblings follow another law": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
-        {"draw_siblings": siblings_of_another_law},
+        {"sample_siblings": siblings_of_another_law},
     ),
 }
 

@@ -37,7 +37,7 @@ def sequential_law(model, sampling, forced):
     """Probabilities [V ** N] of all images if each free code follows its law given the codes before it."""
     size, law = model.vocab_size, []
     for position, table in enumerate(model.tables):
-        laws = sampling.law(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+        laws = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
         law.append(laws / laws.sum(-1, keepdim=True))
     joint = []
     for image in itertools.product(range(size), repeat=len(law)):

@@ -86,7 +86,12 @@ class ScaleTable:
                 first = self.num_tokens if sampling.guided_tokens is None else sampling.guided_tokens
                 strength = strength * (positions < first)[0, :, None]
                 logits = (1 + strength) * logits[:1] - strength * logits[1:]
-            law = replace(sampling, guidance_scale=1).law(logits[:, None], positions).view(rows, count, -1).double()
+            law = (
+                replace(sampling, guidance_scale=1)
+                .probabilities(logits[:, None], positions)
+                .view(rows, count, -1)
+                .double()
+            )
             of_map = torch.ones(rows, 1, dtype=torch.float64)
             for code in range(count):
                 of_map = (of_map[..., None] * law[:, code, None]).flatten(1)
@@ -177,7 +182,7 @@ def test_smooth_codes_of_the_first_scale_follow_the_law():
     model, decoding = ScaleTable(), NextScaleDecoding(more_smooth=True)
     assert not decoding.exact and NextScaleDecoding().exact
     state = decoding.start(model, Sampling(top_k=2), torch.arange(20_000))
-    law = Sampling(top_k=2).law(model.tables[0], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    law = Sampling(top_k=2).probabilities(model.tables[0], torch.zeros(1, 1, dtype=torch.long))[0, 0]
     assert_follows(state.tokens[:, :1], law.double(), 3)
     # Between the codes, more often than a single code would be.
     assert (state.latents != state.latents.round()).float().mean() > 0.2

@@ -14,7 +14,7 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
 )
-from arimage.decoding.coupling import draw
+from arimage.kernels.coupling import sample
 
 
 def jacobi(window=3, **settings):
@@ -214,7 +214,7 @@ class Relaxed:
         self.sampling, self.decoding, self.codebook = sampling, decoding, codebook
 
     def law(self, logits, positions):
-        law = self.sampling.law(logits, positions).double()
+        law = self.sampling.probabilities(logits, positions).double()
         if positions[0, 0] == 0:
             return law
         q = torch.ones(law.shape[-1], dtype=torch.float64)
@@ -320,7 +320,7 @@ def test_the_published_settings_decode_a_large_vocabulary():
     p[p < p.topk(500, -1).values[..., -1:]] = 0
     p = p / p.sum(-1, keepdim=True)
     q = p.roll(1, -1)
-    x, uniform = draw(q, torch.rand(2, 3)), torch.rand(2, 3)
+    x, uniform = sample(q, torch.rand(2, 3)), torch.rand(2, 3)
     exact = ExactAcceptance().bind(None)(p, q, x, uniform)
     for acceptance in (GroupAcceptance(), NeighbourAcceptance(), NeighbourAcceptance(10, 1.0, relative=True)):
         kept = acceptance.bind(Codebook(codebook))(p, q, x, uniform)

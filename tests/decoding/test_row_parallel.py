@@ -10,12 +10,13 @@ import torch
 import arimage.decoding.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
     AutoregressiveDecoding,
+    Layout,
     ParallelJacobiDecoding,
     Sampling,
     ZipARDecoding,
     decode,
 )
-from arimage.decoding.coupling import couple, draw
+from arimage.kernels.coupling import couple, sample
 from arimage.models.transformer_llamagen import rotary_table
 
 
@@ -52,7 +53,7 @@ def recorded(model):
 def truncated_law(model, sampling, window):
     """Probabilities [V ** N] of the images of "zipar": each code given those before it that are decided by then, and 0 for
     the others."""
-    size, columns = model.num_tokens, model.grid[1]
+    size, columns = model.num_tokens, model.layout.columns
     at = torch.arange(size)
     decided_in = at.div(columns, rounding_mode="floor") * min(window, columns) + at % columns
     images = torch.cartesian_prod(*[torch.arange(model.vocab_size)] * size).view(-1, size)
@@ -60,14 +61,14 @@ def truncated_law(model, sampling, window):
     for i in range(size):
         seen = images[:, :i] * (decided_in[:i] < decided_in[i])
         row = (seen * model.vocab_size ** torch.arange(i - 1, -1, -1)).sum(1)
-        law = sampling.law(model.tables[i][:, row, None], at[i].expand(len(images), 1))[:, 0].double()
+        law = sampling.probabilities(model.tables[i][:, row, None], at[i].expand(len(images), 1))[:, 0].double()
         joint *= law.gather(1, images[:, i, None])[:, 0]
     return joint / joint.sum()
 
 
 def look_only_at(model, neighbours):
     """Rewrite the tables so that a code depends only on its `neighbours`, pairs of rows down and columns right."""
-    columns = model.grid[1]
+    columns = model.layout.columns
     for i, table in enumerate(model.tables):
         row, column = divmod(i, columns)
         kept = [
@@ -114,7 +115,7 @@ def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adapt
 @torch.no_grad()
 def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     transformer = tiny.transformer("class")
-    model = transformer.bind((4, 4), guided=True, class_labels=torch.arange(8))
+    model = transformer.bind(Layout((4, 4)), guided=True, class_labels=torch.arange(8))
     sampling = Sampling(guidance_scale=2.0)
     expected, tokens = (
         decode(model, decoding, sampling, SEEDS).tokens for decoding in (AutoregressiveDecoding(), ZipARDecoding(4))
@@ -171,7 +172,7 @@ def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_mo
 def test_the_check_rejects_drafts_that_are_drawn_anew_from_the_target(table_model, monkeypatch):
     def drawn_anew(p, q, x, noise):
         _, kept = couple(p, q, x, noise)
-        return torch.where(kept, x, draw(p, noise[..., 1])), kept
+        return torch.where(kept, x, sample(p, noise[..., 1])), kept
 
     monkeypatch.setattr(parallel_jacobi, "couple", drawn_anew)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
@@ -258,7 +259,7 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
 )
 def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
     transformer = tiny.transformer("class")
-    model, record = recorded(transformer.bind((4, 4), class_labels=torch.tensor([3])))
+    model, record = recorded(transformer.bind(Layout((4, 4)), class_labels=torch.tensor([3])))
     decode(model, decoding, Sampling(), SEEDS[:1])
     # One sequence of all queries of all passes; a query attends to the latest that was written to each slot it sees.
     queries, latest, attends = [], {}, []
@@ -289,7 +290,7 @@ def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
 @pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(2, True), ParallelJacobiDecoding(2, 2)], ids=str)
 def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
     transformer = tiny.transformer("class")
-    model = transformer.bind((4, 4), guided=True, class_labels=torch.arange(8))
+    model = transformer.bind(Layout((4, 4)), guided=True, class_labels=torch.arange(8))
 
     def poison(state):
         cache = state.cache
@@ -325,7 +326,7 @@ class Mesh:
     device, codebook, vocab_size = torch.device("cpu"), None, 16
 
     def __init__(self, grid, sharpness=1.5):
-        self.grid, self.num_tokens = grid, math.prod(grid)
+        self.layout, self.num_tokens = Layout(grid), math.prod(grid)
         tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
         self.left, self.above = sharpness * tables
 
@@ -336,7 +337,7 @@ class Mesh:
     def forward(self, tokens, positions, cache, *, visible=None, slots=None):
         slots = torch.where(positions < 0, cache.shape[1] - 1, positions if slots is None else slots)
         cache.scatter_(1, slots, tokens)
-        target, columns = positions + 1, self.grid[1]
+        target, columns = positions + 1, self.layout.columns
         logits = torch.zeros(*positions.shape, self.vocab_size)
         for table, distance, inside in (
             (self.left, 1, target % columns > 0),

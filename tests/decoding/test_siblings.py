@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from arimage.decoding.coupling import couple, draw
-from arimage.decoding.siblings import couple_siblings, draw_siblings
+from arimage.decoding.siblings import couple_siblings, sample_siblings
+from arimage.kernels.coupling import couple, sample
 
 
 LAST = 1 - 2.0**-53  # the largest uniform number there is
@@ -108,7 +108,7 @@ def test_what_is_no_draft_changes_nothing():
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(400, 5, generator=generator, dtype=torch.float64)
-    x = draw_siblings(q, noise[:, :2])
+    x = sample_siblings(q, noise[:, :2])
     y, which = couple_siblings(p, q, x, noise[:, 2:])
     padded = torch.stack([torch.full((400,), -1), x[:, 0], torch.full((400,), -1), x[:, 1]], dim=1)
     noise = torch.stack([noise[:, 0], noise[:, 2], noise[:, 1], noise[:, 3], noise[:, 4]], dim=1)
@@ -141,7 +141,7 @@ def verify_with_replacement(p, q, x, noise):
         residual = (p - q).clamp(min=0)
         p = torch.where(residual.sum(-1, keepdim=True) > 0, residual / residual.sum(-1, keepdim=True), p)
     chosen = x.gather(-1, which.clamp(min=0)[..., None]).squeeze(-1)
-    return torch.where(which < 0, draw(p, noise[..., -1]), chosen), which
+    return torch.where(which < 0, sample(p, noise[..., -1]), chosen), which
 
 
 FLAWS = {
@@ -165,7 +165,7 @@ def test_one_draft_is_the_coupling_of_a_pair():
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(1000, 2, generator=generator)
-    x = draw(q, torch.rand(1000, generator=generator))
+    x = sample(q, torch.rand(1000, generator=generator))
     y, which = couple_siblings(p, q, x[:, None], noise)
     expected, kept = couple(p, q, x, noise)
     assert torch.equal(which == 0, kept) and torch.equal(y[kept], expected[kept])
@@ -177,7 +177,7 @@ def test_siblings_are_drawn_without_replacement():
     steps = 60
     grid = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     noise = torch.cartesian_prod(grid, grid)
-    drawn = draw_siblings(q.expand(len(noise), -1), noise)
+    drawn = sample_siblings(q.expand(len(noise), -1), noise)
     sequences, chance = without_replacement(q, 2)
     for codes, expected in zip(sequences, chance, strict=True):
         assert abs((drawn == codes).all(1).double().mean() - expected) < 2 / steps
@@ -185,7 +185,7 @@ def test_siblings_are_drawn_without_replacement():
 
 def test_siblings_run_out_with_their_law():
     q = laws([0.0, 0.6, 0.4], [0.0, 0.0, 1.0])
-    drawn = draw_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
+    drawn = sample_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
     assert drawn.tolist() == [[1, 2, -1, -1], [2, -1, -1, -1]]
 
 
@@ -194,7 +194,7 @@ def test_what_comes_out_may_always_be_drawn(size):
     p, q = (random_laws(400, size, seed, zeros=0.6).float() for seed in (1, 2))
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(400, 9, generator=generator)
-    x = draw_siblings(q, noise[:, :4])
+    x = sample_siblings(q, noise[:, :4])
     y, which = couple_siblings(p, q, x, noise[:, 4:])
     assert (p.gather(1, y[:, None]) > 0).all()
     kept = which >= 0

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import decoding_from_name
+from arimage.decoding import decoding_from_name, parse_decoding
 from arimage.eval import bench
 
 
@@ -37,7 +37,7 @@ def results(pipe):
     ],
 )
 def test_a_decoding_is_read_with_its_settings(text, expected):
-    name, settings = bench.parse_decoding(text)
+    name, settings = parse_decoding(text)
     assert (name, settings) == expected
     assert [type(value) for value in settings.values()] == [type(value) for value in expected[1].values()]
 

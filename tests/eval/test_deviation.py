@@ -50,7 +50,7 @@ def true_total_variation(model, wrong, right):
     codes = torch.eye(1, model.vocab_size, dtype=torch.float64)
     total = 0.0
     for position, table in enumerate(model.table):
-        laws = [law.law(table[None, None], torch.tensor([[position]]))[0].double() for law in (wrong, right)]
+        laws = [law.probabilities(table[None, None], torch.tensor([[position]]))[0].double() for law in (wrong, right)]
         total += float((codes @ (laws[0] - laws[1]).abs().sum(-1, keepdim=True) / 2).sum())
         codes = codes @ laws[0]
     return total / model.num_tokens

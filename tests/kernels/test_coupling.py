@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from arimage.decoding.coupling import couple, couple_window
-from arimage.kernels.coupling import reference
+from arimage.kernels.coupling import couple, couple_window, reference
 
 
 def random_laws(*shape, seed=0, zeros=0.0):
@@ -85,7 +84,7 @@ def test_without_rounding_triton_draws_the_very_same_codes(on_triton):
     assert 0 < expected[1].sum() < 16
     for actual, wanted in zip(on_triton("coupling", "couple_window", *arguments), expected, strict=True):
         assert torch.equal(actual, wanted)
-    (drawn,) = on_triton("coupling", "draw", arguments[0], noise[..., 1])
+    (drawn,) = on_triton("coupling", "sample", arguments[0], noise[..., 1])
     assert torch.equal(drawn, reference.draw(arguments[0], noise[..., 1]))
 
 
@@ -97,7 +96,7 @@ def test_triton_never_draws_a_code_without_weight(on_triton, size, scale):
     weights[weights.sum(-1) == 0, size // 2] = 1.0
     weights = (scale * weights).repeat_interleave(4, 0)
     uniform = torch.tensor([0.0, 2.0**-24, 0.5, LAST]).repeat(3)
-    (codes,) = on_triton("coupling", "draw", weights, uniform)
+    (codes,) = on_triton("coupling", "sample", weights, uniform)
     assert_drawn(weights, uniform, codes)
     assert_drawn(weights, uniform, reference.draw(weights, uniform))
 
@@ -142,4 +141,4 @@ def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
 
 def test_draw_compiles_without_spills(compile_for_hopper):
     signature = {"weights_ptr": "*fp32", "uniform_ptr": "*fp32", "out_ptr": "*i64", "vocab_size": "i32"}
-    compile_for_hopper("coupling", "draw_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)
+    compile_for_hopper("coupling", "sample_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)

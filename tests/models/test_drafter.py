@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 
+from arimage.decoding import Layout
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 
 
@@ -21,7 +22,7 @@ def drafting(request):
         embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(1))
         mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[3], [7]])
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-    model = transformer.bind((4, 4), guided=True, **condition)
+    model = transformer.bind(Layout((4, 4)), guided=True, **condition)
     codes = torch.randint(model.vocab_size, (BATCH, 16), generator=torch.Generator().manual_seed(0))
     _, features = transformer.predict(codes.repeat(2, 1), return_features=True, **model.condition)
     return model, tiny.drafter(transformer), codes, features.unflatten(0, (2, BATCH))
@@ -99,7 +100,7 @@ def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
 @torch.no_grad()
 def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
     transformer = tiny.transformer("class").to(dtype)
-    model = transformer.bind((4, 4), class_labels=torch.tensor([1, 3]))
+    model = transformer.bind(Layout((4, 4)), class_labels=torch.tensor([1, 3]))
     draft_model = tiny.drafter(transformer).to(dtype).bind(model)
     _, _, features = model.prefill(BATCH, return_features=True)
     codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)

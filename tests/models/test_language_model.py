@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
-from arimage.decoding import Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
 from arimage.models.language_model import LanguageTokenModel, code_head
 
 
@@ -62,7 +62,7 @@ def bind(network, prompts=PROMPTS, guided=True, row_end=ROW_END, grid=GRID, stat
         decoder,
         embed=lambda codes: decoder.embed_tokens(codes + FIRST_CODE),
         head=code_head(lm_head, FIRST_CODE, CODES),
-        grid=grid,
+        layout=Layout(grid),
         input_ids=ids,
         attention_mask=mask,
         row_end=row_end,

@@ -4,6 +4,8 @@ import pytest
 import tiny
 import torch
 
+from arimage.decoding import Layout
+
 
 BATCH, FED = 2, 5
 
@@ -14,7 +16,7 @@ def bound():
     transformer = tiny.class_pipeline().transformer
     grid = (transformer.config.grid_size,) * 2
     with torch.no_grad():
-        model = transformer.bind(grid, guided=True, class_labels=torch.tensor([1, 3]))
+        model = transformer.bind(Layout(grid), guided=True, class_labels=torch.tensor([1, 3]))
         cache, _ = model.prefill(BATCH, scratch=4)
         generator = torch.Generator().manual_seed(0)
         codes = torch.randint(model.vocab_size, (BATCH, model.num_tokens), generator=generator)

@@ -167,8 +167,8 @@ def test_everything_between_the_greedy_codes_equals_the_original(golden):
 class OriginalNoise(Sampling):
     """Draws from each law as the original does, and keeps the codes in `drawn`."""
 
-    def law(self, logits, positions):
-        law = super().law(logits, positions)
+    def probabilities(self, logits, positions):
+        law = super().probabilities(logits, positions)
         codes = torch.multinomial(law.flatten(0, 1), 1, replacement=True, generator=self.generator)
         self.drawn.append(codes.view(positions.shape))
         return law
@@ -182,7 +182,7 @@ def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, mo
     generator, drawn = torch.Generator().manual_seed(settings["g_seed"]), []
     monkeypatch.setattr(OriginalNoise, "generator", generator, raising=False)
     monkeypatch.setattr(OriginalNoise, "drawn", drawn, raising=False)
-    monkeypatch.setattr(next_scale, "draw", lambda law, noise: drawn[-1])
+    monkeypatch.setattr(next_scale, "sample", lambda law, noise: drawn[-1])
     monkeypatch.setattr(
         next_scale,
         "exponentials",
@@ -216,5 +216,5 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden):
 def test_the_sampling_law_is_the_original_filter(golden, filters):
     top_k, top_p = filters.removeprefix("k").split("_p")
     sampling = Sampling(top_k=int(top_k), top_p=float(top_p) or 1.0)
-    law = sampling.law(golden[1]["filter_logits"][None], torch.zeros(2, 3, dtype=torch.long))
+    law = sampling.probabilities(golden[1]["filter_logits"][None], torch.zeros(2, 3, dtype=torch.long))
     torch.testing.assert_close(law, golden[1][f"filter_probs_{filters}"])

@@ -98,7 +98,7 @@ def test_logits_equal_the_original(golden):
         first = expected[f"{name}_logits_full_last_prefix"][4:8196]
         torch.testing.assert_close(logits[group, 0], first, atol=1e-4, rtol=0)
     # The law of the first code: guidance and the 2000 largest.
-    law = pipe.sampling().law(logits[:, None, :1], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    law = pipe.sampling().probabilities(logits[:, None, :1], torch.zeros(1, 1, dtype=torch.long))[0, 0]
     theirs = expected["processed_scores_full_first"][4:8196].softmax(-1)
     torch.testing.assert_close(law, theirs, atol=1e-5, rtol=0)
 

@@ -14,12 +14,12 @@ def _operations(law: torch.Tensor):
     return reference
 
 
-def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     """Codes [...] drawn in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
 
     A code without weight is never drawn.
     """
-    return _operations(weights).draw(weights, uniform)
+    return _operations(weights).sample(weights, uniform)
 
 
 def couple(

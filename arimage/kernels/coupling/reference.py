@@ -3,7 +3,7 @@
 import torch
 
 
-def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     # Parallel sums need not be monotone: a code without weight gets an interval that nothing exceeds.
     cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
     total = cumulative.amax(-1)
@@ -19,7 +19,7 @@ def couple(
     kept = noise[..., 0] * q_x < p_x
     residual = (p - q).clamp(min=0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
-    return torch.where(kept, x, draw(residual, noise[..., 1])), kept
+    return torch.where(kept, x, sample(residual, noise[..., 1])), kept
 
 
 def couple_window(

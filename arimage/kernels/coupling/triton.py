@@ -48,7 +48,7 @@ def _draw(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks
 
 
 @triton.jit
-def draw_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+def sample_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     weights_ptr += place * vocab_size
     code = _draw(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
@@ -94,12 +94,12 @@ def _blocks(vocab_size: int) -> dict[str, int]:
     return {"block": block, "blocks": triton.next_power_of_2(triton.cdiv(vocab_size, block))}
 
 
-def draw(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     weights, uniform = weights.contiguous(), uniform.contiguous()
     codes = torch.empty_like(uniform, dtype=torch.long)
     vocab_size = weights.shape[-1]
     with torch.cuda.device_of(weights):
-        draw_kernel[(codes.numel(),)](weights, uniform, codes, vocab_size, **_blocks(vocab_size), num_warps=8)
+        sample_kernel[(codes.numel(),)](weights, uniform, codes, vocab_size, **_blocks(vocab_size), num_warps=8)
     return codes
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.kernels.law import law
+from arimage.kernels.probabilities import probabilities as law
 
 
 def random_logits(*shape, dtype=torch.float32, seed=0):
@@ -68,7 +68,7 @@ def test_triton_equals_the_definition(on_triton, case):
     shape, dtype, settings = CASES[case]
     settings = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None} | settings
     arguments = (random_logits(*shape, dtype=dtype), *settings.values())
-    (actual,) = on_triton("law", "law", *arguments)
+    (actual,) = on_triton("probabilities", "probabilities", *arguments)
     expected = law(*arguments)
     assert actual.dtype == torch.float32
     # No sum of these laws lies within rounding of its top-p.
@@ -79,7 +79,7 @@ def test_triton_equals_the_definition(on_triton, case):
 @pytest.mark.parametrize("top_k", [1, 2, 4, 5, 8])
 def test_triton_keeps_all_ties_of_top_k(on_triton, top_k):
     logits = torch.tensor([2.0, 0.0, 3.0, -0.0, 2.0, 0.0, -1.0, 2.0])[None, None, None]
-    (actual,) = on_triton("law", "law", logits, 1.0, 1.0, top_k, 1.0, None)
+    (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, top_k, 1.0, None)
     assert torch.equal(actual > 0, law(logits, top_k=top_k) > 0)
     torch.testing.assert_close(actual, law(logits, top_k=top_k))
 
@@ -89,7 +89,7 @@ def test_triton_keeps_of_equally_probable_codes_those_first_in_order(on_triton, 
     # 64 probabilities of 2 ** -6: the sums are exact, so a bound may be reached exactly.
     logits = torch.full((1, 1, 1, 100), -torch.inf)
     logits[..., 20:84] = 5.0
-    (actual,) = on_triton("law", "law", logits, 1.0, 1.0, 0, top_p, None)
+    (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, top_p, None)
     assert torch.equal(actual, law(logits, top_p=top_p))
     assert actual.flatten().nonzero().flatten().tolist() == list(range(20, 20 + kept))
 
@@ -98,7 +98,7 @@ def test_triton_cuts_through_ties_that_lie_in_several_blocks(on_triton):
     logits = torch.zeros(1, 1, 1, 9000)
     logits[..., ::9] = 4.0
     for top_p in (0.5, 0.95):
-        (actual,) = on_triton("law", "law", logits, 1.0, 1.0, 0, top_p, None)
+        (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, top_p, None)
         expected = law(logits, top_p=top_p)
         # Whether the last of the ties is in, rounding may decide.
         assert (actual > 0).sum() - (expected > 0).sum() in (-1, 0, 1)
@@ -110,7 +110,7 @@ def test_triton_cuts_through_ties_that_lie_in_several_blocks(on_triton):
 def test_padding_stays_padding(on_triton):
     logits = random_logits(2, 1, 2, 30)
     logits[:, 0, 1] = torch.nan
-    (actual,) = on_triton("law", "law", logits, 2.0, 1.0, 5, 0.9, None)
+    (actual,) = on_triton("probabilities", "probabilities", logits, 2.0, 1.0, 5, 0.9, None)
     torch.testing.assert_close(actual[0, 0], law(logits, 2.0, 1.0, 5, 0.9)[0, 0])
     assert actual[0, 1].isnan().all()
 
@@ -119,4 +119,4 @@ def test_law_compiles_without_spills(compile_for_hopper):
     signature = {"logits_ptr": "*bf16", "scale_ptr": "*fp32", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     signature |= {"group_stride": "i32", "vocab_size": "i32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32"}
     constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": 4096}
-    compile_for_hopper("law", "law_kernel", signature, constants, num_warps=8)
+    compile_for_hopper("probabilities", "probabilities_kernel", signature, constants, num_warps=8)

@@ -6,7 +6,7 @@ from .. import runs_triton
 from . import reference
 
 
-def law(
+def probabilities(
     logits: torch.Tensor,
     scale: float | torch.FloatTensor = 1.0,
     temperature: float = 1.0,
@@ -34,5 +34,5 @@ def law(
     if runs_triton(logits):
         from . import triton
 
-        return triton.law(logits, scale, temperature, top_k, top_p, allowed)
-    return reference.law(logits, scale, temperature, top_k, top_p, allowed)
+        return triton.probabilities(logits, scale, temperature, top_k, top_p, allowed)
+    return reference.probabilities(logits, scale, temperature, top_k, top_p, allowed)

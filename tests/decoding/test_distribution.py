@@ -21,7 +21,7 @@ def law(logits, sampling, positions=None):
     logits = torch.as_tensor(logits)
     flat = logits if logits.dim() == 3 else logits[:, None]
     positions = torch.arange(flat.shape[1]) if positions is None else torch.as_tensor(positions)
-    return sampling.law(flat[:, None], positions[None])[0].reshape(logits.shape[1:])
+    return sampling.probabilities(flat[:, None], positions[None])[0].reshape(logits.shape[1:])
 
 
 def random_logits(*shape, seed=0):
@@ -74,7 +74,7 @@ def test_only_the_first_positions_are_guided(guided):
 
 def test_each_image_is_guided_by_its_own_positions():
     logits = random_logits(2, 3, 1, 16)
-    actual = Sampling(guidance_scale=4.0, guided_tokens=2).law(logits, torch.tensor([[1], [2], [0]]))
+    actual = Sampling(guidance_scale=4.0, guided_tokens=2).probabilities(logits, torch.tensor([[1], [2], [0]]))
     for b, scale in enumerate((4.0, 1.0, 4.0)):
         torch.testing.assert_close(actual[b], law(logits[:, b], Sampling(guidance_scale=scale)))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..kernels.law import law
+from ..kernels import probabilities as kernel
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: give a probability above 0 and up to 1")
 
-    def law(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
+    def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the codes at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
         scale = self.guidance_scale
         if self.guided_tokens is not None:
             scale = torch.where(positions < self.guided_tokens, scale, 1.0)
-        probabilities = law(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
+        probabilities = kernel.probabilities(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
         return self.force(probabilities, positions)
 
     def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from ..convert.published import PUBLISHED, load_published
-from .base import ARImagePipeline
-from .pipeline_anole import AnolePipeline
-from .pipeline_emu3 import Emu3Pipeline
-from .pipeline_janus import JanusPipeline
-from .pipeline_llamagen import LlamaGenPipeline
-from .pipeline_lumina_mgpt import LuminaMGPTPipeline
-from .pipeline_var import VARPipeline
+from .convert.published import PUBLISHED, load_published
+from .pipelines.base import ARImagePipeline
+from .pipelines.pipeline_anole import AnolePipeline
+from .pipelines.pipeline_emu3 import Emu3Pipeline
+from .pipelines.pipeline_janus import JanusPipeline
+from .pipelines.pipeline_llamagen import LlamaGenPipeline
+from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+from .pipelines.pipeline_var import VARPipeline
 
 
 PIPELINES = {
@@ -27,7 +27,7 @@ PIPELINES = {
         AnolePipeline,
     )
 }
-ASSETS = Path(__file__).parents[1] / "assets"
+ASSETS = Path(__file__).parent / "assets"
 
 
 def packaged_models() -> list[str]:

@@ -3,7 +3,7 @@
 import torch
 
 
-def law(
+def probabilities(
     logits: torch.Tensor,
     scale: float | torch.FloatTensor,
     temperature: float,
@@ -27,8 +27,8 @@ def law(
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = ordered.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
+        ordered = ordered.softmax(-1)
+        before = ordered.cumsum(-1) - ordered
         cut = (before > top_p).scatter(-1, order, before > top_p)
         logits = logits.masked_fill(cut, -torch.inf)
     return logits.softmax(-1)

@@ -49,7 +49,7 @@ def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.cons
 
 
 @triton.jit
-def law_kernel(
+def probabilities_kernel(
     logits_ptr,
     scale_ptr,
     allowed_ptr,
@@ -120,7 +120,7 @@ def law_kernel(
         tl.store(out_ptr + codes, tl.math.div_rn(weights, kept), mask=codes < vocab_size)
 
 
-def law(
+def probabilities(
     logits: torch.Tensor,
     scale: float | torch.FloatTensor,
     temperature: float,
@@ -136,13 +136,13 @@ def law(
         scale = scale.contiguous()
     else:
         scale = torch.full((batch, queries), scale, dtype=torch.float32, device=logits.device)
-    law = torch.empty_like(logits[0], dtype=torch.float32)
+    probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     with torch.cuda.device_of(logits):
-        law_kernel[(batch * queries,)](
+        probabilities_kernel[(batch * queries,)](
             logits,
             scale,
             None if allowed is None else allowed.contiguous().view(torch.uint8),
-            law,
+            probabilities,
             batch * queries * vocab_size,
             vocab_size,
             # A whole number would become an integer in the kernel.
@@ -158,4 +158,4 @@ def law(
             # Fused multiplication and addition would round otherwise than the definition, and so break or make ties.
             enable_fp_fusion=False,
         )
-    return law
+    return probabilities
