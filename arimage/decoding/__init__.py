@@ -14,7 +14,6 @@ from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
 from .presets import (
     PRESETS,
-    check_kind,
     decoding_from_dict,
     decoding_from_name,
     decoding_from_text,
@@ -49,7 +48,6 @@ __all__ = [
     "TokenModel",
     "TreeJacobiDecoding",
     "ZipARDecoding",
-    "check_kind",
     "decode",
     "decoding_from_dict",
     "decoding_from_name",

@@ -1,4 +1,4 @@
-"""A window that follows the machine and the image: as long as a longer one decides more codes a second."""
+"""A window that adapts to the machine and the image: the size that decides the most tokens per second."""
 
 import math
 import statistics
@@ -9,65 +9,72 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .interface import TokenModel
+from .loop import INTERVAL
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-# How often a window is chosen, in passes: choosing waits for the device.
-INTERVAL = 8
-# The drafts a pass keeps for every doubling of the window, before anything was seen.
+# Accepted drafts per step and doubling of the window, before anything was seen.
 GUESS = 0.8
-# What trying may cost, as a share of the time that autoregressive decoding takes.
+# The cost of trying, as a share of the time of autoregressive decoding.
 LOSS = 0.05
 
 _seconds: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 
 
 class AdaptiveWindow:
-    """Picks the window that decides the most codes a second, for all images of a call together.
+    """Picks the window that decides the most tokens per second, for all images of a call together.
 
-    Each size is credited with so many drafts kept for every doubling that it takes; what is seen of the size in use corrects
-    its own number by a half, those of the others by a quarter. A window is only tried if keeping none of its drafts until
-    the next choice would not put the slowest image behind autoregressive decoding by more than `LOSS` of its time.
+    Each size is credited with accepted drafts per doubling of the window; what is seen of the size in use corrects its own
+    credit by a half, those of the others by a quarter. A window is only tried if accepting none of its drafts until the next
+    choice would not put the slowest image behind autoregressive decoding by more than `LOSS` of its time.
 
     Args:
-        seconds: what a pass takes at each size.
-        num_tokens: the codes of an image.
+        seconds: the time of a step at each size.
+        num_tokens: the tokens of an image.
+        device: where the images are decoded; what is seen of them is summed up there.
     """
 
-    def __init__(self, seconds: dict[int, float], num_tokens: int):
+    def __init__(self, seconds: dict[int, float], num_tokens: int, device: torch.device | str = "cpu"):
         self.seconds, self.num_tokens = seconds, num_tokens
-        self._kept_a_doubling = dict.fromkeys(seconds, GUESS)
+        self._credit = dict.fromkeys(seconds, GUESS)
         self._spent = 0.0
         self.window = self._best(1)
-        self._passes, self._kept = 0, 0
+        # Accepted drafts per image and step, and steps, since the last choice.
+        self._seen = torch.zeros(2, device=device)
+
+    @property
+    def largest(self) -> int:
+        """The largest window that may be chosen."""
+        return max(self.seconds)
 
     def _best(self, decided: int) -> int:
         alone = self.seconds[1]
         spare = (decided - 1 + LOSS * self.num_tokens) * alone - self._spent
         affordable = [size for size, cost in self.seconds.items() if size == 1 or INTERVAL * (cost - alone) <= spare]
-        return max(affordable, key=lambda s: (1 + self._kept_a_doubling[s] * math.log2(s)) / self.seconds[s])
+        return max(affordable, key=lambda s: (1 + self._credit[s] * math.log2(s)) / self.seconds[s])
 
     def observe(self, leading: torch.LongTensor, running: torch.BoolTensor) -> None:
-        """Take in a pass that kept `leading` [B] drafts, of the images that are still `running` [B]."""
-        self._kept = self._kept + (leading * running).sum() / running.sum().clamp(min=1)
-        self._passes += 1
+        """Take in a step that accepted `leading` [B] drafts, of the images that are still `running` [B]."""
+        self._seen[0] += (leading * running).sum() / running.sum().clamp(min=1)
+        self._seen[1] += 1
 
     def choose(self, decided: torch.LongTensor) -> int:
-        """The size for the next passes, where `decided` [B] codes of each image are decided."""
-        self._spent += self._passes * self.seconds[self.window]
-        if self.window > 1:
-            seen = float(self._kept) / self._passes / math.log2(self.window)
-            for size, credit in self._kept_a_doubling.items():
-                self._kept_a_doubling[size] += (seen - credit) * (0.5 if size == self.window else 0.25)
+        """The size for the next steps, where `decided` [B] tokens of each image are decided. Reads the device."""
+        accepted, steps = self._seen.tolist()
+        self._seen.zero_()
+        self._spent += steps * self.seconds[self.window]
+        if self.window > 1 and steps:
+            seen = accepted / steps / math.log2(self.window)
+            for size, credit in self._credit.items():
+                self._credit[size] += (seen - credit) * (0.5 if size == self.window else 0.25)
         self.window = self._best(int(decided.min()))
-        self._passes, self._kept = 0, 0
         return self.window
 
 
-def pass_seconds(model: TokenModel, batch_size: int, run: Callable[[int], Callable[[], None]]) -> dict[int, float]:
-    """Seconds of a pass at each of `SIZES` that the image has room for, measured once for a network and batch size.
+def step_seconds(model: TokenModel, batch_size: int, run: Callable[[int], Callable[[], None]]) -> dict[int, float]:
+    """Seconds of a step at each of `SIZES` that the image has room for, measured once per network and batch size.
 
-    `run(size)` gives a function that makes one pass.
+    `run(size)` returns a function that makes one step.
     """
     known = _seconds.setdefault(model.network, {})
     key = batch_size, model.num_tokens
@@ -76,16 +83,16 @@ def pass_seconds(model: TokenModel, batch_size: int, run: Callable[[int], Callab
     return known[key]
 
 
-def _time(make_pass: Callable[[], None], device: torch.device, repeats: int = 5) -> float:
+def _time(make_step: Callable[[], None], device: torch.device, repeats: int = 5) -> float:
     def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    make_pass()
+    make_step()
     seconds = []
     for _ in range(repeats):
         began = now()
-        make_pass()
+        make_step()
         seconds.append(now() - began)
     return statistics.median(seconds)

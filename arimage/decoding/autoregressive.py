@@ -1,4 +1,4 @@
-"""One code a forward pass: the law that every exact decoding reproduces."""
+"""One token per forward pass: the distribution that every exact decoding reproduces."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,47 +7,44 @@ import torch
 
 from ..kernels.coupling import sample
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .state import DecodingState
 
 
+def decide_first(state: DecodingState, logits: torch.FloatTensor) -> None:
+    """Sample the token of rank 0 from what a prefill returned, logits [G, B, V]."""
+    _decide_next(state, logits[:, :, None])
+
+
+def _decide_next(state: DecodingState, logits: torch.FloatTensor) -> None:
+    position = state.steps[:, None]
+    live = ~state.finished[:, None]
+    at = position.clamp(max=state.model.num_tokens - 1)
+    probabilities = state.probabilities(logits, at, live)
+    token = sample(probabilities, uniforms(state.seeds, at, Purpose.SAMPLE, 0, 1)[..., 0])
+    state.write_tokens(position, live, token)
+    state.decided_buffer.scatter_(1, position, True)
+    state.record(torch.ones_like(state.seeds))
+    torch.eq(state.steps, state.model.num_tokens, out=state.finished)
+
+
 @dataclass(frozen=True)
 class AutoregressiveDecoding:
-    """Draw the codes one after another in raster order: N forward passes an image."""
+    """Sample the tokens one after another: N forward passes per image."""
 
     exact: ClassVar[bool] = True
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, scratch: int = 0) -> DecodingState:
-        return self.begin(model, sampling, seeds, *model.prefill(len(seeds), scratch))
+    def supports(self, model: TokenModel) -> str | None:
+        return needs_tokens(model)
 
-    def begin(self, model, sampling, seeds, cache, logits: torch.FloatTensor) -> DecodingState:
-        """Decide position 0 by what a prefill returned."""
-        tokens = torch.zeros(len(seeds), model.num_tokens, dtype=torch.long, device=model.device)
-        state = DecodingState(
-            model=model,
-            sampling=sampling,
-            seeds=seeds,
-            cache=cache,
-            tokens=tokens,
-            decided=torch.zeros_like(tokens, dtype=torch.bool),
-            finished=torch.zeros_like(seeds, dtype=torch.bool),
-        )
-        return self._commit(state, logits[:, :, None])
-
-    def step(self, state: DecodingState) -> DecodingState:
-        position = state.forward_passes - 1
-        positions = torch.full_like(state.tokens[:, :1], position)
-        logits = state.model.forward(state.tokens[:, position, None], positions, state.cache)
-        return self._commit(state, logits)
-
-    def _commit(self, state: DecodingState, logits: torch.Tensor) -> DecodingState:
-        position = state.forward_passes
-        positions = torch.full_like(state.tokens[:, :1], position)
-        law = state.sampling.probabilities(logits, positions)
-        noise = uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)
-        state.tokens[:, position, None] = sample(law, noise[..., 0])
-        state.decided[:, position] = True
-        state.record(torch.ones_like(state.seeds))
-        state.finished.fill_(position + 1 == state.model.num_tokens)
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
+        cache, logits = model.prefill(len(seeds))
+        state = DecodingState.open(model, sampling, seeds, cache)
+        decide_first(state, logits)
         return state
+
+    def step(self, state: DecodingState) -> None:
+        last = state.steps[:, None] - 1
+        positions = torch.where(state.finished[:, None], -1, last)
+        _decide_next(state, state.model.forward(state.tokens.gather(1, last), positions, state.cache))

@@ -1,25 +1,31 @@
-"""The sampling law: from a model's logits to the probabilities that a decoding must reproduce."""
+"""The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
 
+import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import torch
 
 from ..kernels import probabilities as kernel
 
 
+def _is_number(value, kind) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How the next code is drawn: guidance, temperature, allowed codes, top-k, top-p, softmax, in this order.
+    """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
 
     Attributes:
-        guidance_scale: s in u + s (c - u); 1 = off. Used when the logits come with and without the condition.
-        temperature: > 0.
-        top_k: keep the codes whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
-        top_p: keep the most probable codes until their sum exceeds it, in (0, 1]; 1 = all.
-        guided_tokens: guide the first n positions of an image only; None = all.
-        allowed: bool [V], codes that may be drawn; None = all.
-        forced: int64 [B, N], codes that stand already, whatever the model says of them; -1 = free. The other codes follow
-            the model's law given all codes before them, forced ones included: what comes after a code has no say in it.
+        guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable it.
+        temperature: >= 1e-4.
+        top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
+        top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
+        guided_tokens: guide the first n tokens of an image only; None = all.
+        allowed: bool [V], tokens that may be sampled; None = all.
+        forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's distribution given
+            all tokens before it, forced ones included; it does not depend on forced tokens after it.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -34,17 +40,26 @@ class Sampling:
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
-        if not self.temperature > 0:
+        scale, temperature = self.guidance_scale, self.temperature
+        if not (_is_number(scale, Real) and math.isfinite(scale) and scale >= 0):
+            raise ValueError(f"guidance_scale is {scale!r}: give a finite number of at least 0; 1 disables guidance")
+        if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-4):
             raise ValueError(
-                f"temperature is {self.temperature}: give a number above 0, or top_k=1 for greedy decoding"
+                f"temperature is {temperature!r}: give a finite number of at least 0.0001, or top_k=1 for greedy decoding"
             )
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}: give a number of codes, or 0 for all")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}: give a probability above 0 and up to 1")
+        if not (_is_number(self.top_k, Integral) and self.top_k >= 0):
+            raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
+        if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
+        if self.guided_tokens is not None and not (
+            _is_number(self.guided_tokens, Integral) and self.guided_tokens >= 0
+        ):
+            raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
+        if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
+            raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
-        """Probabilities [B, Q, V] in float32 of the codes at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
+        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
         scale = self.guidance_scale
         if self.guided_tokens is not None:
             scale = torch.where(positions < self.guided_tokens, scale, 1.0)
@@ -52,9 +67,18 @@ class Sampling:
         return self.force(probabilities, positions)
 
     def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:
-        """Laws [B, Q, V] of the codes at `positions` [B, Q] with those of forced codes one-hot."""
+        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q], one-hot where a token is forced."""
         if self.forced is None:
             return probabilities
-        codes = self.forced.gather(1, positions)[..., None]
-        one_hot = torch.arange(probabilities.shape[-1], device=codes.device) == codes
-        return torch.where(codes < 0, probabilities, one_hot.to(probabilities.dtype))
+        tokens = self.forced.gather(1, positions)[..., None]
+        one_hot = torch.arange(probabilities.shape[-1], device=tokens.device) == tokens
+        return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
+
+    def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the allowed
+        tokens, one-hot where a token is forced."""
+        if self.allowed is None:
+            weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
+        else:
+            weights = self.allowed.float() / self.allowed.sum()
+        return self.force(weights.expand(*positions.shape, -1), positions)

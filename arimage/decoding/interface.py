@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 
 class TokenModel(Protocol):
-    """A next-token model of the tokens of images, bound to the conditions of the B images of one call.
+    """A model that predicts one token after another, bound to the conditions of the B images (or videos) of one call.
+
+    Tokens are addressed by rank, the order in which they are generated; `layout` knows the place of each rank in the image.
 
     Attributes:
-        num_tokens: N = rows * columns codes an image.
-        vocab_size: V codes, ids 0 .. V - 1.
+        num_tokens: N tokens per image.
+        vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens.
         device: where its tensors live.
-        codebook: the codes' vectors in the image tokenizer [V, D], for the decodings that ask which codes look alike; None
-            where they are not known.
-        network: the network whose passes these are, by which measured times are remembered.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], for the decodings that ask which tokens look alike;
+            None where they are not known.
+        network: the network that runs the forward passes, by which tables and measured times are remembered.
+        drafter: a `Drafter` trained for this model; None where there is none.
     """
 
     num_tokens: int
@@ -32,9 +35,10 @@ class TokenModel(Protocol):
     device: torch.device
     codebook: torch.Tensor | None
     network: object
+    drafter: "Drafter | None"
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
-        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of position 0.
+        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.
 
         G is 1, or 2 under guidance: with the condition, without it.
         """
@@ -48,27 +52,27 @@ class TokenModel(Protocol):
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
-        """Feed code `tokens[b, j]` at image position `positions[b, j]`; return the logits [G, B, Q, V] of the positions after.
+        """Feed `tokens[b, j]` of rank `positions[b, j]`; return the logits [G, B, Q, V] of the ranks after them.
 
-        Keys and values go to slot `slots[b, j]`, by default the position itself; writing again overwrites, so a rejected
-        draft needs no rollback. A query sees the slots 0 .. its own, or those of `visible` [B, Q, N + scratch]. A position
-        of -1 is padding: nothing is kept of it and its logits mean nothing. A token of -1 is a code not known yet, which
-        the model stands in for.
+        Keys and values go to slot `slots[b, j]`, by default the rank itself; writing again overwrites, so a rejected draft
+        needs no rollback. A query sees the slots 0 .. its own, or those of `visible` [B, Q, N + scratch]. A position of -1 is
+        padding: it is not cached and its logits mean nothing. A token of -1 is not known yet; the model substitutes a
+        stand-in.
         """
 
 
 class ScaleModel(Protocol):
-    """A next-scale model of K square maps of codes, from coarse to fine, bound to the conditions of the B images of one call.
+    """A next-scale model of K square token maps, from coarse to fine, bound to the conditions of the B images of one call.
 
-    What it is fed for a scale is made from the latents [B, D, P, P] that the maps before add up to, P the side of the last.
+    Its input for a scale is made from the latents [B, D, P, P] that the maps before add up to, P the side of the last.
 
     Attributes:
         scales: sides of the K maps.
-        num_tokens: N, the codes of all maps together.
-        vocab_size: V codes, ids 0 .. V - 1.
+        num_tokens: N, the tokens of all maps together.
+        vocab_size: V tokens, ids 0 .. V - 1.
         device: where its tensors live.
-        codebook: the codes' vectors in the image tokenizer [V, D], float32.
-        network: the network whose passes these are.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
+        network: the network that runs the forward passes.
         refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where there is
             none.
     """
@@ -82,8 +86,8 @@ class ScaleModel(Protocol):
     refiner: "ScaleModel | None"
 
     def prefill(self, batch_size: int, latents: Sequence[torch.FloatTensor] = ()) -> tuple[Any, torch.FloatTensor]:
-        """Feed the scales 0 .. k in one pass, where `latents` holds those after each of the first k scales; return a cache with
-        them and the condition in it, and the logits [G, B, n, V] of the n codes of scale k.
+        """Feed the scales 0 .. k in one forward pass, where `latents` holds those after each of the first k scales; return a
+        cache with them and the condition in it, and the logits [G, B, n, V] of the n tokens of scale k.
 
         G is 1, or 2 under guidance: with the condition, without it.
         """
@@ -95,13 +99,13 @@ class ScaleModel(Protocol):
     def accumulate(
         self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
     ) -> torch.FloatTensor:
-        """The latents after `scale`: those before it, None = nothing yet, with the vectors [B, n, D] of its map added."""
+        """The latents after `scale`: those before it (None at the start) plus the vectors [B, n, D] of its map."""
 
 
 class Drafter(Protocol):
-    """A small network that continues what a model has computed. A `TokenModel` that has one offers it as its attribute
-    `drafter`, and its features on request: `prefill(..., return_features=True)` and `forward(..., return_features=True)`
-    return as one more value what the logits were made from, [G, B, D] of position 0 and [G, B, Q, D]."""
+    """A small network that continues what a model has computed. A `TokenModel` with a drafter returns its features on request:
+    `prefill(..., return_features=True)` and `forward(..., return_features=True)` return one more value, what the logits were
+    computed from, [G, B, D] of rank 0 and [G, B, Q, D]."""
 
     def bind(self, model: TokenModel) -> "DraftModel":
         """The drafter for the images that `model` is bound to."""
@@ -123,22 +127,43 @@ class DraftModel(Protocol):
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """Feed code `tokens[b, j]` at image position `positions[b, j]` with the features [G, B, Q, D] that the logits of that
-        position were made from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and
-        the features [G, B, Q, D] of the positions after. `visible` and `slots` as in `TokenModel.forward`."""
+        """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank were
+        computed from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and the features
+        [G, B, Q, D] of the ranks after. `visible` and `slots` as in `TokenModel.forward`."""
 
 
 class Decoding(Protocol):
     """A decoding method: a frozen dataclass of its settings.
 
     Attributes:
-        exact: whether its samples follow the model's own sampling law.
+        exact: whether its samples follow the model's own distribution.
     """
 
     exact: bool
 
-    def start(self, model: TokenModel | ScaleModel, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
-        """Prefill and decide what the prefill decides; `seeds` is int64 [B]."""
+    def supports(self, model: TokenModel | ScaleModel) -> str | None:
+        """None, or the reason why this decoding cannot run on `model`."""
 
-    def step(self, state: "DecodingState") -> "DecodingState":
-        """One forward pass of the model."""
+    def start(self, model: TokenModel | ScaleModel, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
+        """Prefill and decide what the prefill decides; `seeds` is int64 [B]. All shapes are fixed here."""
+
+    def step(self, state: "DecodingState") -> None:
+        """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
+
+
+def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
+    """Why a decoding that generates token by token cannot run on `model`, or None."""
+    return "it generates whole scales: use next-scale or code" if hasattr(model, "scales") else None
+
+
+def needs_scales(model: TokenModel | ScaleModel) -> str | None:
+    """Why a decoding that generates whole scales cannot run on `model`, or None."""
+    return None if hasattr(model, "scales") else "it generates token by token: use ar, sjd-coupled or the like"
+
+
+def needs_raster(model: TokenModel | ScaleModel) -> str | None:
+    """Why a decoding that works row by row cannot run on `model`, or None."""
+    reason = needs_tokens(model)
+    if reason is None and model.layout.order is not None:
+        reason = "its tokens are not in raster order"
+    return reason

@@ -8,35 +8,39 @@ import torch.nn.functional as F
 
 from ..kernels.coupling import couple_window
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import TokenModel, needs_tokens
+from .layout import Layout
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .window import Init, WindowState, open_window, slide_window, window_positions, write_tokens
+from .window import Init, WindowState, open_window, slide_window, window_positions
 
 
 @dataclass
 class LazyState(WindowState):
-    """Adds to `WindowState`: `outdated` [B, W], where a neighbour's code changed since the draft's law was computed."""
+    """Adds to `WindowState`: `outdated` [B, W], where a neighbour's token changed since the draft was evaluated, and
+    `neighbours` [1 or B, N, K], the ranks of each token's neighbours, N where there is none."""
 
-    outdated: torch.BoolTensor = None
+    outdated: torch.BoolTensor
+    neighbours: torch.LongTensor
 
 
 @dataclass(frozen=True)
 class LazyJacobiDecoding:
-    """Coupled speculative Jacobi decoding that spends a pass on the drafts that may change; exact for every setting.
+    """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
-    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A pass evaluates
-    the first `chain` drafts after an image's cursor, which it may decide, and further ahead those drafts whose neighbour to
-    the left, above, above-left or above-right changed since they were evaluated, `tokens` in all. So the drafts far ahead
-    settle before the cursor comes, for the cost of a window of `tokens`.
+    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A step evaluates
+    the first `chain` drafts after an image's cursor, which it may decide, and further ahead those drafts with a neighbour that
+    changed since they were evaluated, `tokens` in all. So the drafts far ahead settle before the cursor arrives, for the cost
+    of a window of `tokens`. Neighbours are the token generated before and, among those generated earlier, the tokens around
+    it in the image (of a video, also the same place one frame earlier).
 
-    Exact, since a draft is evaluated for what changed before it, never for what it is or for what comes after it, and is
-    decided in a pass that evaluates everything between it and the cursor.
+    Exact, since a draft is evaluated because of what changed before it, never because of its own value or of what comes after
+    it, and is decided in a step that evaluates everything between it and the cursor.
 
     Attributes:
         window: drafts kept ahead, >= `tokens`.
-        chain: drafts evaluated in every pass, 1 .. `tokens`.
-        tokens: drafts evaluated in a pass at most.
+        chain: drafts evaluated in every step, 1 .. `tokens`.
+        tokens: drafts evaluated in a step at most.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
 
     Raises:
@@ -52,17 +56,28 @@ class LazyJacobiDecoding:
 
     def __post_init__(self):
         check_settings(self, {"chain": 1}, {"init": get_args(Init)})
-        check_settings(self, {"tokens": self.chain}, {})
-        check_settings(self, {"window": self.tokens}, {})
+        check_settings(self, {"tokens": self.chain})
+        check_settings(self, {"window": self.tokens})
+
+    def supports(self, model: TokenModel) -> str | None:
+        return needs_tokens(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
-        state = LazyState(**vars(open_window(model, sampling, seeds, self.window, self.init)))
-        state.outdated = torch.ones(state.draft_probabilities.shape[:2], dtype=torch.bool, device=model.device)
-        return state
+        outdated = torch.ones(len(seeds), min(self.window, model.num_tokens), dtype=torch.bool, device=model.device)
+        return open_window(
+            LazyState,
+            model,
+            sampling,
+            seeds,
+            self.window,
+            self.init,
+            outdated=outdated,
+            neighbours=_earlier_neighbours(model.layout, model.device),
+        )
 
-    def step(self, state: LazyState) -> LazyState:
-        model = state.model
-        offsets, positions, live = window_positions(state)
+    def step(self, state: LazyState) -> None:
+        size = state.model.num_tokens
+        offsets, positions, at, live = window_positions(state)
         window, vocab_size = state.draft_probabilities.shape[1:]
         count = min(self.tokens, window)
         # The first `count` wanted drafts: whether one is evaluated must not depend on those after it.
@@ -70,37 +85,43 @@ class LazyJacobiDecoding:
         rank = wanted.long().cumsum(1) - 1
         evaluated = wanted & (rank < count)
         # Where in the window the evaluated drafts are [B, count]; behind it where there are fewer.
-        place = torch.full((len(rank), count + 1), window, device=model.device)
+        place = torch.full((len(rank), count + 1), window, device=rank.device)
         place = place.scatter(1, torch.where(evaluated, rank, count), offsets.expand_as(rank))[:, :count]
+        used = place < window
 
-        last = model.num_tokens - 1
-        drafts = state.tokens.gather(1, positions.clamp(max=last))
-        at, x = (values.gather(1, place.clamp(max=window - 1)) for values in (positions.clamp(max=last), drafts))
-        logits = model.forward(state.tokens.gather(1, at - 1), torch.where(place < window, at - 1, -1), state.cache)
-        law = state.sampling.probabilities(logits, at)
-        draft_probabilities = F.pad(state.draft_probabilities, (0, 0, 0, 1))
+        drafts = state.tokens.gather(1, at)
+        queried, x = (values.gather(1, place.clamp(max=window - 1)) for values in (at, drafts))
+        previous = state.tokens.gather(1, queried - 1)
+        logits = state.model.forward(previous, torch.where(used, queried - 1, -1), state.cache)
+        p = state.probabilities(logits, queried, used)
+        recorded = F.pad(state.draft_probabilities, (0, 0, 0, 1))
         index = place[..., None].expand(-1, -1, vocab_size)
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, state.forward_passes, 2)
+        noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
         # What is decided must be evaluated with all that lies between it and the cursor.
         run = (place == offsets[:count]).long().cumprod(1).bool()
-        tokens, _, leading = couple_window(law, draft_probabilities.gather(1, index), x, noise, run)
+        tokens, _, leading = couple_window(p, recorded.gather(1, index), x, noise, run)
         accepted = torch.minimum(leading + 1, run.sum(1))
-        write_tokens(state, at, place < window, tokens)
-        state.draft_probabilities = draft_probabilities.scatter(1, index, law)[:, :window]
-        changed = (state.tokens.gather(1, positions.clamp(max=last)) != drafts) & live
-        outdated = (state.outdated & ~evaluated) | _after(changed, model.layout.columns)
+        state.write_tokens(queried, used, tokens)
+
+        changed = torch.zeros_like(state.decided_buffer)
+        changed.scatter_(1, torch.where(live, at, size), (state.tokens.gather(1, at) != drafts) & live)
+        changed[:, size] = False
+        near = state.neighbours.expand(len(at), -1, -1).gather(
+            1, at[..., None].expand(-1, -1, state.neighbours.shape[2])
+        )
+        disturbed = changed.gather(1, near.flatten(1)).view_as(near).any(2)
+        outdated = (state.outdated & ~evaluated) | disturbed
         moved = offsets + accepted[:, None]
+        entered = slide_window(state, accepted, recorded.scatter(1, index, p)[:, :window])
         # What enters the window was never evaluated.
-        state.outdated = outdated.gather(1, moved.clamp(max=window - 1)) | (moved >= window)
-        slide_window(state, accepted, self.init)
-        return state
+        torch.logical_or(outdated.gather(1, moved.clamp(max=window - 1)), entered, out=state.outdated)
 
 
-def _after(changed: torch.BoolTensor, columns: int) -> torch.BoolTensor:
-    """Where a window [B, W] has a changed code to the left, above, above-left or above-right."""
-    window = changed.shape[1]
-    distances = {1, columns - 1, columns, columns + 1} & set(range(1, window))
-    after = torch.zeros_like(changed)
-    for distance in distances:
-        after |= F.pad(changed, (distance, 0))[:, :window]
-    return after
+def _earlier_neighbours(layout: Layout, device: torch.device) -> torch.LongTensor:
+    """The ranks [1 or B, N, K] of the tokens around each rank that are generated before it, N where there is none."""
+    ranks = layout.expand(torch.arange(layout.num_tokens, device=device))
+    offsets = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
+    if len(layout.shape) == 3:
+        offsets.append((-1, 0, 0))
+    around = torch.stack([ranks - 1, *(layout.neighbours(ranks, offset) for offset in offsets)], dim=-1)
+    return torch.where((around >= 0) & (around < ranks[..., None]), around, layout.num_tokens)

@@ -6,8 +6,11 @@ import torch
 
 from .distribution import Sampling
 from .interface import Decoding, ScaleModel, TokenModel
-from .presets import check_kind
 from .state import DecodingState
+
+
+# How often the host looks at an accelerator, in steps: looking waits for it.
+INTERVAL = 8
 
 
 def decode(
@@ -15,25 +18,29 @@ def decode(
     decoding: Decoding,
     sampling: Sampling,
     seeds: torch.LongTensor,
-    on_step: Callable[[DecodingState], bool] | None = None,
+    on_step: Callable[[DecodingState, int], bool] | None = None,
 ) -> DecodingState:
-    """Run `decoding` until every image is finished, or until `on_step`, called after every pass, returns True.
+    """Run `decoding` until every image is finished, or until `on_step` returns True.
 
-    `seeds` is int64 [B] on the model's device; an image depends on its own seed only, up to the rounding of differently
-    shaped matrix products.
+    Args:
+        seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of differently
+            shaped matrix products.
+        on_step: called after every step with the state and the number of forward passes so far, prefill included.
 
     Raises:
-        ValueError: if `decoding` is for the other kind of model.
+        ValueError: if `decoding` cannot run on this model, or the model's logits were not finite.
     """
-    check_kind(model, decoding)
-    # On an accelerator, asking whether the images are finished waits for it.
-    patience = 1 if model.device.type == "cpu" else 8
-    state = decoding.start(model, sampling, seeds)
-    while True:
-        if on_step is not None and on_step(state):
-            return state
-        if state.forward_passes == state.max_passes:
-            return state
-        if state.forward_passes % patience == 0 and bool(state.finished.all()):
-            return state
-        state = decoding.step(state)
+    reason = decoding.supports(model)
+    if reason is not None:
+        raise ValueError(f"{type(decoding).__name__} cannot decode this model: {reason}")
+    patience = 1 if model.device.type == "cpu" else INTERVAL
+    state, steps = decoding.start(model, sampling, seeds), 1
+    while not (on_step is not None and on_step(state, steps)):
+        if steps == state.max_steps or (steps % patience == 0 and bool(state.finished.all())):
+            break
+        decoding.step(state)
+        steps += 1
+        if steps % INTERVAL == 0:
+            state.adapt()
+    state.check()
+    return state

@@ -36,9 +36,11 @@ def _philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> torch.Tenso
 
 
 def _words(
-    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int | torch.LongTensor, count: int
 ) -> torch.LongTensor:
     seeds = seeds[:, None, None]
+    if isinstance(step, torch.Tensor):
+        step = step[:, None, None]
     blocks = torch.arange((count + 3) // 4, device=seeds.device)
     zero = torch.zeros_like(blocks)
     counter = [positions[..., None] & _MASK, zero + step, zero + int(purpose), blocks]
@@ -46,18 +48,19 @@ def _words(
 
 
 def uniforms(
-    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int | torch.LongTensor, count: int
 ) -> torch.FloatTensor:
-    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] >= 0 at pass `step`."""
+    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] >= 0 at step `step`, one for all
+    images or one per image [B]."""
     return (_words(seeds, positions, purpose, step, count) >> 8).float() * 2.0**-24
 
 
 def exponentials(
-    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, purpose: Purpose, step: int | torch.LongTensor, count: int
 ) -> torch.FloatTensor:
     """Exponential numbers [B, Q, count], float32, positive and finite; the arguments are those of `uniforms`.
 
-    They resolve 2 ** -33, so that in a race of p / e codes far rarer than float32's 2 ** -24 can win as well.
+    They resolve 2 ** -33, so that in a race of p / e tokens far rarer than float32's 2 ** -24 can win as well.
     """
     uniform = (_words(seeds, positions, purpose, step, count).float() + 0.5) * 2.0**-32
     return -torch.log1p(-uniform.clamp(max=1 - 2.0**-24))

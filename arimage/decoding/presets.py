@@ -7,7 +7,7 @@ from .acceptance import Acceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
-from .interface import Decoding, ScaleModel, TokenModel
+from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
@@ -35,7 +35,7 @@ _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
 class Preset(NamedTuple):
-    """A decoding with a name: its method, settings, what it does in a line, and the arXiv number of its paper."""
+    """A named decoding: its method, settings, a one-line summary, and the arXiv number of its paper."""
 
     method: type
     settings: dict
@@ -44,66 +44,71 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "ar": Preset(AutoregressiveDecoding, {}, "one code a pass, in raster order"),
+    "ar": Preset(AutoregressiveDecoding, {}, "one token per forward pass"),
     "sjd": Preset(
         SpeculativeJacobiDecoding,
         {"refresh": "independent"},
-        "drafts a window, verifies it in one pass, draws the rest anew",
+        "drafts a window, verifies it in one forward pass, samples the rest again",
         "2410.01699",
     ),
     "sjd-coupled": Preset(
         SpeculativeJacobiDecoding,
         {"refresh": "coupled"},
-        "as sjd, and what is drawn anew stays where it can (maximal coupling)",
+        "like sjd, but drafts that are sampled again stay where they can (maximal coupling)",
         "2510.24211",
     ),
     "sjd-gumbel": Preset(
         SpeculativeJacobiDecoding,
         {"refresh": "gumbel"},
-        "as sjd, and what is drawn anew keeps its Gumbel noise",
+        "like sjd, but drafts that are sampled again keep their Gumbel noise",
         "2510.24211",
     ),
     "sjd-tree": Preset(
-        TreeJacobiDecoding, {}, "as sjd-coupled, with several drafts for the next code, each a branch", "2603.18599"
+        TreeJacobiDecoding,
+        {},
+        "like sjd-coupled, with several drafts for the next token, each with a branch",
+        "2603.18599",
     ),
     "sjd-lazy": Preset(
-        LazyJacobiDecoding, {}, "as sjd-coupled, with a far window that is evaluated only where something changed"
+        LazyJacobiDecoding, {}, "like sjd-coupled, with a long window that is evaluated only where something changed"
     ),
     "sjd++": Preset(
         SpeculativeJacobiDecoding,
         {"refresh": "independent", "reuse": 0.8},
-        "as sjd, and drafts whose probability held stay undrawn",
+        "like sjd, but drafts whose probability held are kept",
         "2512.07503",
     ),
     "gsd": Preset(
         SpeculativeJacobiDecoding,
         {"acceptance": GroupAcceptance()},
-        "as sjd-coupled, accepting by groups of similar codes",
+        "like sjd-coupled, accepting by groups of similar tokens",
         "2508.07747",
     ),
     "lantern": Preset(
         SpeculativeJacobiDecoding,
         {"acceptance": NeighbourAcceptance()},
-        "as sjd-coupled, accepting by the nearest codes up to a probability",
+        "like sjd-coupled, accepting by the nearest tokens up to a probability",
         "2410.03355",
     ),
     "lantern++": Preset(
         SpeculativeJacobiDecoding,
         {"acceptance": NeighbourAcceptance(10, delta=1.0, relative=True)},
-        "as lantern, up to a multiple of the draft's own probability",
+        "like lantern, up to a multiple of the draft's own probability",
         "2502.06352",
     ),
-    "eagle": Preset(DraftTreeDecoding, {}, "a trained drafter proposes a tree of codes", "2406.16858"),
+    "eagle": Preset(DraftTreeDecoding, {}, "a trained drafter proposes a tree of tokens", "2406.16858"),
     "eagle-lantern": Preset(
         DraftTreeDecoding,
         {"acceptance": NeighbourAcceptance()},
-        "as eagle, accepting by the nearest codes",
+        "like eagle, accepting by the nearest tokens",
         "2410.03355",
     ),
     "zipar": Preset(ZipARDecoding, {}, "begins a row before the row above is complete", "2412.04062"),
     "pjd": Preset(ParallelJacobiDecoding, {}, "speculative Jacobi decoding in several rows at once", "2606.05703"),
-    "next-scale": Preset(NextScaleDecoding, {}, "all codes of a map in one pass, from coarse to fine", "2404.02905"),
-    "code": Preset(CollaborativeDecoding, {}, "as next-scale, the last maps by a smaller model", "2411.17787"),
+    "next-scale": Preset(
+        NextScaleDecoding, {}, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
+    ),
+    "code": Preset(CollaborativeDecoding, {}, "like next-scale, the last maps by a smaller model", "2411.17787"),
 }
 
 
@@ -113,13 +118,13 @@ def decoding_names(scales: bool | None = None) -> list[str]:
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
-    """The decoding of a preset, "sjd-coupled" say, with `settings` changed.
+    """The decoding of a preset such as "sjd-coupled", with `settings` changed.
 
     Raises:
         ValueError: if there is no such name or setting.
     """
     if name not in PRESETS:
-        raise ValueError(f"there is no decoding {name!r}: choose among {', '.join(PRESETS)}")
+        raise ValueError(f"unknown decoding {name!r}; available: {', '.join(PRESETS)}")
     preset = PRESETS[name]
     return _build(preset.method, {**preset.settings, **settings})
 
@@ -131,7 +136,7 @@ def decoding_to_dict(decoding: Decoding) -> dict:
         ValueError: if the decoding has a drafter of its own.
     """
     if getattr(decoding, "drafter", None) is not None:
-        raise ValueError("a drafter is no setting: make it the pipeline's component `drafter` and leave it out here")
+        raise ValueError("a drafter cannot be saved as a setting: register it as `pipe.drafter`")
     settings = {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
     parts = {name: decoding_to_dict(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
     return {"method": type(decoding).__name__, **settings, **parts}
@@ -150,7 +155,7 @@ def _from_dict(kind: str, settings: dict, methods: dict[str, type]):
     settings = dict(settings)
     method = settings.pop("method", None)
     if method not in methods:
-        raise ValueError(f"there is no {kind} method {method!r}: choose among {', '.join(methods)}")
+        raise ValueError(f"unknown {kind} method {method!r}; available: {', '.join(methods)}")
     return _build(methods[method], settings)
 
 
@@ -164,7 +169,7 @@ def _build(method: type, settings: dict):
 
 
 def parse_decoding(text: str) -> tuple[str, dict]:
-    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false or a word.
+    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none or a word.
 
     Raises:
         ValueError: if a setting is not of that form.
@@ -179,9 +184,10 @@ def parse_decoding(text: str) -> tuple[str, dict]:
     return name, settings
 
 
-def _parse_value(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def _parse_value(text: str) -> bool | int | float | str | None:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)
@@ -212,11 +218,3 @@ def decoding_to_text(decoding: Decoding) -> str:
     name = min(names, key=lambda name: len(changes(name)))
     settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
     return f"{name}:{settings}" if settings else name
-
-
-def check_kind(model: TokenModel | ScaleModel, decoding: Decoding) -> None:
-    """Refuse a decoding that is for the other kind of model."""
-    scales = hasattr(model, "scales")
-    if isinstance(decoding, _FOR_SCALES) != scales:
-        names = ", ".join(decoding_names(scales))
-        raise ValueError(f"{type(decoding).__name__} cannot decode this kind of model: choose among {names}")

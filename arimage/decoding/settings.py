@@ -1,12 +1,40 @@
-"""Checks that the settings of the decodings share."""
+"""Checks of settings that the decodings share."""
+
+import math
+from numbers import Real
 
 
-def check_settings(decoding, least: dict[str, int], choices: dict[str, tuple[str, ...]]) -> None:
-    """Refuse settings that are not whole numbers of at least `least`, or not among `choices`."""
-    for name, smallest in least.items():
+# Trees and windows larger than this would only exhaust the memory.
+LARGEST = 65536
+
+
+def check_settings(
+    decoding,
+    least: dict[str, int] | None = None,
+    choices: dict[str, tuple[str, ...]] | None = None,
+    largest: int = LARGEST,
+) -> None:
+    """Check settings that are whole numbers of at least `least` and at most `largest`, or one of `choices`.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, smallest in (least or {}).items():
         value = getattr(decoding, name)
-        if not isinstance(value, int) or value < smallest:
-            raise ValueError(f"{name} is {value!r}: give a whole number of at least {smallest}")
-    for name, values in choices.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
+            raise ValueError(f"{name} is {value!r}: give a whole number from {smallest} to {largest}")
+    for name, values in (choices or {}).items():
         if getattr(decoding, name) not in values:
-            raise ValueError(f"{name} is {getattr(decoding, name)!r}: choose among {', '.join(values)}")
+            raise ValueError(f"{name} is {getattr(decoding, name)!r}: choose among {', '.join(map(str, values))}")
+
+
+def check_number(decoding, name: str, smallest: float, largest: float = 1e6) -> None:
+    """Check a setting that is a finite number from `smallest` to `largest`.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    value = getattr(decoding, name)
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not smallest <= value <= largest:
+        raise ValueError(f"{name} is {value!r}: give a number from {smallest} to {largest:g}")

@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding: draft a window, verify it in one pass, and let that same pass draft the next window."""
+"""Speculative Jacobi decoding: draft a window, verify it in one forward pass, and let that same pass draft the next window."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,21 +7,13 @@ from typing import Literal, get_args
 import torch
 
 from ..kernels.coupling import couple_window, sample
-from .acceptance import Acceptance, ExactAcceptance, Keeps
-from .adaptive_window import INTERVAL, AdaptiveWindow, pass_seconds
+from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
+from .adaptive_window import AdaptiveWindow, step_seconds
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import TokenModel, needs_tokens
 from .noise import Purpose, exponentials, uniforms
-from .settings import check_settings
-from .window import (
-    Init,
-    WindowState,
-    open_window,
-    resize_window,
-    slide_window,
-    window_positions,
-    write_tokens,
-)
+from .settings import check_number, check_settings
+from .window import Init, WindowState, open_window, resize_window, slide_window, window_positions
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -29,40 +21,50 @@ Refresh = Literal["independent", "coupled", "gumbel"]
 
 @dataclass
 class JacobiState(WindowState):
-    """Adds to `WindowState`: `keeps`, the test that decides drafts, and what chooses the window where nobody did."""
+    """Adds to `WindowState`: `fresh` [B, capacity], the drafts that were never evaluated, `accepts`, the test of the others,
+    and the chooser of the window if it is adaptive."""
 
-    keeps: Keeps = None
-    adaptive: AdaptiveWindow | None = None
+    fresh: torch.BoolTensor
+    accepts: Accepts
+    adaptive: AdaptiveWindow | None
+
+    def adapt(self) -> None:
+        if self.adaptive is not None:
+            previous = self.window
+            resize_window(self, self.adaptive.choose(self.cursor))
+            self.fresh[:, previous : self.window] = True
 
 
 @dataclass(frozen=True)
 class SpeculativeJacobiDecoding:
-    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse` say not.
+    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse` relax it.
 
-    A pass evaluates `window` drafts after an image's cursor. The leading drafts that survive verification are decided, the
-    first that does not is replaced by a draw from the residual law and decided too. The other drafts are drawn anew from
-    the laws just computed. Every image has a cursor of its own, so none waits for another.
+    A step evaluates `window` drafts after an image's cursor. The leading drafts that are accepted are decided; the first that
+    is not is replaced by a sample from the residual distribution and decided too. The other drafts are sampled again from the
+    probabilities just computed. Every image has a cursor of its own, so none waits for another.
 
-    A relaxed test decides drafts; it has no say in how the others are drawn anew. So a draft follows its recorded law
-    whatever the test, and where the law of one code, given those before it, is off by a total variation of at most e, that
-    of an image of N codes is off by at most 1 - (1 - e) ** (N - 1).
+    A relaxed test decides drafts; it does not change how the others are sampled again, and it applies only to drafts that the
+    model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded distribution whatever the
+    test. Where the distribution of one token, given those before it, is off by a total variation of at most e, that of an
+    image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
 
     Attributes:
-        window: drafts a pass, >= 1; 1 is autoregressive decoding. "auto" takes the one that decides the most codes a second:
-            what a pass costs is measured in the first call of a model with a batch size, what it decides in every call.
-            Exact like any other, but then the same seed may draw another image on another machine or in another batch.
-        refresh: how the drafts that were not decided are drawn anew: "independent" of the old ones (the original method);
-            "coupled" to them, so that as many as possible stay and the next pass verifies what it saw before
-            (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed for each position (its
-            other coupling).
-        init: the draft at a position that enters the window: a code drawn from the "uniform" law, or a copy of the code to
-            the "left" or "above" it.
-        acceptance: the test of a draft, exact, by groups of codes or by neighbours in the codebook.
-        relax: what the probability to keep a draft is multiplied by, >= 1; 1 is exact with an exact acceptance, where
+        window: drafts per step, >= 1; 1 is autoregressive decoding. "auto" uses the size that decides the most tokens per
+            second: the cost of a step is measured in the first call of a model with a batch size, the accepted drafts in every
+            call. Exact like any other, but the same seed may then give another image on another machine or in another batch.
+        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original method);
+            "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
+            (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its other
+            coupling).
+        init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of the token
+            to the "left" or "above".
+        acceptance: the test of a draft: exact, by groups of tokens or by neighbours in the codebook.
+        relax: factor on the probability to accept a draft, >= 1; 1 is exact with an exact acceptance, otherwise
             e = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
-        reuse: the drafts not decided stay where their probability is more than `reuse` times what it was, and are drawn anew
-            as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the independent refresh). Not exact,
-            without a bound: what stays does not follow the law that is recorded for it. None is off.
+        reuse: undecided drafts stay where their probability is more than `reuse` times what it was in the step before, and are
+            sampled again as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the independent refresh),
+            0 to 1. Not exact, without a bound: what stays does not follow the distribution that is recorded for it. None is
+            off.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -81,25 +83,36 @@ class SpeculativeJacobiDecoding:
             {} if self.window == "auto" else {"window": 1},
             {"refresh": get_args(Refresh), "init": get_args(Init)},
         )
-        if not isinstance(self.acceptance, Acceptance):
-            choices = ", ".join(f"{choice.__name__}()" for choice in get_args(Acceptance))
-            raise ValueError(f"acceptance is {self.acceptance!r}: choose among {choices}")
-        if not self.relax >= 1:
-            raise ValueError(f"relax is {self.relax!r}: give a factor of at least 1")
-        if self.reuse is not None and not self.reuse >= 0:
-            raise ValueError(f"reuse is {self.reuse!r}: give a ratio of at least 0, or None")
+        check_acceptance(self)
+        check_number(self, "relax", 1)
+        if self.reuse is not None:
+            check_number(self, "reuse", 0, 1)
 
     @property
     def exact(self) -> bool:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
+    def supports(self, model: TokenModel) -> str | None:
+        return needs_tokens(model) or self.acceptance.supports(model)
+
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
-        keeps, adaptive, window = self.acceptance.bind(model), None, self.window
+        accepts, adaptive, window, capacity = self.acceptance.bind(model), None, self.window, self.window
         if window == "auto":
-            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens)
-            window = adaptive.window
-        state = open_window(model, sampling, seeds, window, self.init)
-        return JacobiState(**vars(state), keeps=keeps, adaptive=adaptive)
+            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens, model.device)
+            window, capacity = adaptive.window, adaptive.largest
+        fresh = torch.ones(len(seeds), min(capacity, model.num_tokens), dtype=torch.bool, device=model.device)
+        return open_window(
+            JacobiState,
+            model,
+            sampling,
+            seeds,
+            window,
+            self.init,
+            capacity=capacity,
+            fresh=fresh,
+            accepts=accepts,
+            adaptive=adaptive,
+        )
 
     def _seconds(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> dict[int, float]:
         def run(size: int) -> Callable[[], None]:
@@ -107,40 +120,39 @@ class SpeculativeJacobiDecoding:
             state = fixed.start(model, sampling, seeds)
             return lambda: fixed.step(state)
 
-        return pass_seconds(model, len(seeds), run)
+        return step_seconds(model, len(seeds), run)
 
-    def step(self, state: JacobiState) -> JacobiState:
-        offsets, positions, live = window_positions(state)
-        at = positions.clamp(max=state.model.num_tokens - 1)
+    def step(self, state: JacobiState) -> None:
+        offsets, positions, at, live = window_positions(state)
         previous = state.tokens.gather(1, (at - 1).clamp(min=0))
         logits = state.model.forward(previous, torch.where(live, positions - 1, -1), state.cache)
-        law = state.sampling.probabilities(logits, at)
-        drafts = state.tokens.gather(1, at)
-        passes = state.forward_passes
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, passes, 2)
-        verified, kept, leading = couple_window(law, state.draft_probabilities, drafts, noise, live)
+        p, q = state.probabilities(logits, at, live), state.draft_probabilities[:, : state.window]
+        drafts, fresh = state.tokens.gather(1, at), state.fresh[:, : state.window]
+        noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2)
+        verified, kept, leading = couple_window(p, q, drafts, noise, live)
         if self.relax > 1 or not self.acceptance.exact:
-            kept = state.keeps(law, state.draft_probabilities, drafts, noise[..., 0] / self.relax)
+            # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
+            kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
             leading = (kept & live).long().cumprod(1).sum(1)
         accepted = torch.minimum(leading + 1, live.sum(1))
+        redrafted = self._refresh(state, at, drafts, verified, p, q)
+        tokens = torch.where(offsets < accepted[:, None], torch.where(kept, drafts, verified), redrafted)
+        state.write_tokens(positions, live, tokens)
+        if state.adaptive is not None:
+            state.adaptive.observe(leading, ~state.finished)
+        fresh.copy_(slide_window(state, accepted, p))
+
+    def _refresh(self, state, at, drafts, verified, p, q) -> torch.LongTensor:
+        """The drafts [B, W] of the next step where this one does not decide them."""
         if self.refresh == "coupled":
-            redrawn = verified
+            tokens = verified
         elif self.refresh == "independent":
-            redrawn = sample(law, uniforms(state.seeds, at, Purpose.REFRESH, passes, 1)[..., 0])
+            tokens = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1)[..., 0])
         else:
             # The largest of p / e is that of log p plus Gumbel noise.
-            race = exponentials(state.seeds, at, Purpose.GUMBEL, 0, law.shape[-1])
-            redrawn = (law / race).argmax(-1)
+            tokens = (p / exponentials(state.seeds, at, Purpose.GUMBEL, 0, p.shape[-1])).argmax(-1)
         if self.reuse is not None:
-            now, before = (laws.gather(-1, drafts[..., None]).squeeze(-1) for laws in (law, state.draft_probabilities))
-            redrawn = torch.where(now > self.reuse * before, drafts, redrawn)
-        decided = torch.where(kept, drafts, verified)
-        write_tokens(state, positions, live, torch.where(offsets < accepted[:, None], decided, redrawn))
-        state.draft_probabilities = law
-        running = ~state.finished
-        slide_window(state, accepted, self.init)
-        if state.adaptive is not None:
-            state.adaptive.observe(leading, running)
-            if state.forward_passes % INTERVAL == 0:
-                resize_window(state, state.adaptive.choose(state.cursor), self.init)
-        return state
+            now, before = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
+            stays = (now > self.reuse * before) & ~state.fresh[:, : state.window]
+            tokens = torch.where(stays, drafts, tokens)
+        return tokens

@@ -1,7 +1,7 @@
-"""Where a decoding stands."""
+"""What a decoding has decided so far: buffers that its steps write in place."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 
@@ -11,34 +11,112 @@ from .interface import ScaleModel, TokenModel
 
 @dataclass
 class DecodingState:
-    """A batch of B images of N codes, some of them decided.
+    """A batch of B images of N tokens, some of them decided. All tensors are allocated once and written in place.
 
     Attributes:
-        model, sampling, seeds: whom to ask, how to draw, and one seed an image (int64 [B]).
+        model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
         cache: the model's cache of this call.
-        tokens: int64 [B, N]; what is not decided is a draft or zero.
-        decided: bool [B, N].
+        token_buffer, decided_buffer: int64 and bool [B, N + 1]; the last column takes what is thrown away. See `tokens` and
+            `decided`.
         finished: bool [B].
-        forward_passes: passes of the target model over the batch, the prefill included.
-        accepted: for every pass, how many codes it decided, int64 [B].
+        steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the image is
+            finished.
+        accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided; the last row is thrown away.
+        invalid: bool [B], whether probabilities of the image were not finite.
     """
 
     model: TokenModel | ScaleModel
     sampling: Sampling
     seeds: torch.LongTensor
     cache: Any
-    tokens: torch.LongTensor
-    decided: torch.BoolTensor
+    token_buffer: torch.LongTensor
+    decided_buffer: torch.BoolTensor
     finished: torch.BoolTensor
-    forward_passes: int = 0
-    accepted: list[torch.LongTensor] = field(default_factory=list)
+    steps: torch.LongTensor
+    accepted: torch.LongTensor
+    invalid: torch.BoolTensor
+
+    @classmethod
+    def open(
+        cls, model: TokenModel | ScaleModel, sampling: Sampling, seeds: torch.LongTensor, cache: Any, **buffers
+    ) -> Self:
+        """A state with nothing decided; `buffers` are the fields that a subclass adds."""
+        batch, size = len(seeds), model.num_tokens
+        return cls(
+            model=model,
+            sampling=sampling,
+            seeds=seeds,
+            cache=cache,
+            token_buffer=seeds.new_full((batch, size + 1), -1),
+            decided_buffer=torch.zeros(batch, size + 1, dtype=torch.bool, device=seeds.device),
+            finished=torch.zeros_like(seeds, dtype=torch.bool),
+            steps=torch.zeros_like(seeds),
+            accepted=seeds.new_zeros(size + 1, batch),
+            invalid=torch.zeros_like(seeds, dtype=torch.bool),
+            **buffers,
+        )
 
     @property
-    def max_passes(self) -> int:
-        """After so many passes every image is finished."""
-        return self.model.num_tokens
+    def tokens(self) -> torch.LongTensor:
+        """Int64 [B, N] by rank: decided tokens and drafts, -1 where there is neither."""
+        return self.token_buffer[:, :-1]
+
+    @property
+    def decided(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens are final."""
+        return self.decided_buffer[:, :-1]
+
+    @property
+    def max_steps(self) -> int:
+        """After so many steps every image is finished."""
+        return len(self.accepted) - 1
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes of the model until every image was finished, prefill included. Reads the device."""
+        return int(self.steps.max())
+
+    def accepted_per_step(self) -> torch.LongTensor:
+        """Int64 [forward_passes, B] on the CPU: how many tokens each step of each image decided. Reads the device."""
+        return self.accepted[: self.forward_passes].cpu()
+
+    def probabilities(
+        self,
+        logits: torch.Tensor,
+        positions: torch.LongTensor,
+        live: torch.BoolTensor | None = None,
+        sampling: Sampling | None = None,
+    ) -> torch.FloatTensor:
+        """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B, Q] are not
+        finite become `invalid`."""
+        probabilities = (sampling or self.sampling).probabilities(logits, positions)
+        # NaN, too, is not above 0.
+        broken = ~(probabilities.amax(-1) > 0)
+        self.invalid |= (broken if live is None else broken & live).any(1)
+        return probabilities
+
+    def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
+        """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
+        self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
 
     def record(self, accepted: torch.LongTensor) -> None:
-        """Count a pass that decided `accepted` [B] codes."""
-        self.forward_passes += 1
-        self.accepted.append(accepted)
+        """Count a step that decided `accepted` [B] tokens, before `finished` is updated."""
+        row = torch.where(self.finished, self.max_steps, self.steps)
+        self.accepted.scatter_(0, row[None], accepted[None])
+        self.steps += ~self.finished
+
+    def check(self) -> None:
+        """Raise if any probabilities were not finite. Reads the device.
+
+        Raises:
+            ValueError: naming the images.
+        """
+        if self.invalid.any():
+            images = ", ".join(map(str, self.invalid.nonzero().flatten().tolist()))
+            raise ValueError(
+                f"the logits of the model are not finite (images {images} of the batch): check its weights, or load it with "
+                "dtype float32 or bfloat16"
+            )
+
+    def adapt(self) -> None:
+        """Called by the loop on the host every few steps; may choose among the shapes of the next steps."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 @dataclass
 class DraftTree:
-    """M drafts for each of B images. Node 0 is the last code decided, node m + 1 is draft m; parents come before children.
+    """M drafts for each of B images. Node 0 is the last decided token, node m + 1 is draft m; parents come before children.
 
     Attributes:
         tokens: int64 [B, M]; -1 is no draft.
@@ -35,14 +35,14 @@ def select(
     """The tree of the `nodes` candidates with the highest scores, all of them if there are fewer.
 
     Args:
-        tokens, scores: codes [B, L, K] and scores of the candidates: L groups of K children of one node each. No child
-            scores higher than its parent, whose group comes before.
+        tokens, scores: [B, L, K], the candidates: L groups of K children of one node each. No child scores higher than its
+            parent, whose group comes before.
         parents: int64 [B, L], the candidate, counted through all groups, whose children a group are; -1 is node 0.
         depths: int64 [L], of the groups.
     """
     batch, groups, width = tokens.shape
     nodes = min(nodes, groups * width)
-    # Stable, so that of equals the parent comes before the child.
+    # Stable, so that among equals the parent comes before the child.
     best = scores.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     chosen = best.sort(dim=1).values
     group = chosen // width

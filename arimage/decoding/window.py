@@ -1,13 +1,13 @@
 """The window of drafts ahead of an image's cursor, which the speculative Jacobi decodings share."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import sample
-from .autoregressive import AutoregressiveDecoding
+from .autoregressive import decide_first
 from .distribution import Sampling
 from .interface import TokenModel
 from .noise import Purpose, uniforms
@@ -15,89 +15,135 @@ from .state import DecodingState
 
 
 Init = Literal["uniform", "left", "above"]
+# The neighbour whose token is copied.
+_OFFSETS = {"left": (0, -1), "above": (-1, 0)}
 
 
 @dataclass
 class WindowState(DecodingState):
-    """Adds to `DecodingState`: `cursor` [B], the first position not decided, and `draft_probabilities` [B, W, V], the laws that the
-    drafts at cursor .. cursor + W - 1 were drawn from."""
+    """Adds to `DecodingState`.
 
-    cursor: torch.LongTensor = None
-    draft_probabilities: torch.FloatTensor = None
+    Attributes:
+        cursor: int64 [B], the first position that is not decided.
+        window: W, the drafts in use; it changes between steps only.
+        draft_probabilities: float32 [B, capacity, V], what the drafts at cursor .. cursor + W - 1 were sampled from.
+        init: how positions that enter the window are drafted.
+        neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of the image; None for "uniform".
+    """
+
+    cursor: torch.LongTensor
+    window: int
+    draft_probabilities: torch.FloatTensor
+    init: Init
+    neighbour: torch.LongTensor | None
+
+
+_State = TypeVar("_State", bound=WindowState)
 
 
 def open_window(
-    model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, window: int, init: Init, scratch: int = 0
-) -> WindowState:
-    """Prefill, decide position 0 and draft the `window` positions after it; the cache gets `scratch` more slots."""
-    state = WindowState(**vars(AutoregressiveDecoding().start(model, sampling, seeds, scratch)))
-    window = min(window, model.num_tokens)
-    state.cursor = torch.ones_like(seeds)
-    state.draft_probabilities = torch.zeros(len(seeds), window, model.vocab_size, device=model.device)
-    _fill(state, torch.full_like(seeds, window), init)
+    state_class: type[_State],
+    model: TokenModel,
+    sampling: Sampling,
+    seeds: torch.LongTensor,
+    window: int,
+    init: Init,
+    *,
+    scratch: int = 0,
+    capacity: int | None = None,
+    **buffers,
+) -> _State:
+    """Prefill, decide rank 0 and draft the `window` positions after it.
+
+    Args:
+        scratch: slots of the cache beyond those of the image.
+        capacity: the largest window that the state has room for, by default `window`.
+        buffers: the fields that `state_class` adds to `WindowState`.
+    """
+    cache, logits = model.prefill(len(seeds), scratch)
+    window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
+    ranks = torch.arange(model.num_tokens, device=model.device)
+    layout = model.layout
+    state = state_class.open(
+        model,
+        sampling,
+        seeds,
+        cache,
+        cursor=torch.ones_like(seeds),
+        window=window,
+        draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
+        init=init,
+        neighbour=None if init == "uniform" else layout.neighbours(layout.expand(ranks), _OFFSETS[init]),
+        **buffers,
+    )
+    decide_first(state, logits)
+    _fill(state, torch.full_like(seeds, window), state.draft_probabilities[:, :window])
     return state
 
 
-def window_positions(state: WindowState) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-    """Offsets [W] in the window, its positions [B, W], and which of them lie in the image [B, W]."""
-    offsets = torch.arange(state.draft_probabilities.shape[1], device=state.cursor.device)
+def window_positions(
+    state: WindowState,
+) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
+    """Offsets [W] in the window, its positions [B, W], the same clamped to the image, and which lie in the image [B, W]."""
+    offsets = torch.arange(state.window, device=state.cursor.device)
     positions = state.cursor[:, None] + offsets
-    return offsets, positions, positions < state.model.num_tokens
+    last = state.model.num_tokens - 1
+    return offsets, positions, positions.clamp(max=last), positions <= last
 
 
-def write_tokens(state: DecodingState, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor):
-    """Put `tokens` at `positions` [B, Q] of the images `where` [B, Q] says so."""
+def slide_window(state: WindowState, accepted: torch.LongTensor, probabilities: torch.FloatTensor) -> torch.BoolTensor:
+    """Decide the first `accepted` [B] drafts of the window, count the step, and draft what enters the window.
+
+    Args:
+        probabilities: [B, W, V], what the drafts of the window were sampled from.
+
+    Returns:
+        Bool [B, W], the positions of the new window that entered it.
+    """
+    state.cursor += accepted
     size = state.model.num_tokens
-    state.tokens = F.pad(state.tokens, (0, 1)).scatter(1, torch.where(where, positions, size), tokens)[:, :size]
-
-
-def uniform_probabilities(state: DecodingState, positions: torch.LongTensor) -> torch.FloatTensor:
-    """The laws [B, Q, V] of the codes at `positions` [B, Q] as far as nothing but the forced ones is known."""
-    allowed = state.sampling.allowed
-    weights = torch.ones(state.model.vocab_size, device=state.model.device) if allowed is None else allowed.float()
-    return state.sampling.force((weights / weights.sum()).expand(*positions.shape, -1), positions)
-
-
-def slide_window(state: WindowState, accepted: torch.LongTensor, init: Init) -> None:
-    """Decide the first `accepted` [B] drafts of the window, count the pass, and draft what enters the window."""
-    state.cursor = state.cursor + accepted
-    state.finished = state.cursor >= state.model.num_tokens
-    state.decided = torch.arange(state.model.num_tokens, device=accepted.device) < state.cursor[:, None]
+    torch.lt(torch.arange(size + 1, device=accepted.device), state.cursor[:, None], out=state.decided_buffer)
     state.record(accepted)
-    _fill(state, accepted, init)
+    torch.ge(state.cursor, size, out=state.finished)
+    return _fill(state, accepted, probabilities)
 
 
-def resize_window(state: WindowState, window: int, init: Init) -> None:
+def resize_window(state: WindowState, window: int) -> None:
     """Keep the first `window` drafts, or draft as many more as it takes."""
-    window = min(window, state.model.num_tokens)
-    more = window - state.draft_probabilities.shape[1]
-    if more <= 0:
-        state.draft_probabilities = state.draft_probabilities[:, :window]
-    else:
-        state.draft_probabilities = F.pad(state.draft_probabilities, (0, 0, more, 0))
-        _fill(state, torch.full_like(state.cursor, more), init)
+    more = min(window, state.model.num_tokens) - state.window
+    drafted = state.draft_probabilities[:, : state.window]
+    state.window += more
+    if more > 0:
+        _fill(state, torch.full_like(state.cursor, more), F.pad(drafted, (0, 0, more, 0)))
 
 
-def _fill(state: WindowState, entered: torch.LongTensor, init: Init) -> None:
-    """Move the draft laws to the window at the new cursor and draft the last `entered` [B] positions of it."""
-    window, vocab_size = state.draft_probabilities.shape[1:]
-    offsets, positions, live = window_positions(state)
+def _fill(state: WindowState, entered: torch.LongTensor, probabilities: torch.FloatTensor) -> torch.BoolTensor:
+    """Draft the last `entered` [B] positions of the window; the others keep theirs of `probabilities` [B, W, V], which begin
+    `entered` positions before the window. Returns which positions are new."""
+    vocab_size = probabilities.shape[2]
+    offsets, positions, at, live = window_positions(state)
     old = offsets + entered[:, None]
-    law = state.draft_probabilities.gather(1, old.clamp(max=window - 1)[..., None].expand(-1, -1, vocab_size))
-    fresh = old >= window
-    at = positions.clamp(max=state.model.num_tokens - 1)
-    if init == "uniform":
-        fresh_law = uniform_probabilities(state, at)
+    kept = probabilities.gather(1, old.clamp(max=state.window - 1)[..., None].expand(-1, -1, vocab_size))
+    fresh = old >= state.window
+    if state.neighbour is None:
+        start = state.sampling.uniform(at, vocab_size)
     else:
-        first = (state.cursor + window - entered)[:, None]
-        source = first - 1
-        if init == "above":
-            columns = state.model.layout.columns
-            # As many rows up as it takes to leave the positions that are being drafted.
-            above = positions - columns * ((positions - first).div(columns, rounding_mode="floor") + 1)
-            source = torch.where(above >= 0, above, source)
-        copied = state.tokens.gather(1, source.expand_as(at).clamp(0, state.model.num_tokens - 1))
-        fresh_law = state.sampling.force(F.one_hot(copied, vocab_size).to(law.dtype), at)
-    drafts = sample(fresh_law, uniforms(state.seeds, at, Purpose.START, state.forward_passes, 1)[..., 0])
-    state.draft_probabilities = torch.where(fresh[..., None], fresh_law, law)
-    write_tokens(state, positions, live & fresh, drafts)
+        first = (state.cursor + state.window - entered)[:, None]
+        copied = state.tokens.gather(1, _source(state, at, first))
+        start = state.sampling.force(F.one_hot(copied, vocab_size).to(kept.dtype), at)
+    drafts = sample(start, uniforms(state.seeds, at, Purpose.START, state.steps, 1)[..., 0])
+    torch.where(fresh[..., None], start, kept, out=state.draft_probabilities[:, : state.window])
+    state.write_tokens(positions, live & fresh, drafts)
+    return fresh
+
+
+def _source(state: WindowState, at: torch.LongTensor, first: torch.LongTensor) -> torch.LongTensor:
+    """The ranks [B, W] whose tokens are copied to `at`: the nearest in the direction of `init` that lie before `first` [B, 1];
+    where there is none, the last before it."""
+    neighbour = state.neighbour.expand(len(at), -1)
+    rank = at
+    # One row up may lie in what is being drafted, so many rows up it does not.
+    jumps = 1 if state.init == "left" else -(-state.window // state.model.layout.columns)
+    for _ in range(jumps):
+        rank = torch.where(rank >= first, neighbour.gather(1, rank.clamp(min=0)), rank)
+    return torch.where((rank >= 0) & (rank < first), rank, first - 1).clamp(max=state.model.num_tokens - 1)

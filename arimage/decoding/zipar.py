@@ -1,4 +1,4 @@
-"""ZipAR: begin a row before the row above it is complete, and decide a code in every open row at each pass."""
+"""ZipAR: begin a row before the row above it is complete, and decide one token of every open row per step."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,71 +7,73 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import TokenModel, needs_raster
 from .noise import Purpose, uniforms
-from .rows import RowState, decide, forward_rows, start_rows
+from .rows import RowState, decide, default_context, forward_rows, start_rows
 from .settings import check_settings
 
 
 @dataclass
 class ZipARState(RowState):
-    """Adds to `RowState`: `draft_probabilities` [B, V], the law of the draft of a row's first code, zero where there is none."""
+    """Adds to `RowState`: `draft_probabilities` [B, V], what the draft of a row's first token was sampled from, zero where
+    there is none."""
 
-    draft_probabilities: torch.FloatTensor = None
+    draft_probabilities: torch.FloatTensor
 
 
 @dataclass(frozen=True)
 class ZipARDecoding:
-    """ZipAR (https://arxiv.org/abs/2412.04062): rows * columns codes in columns + (rows - 1) * window passes.
+    """ZipAR (https://arxiv.org/abs/2412.04062): rows * columns tokens in columns + (rows - 1) * window steps.
 
-    A row begins once the row above holds `window` codes; each open row gains one code a pass. A code follows the model's
-    law given the codes before it that are decided by then: codes further right in the row above are missing, and a row
-    that begins early does so without the code before it. So the images follow the model's own law if no code depends on
-    those missing, and nothing bounds how far off they are if one does: on a random table over 2 x 3 codes of 2 kinds the
-    total variation is 0.24 with a window of 1 and 0.17 with 2. A window that covers the row is autoregressive decoding,
-    code by code.
+    A row begins once the row above holds `window` tokens; each open row gains one token per step. A token follows the model's
+    distribution given the tokens before it that are decided by then: tokens further right in the row above are missing, and a
+    row that begins early does so without the token before it. So the images follow the model's own distribution if no token
+    depends on those missing, and nothing bounds how far off they are if one does: on a random table over 2 x 3 tokens of 2
+    kinds the total variation is 0.24 with a window of 1 and 0.17 with 2. A window that covers the row is autoregressive
+    decoding, token by token. The rows of a video are those of all frames.
 
     Attributes:
-        window: codes of the row above that a row waits for, >= 1.
-        adaptive: draft a row's first code when the row above holds `window` codes and begin the row only once the draft
-            survives the law given one code more; a draft that does not is replaced by a draw from the residual law, and
-            the row waits for another code, so that there are more passes.
+        window: tokens of the row above that a row waits for, >= 1; None is a third of a row, at least 12.
+        adaptive: draft a row's first token when the row above holds `window` tokens and begin the row only once the draft is
+            accepted given one more token; a draft that is not is replaced by a sample from the residual distribution, and the
+            row waits for another token, so that there are more steps.
 
     Raises:
-        ValueError: if `window` is not such a number.
+        ValueError: if a setting is not among these.
     """
 
-    window: int = 8
+    window: int | None = None
     adaptive: bool = False
 
     exact: ClassVar[bool] = False
 
     def __post_init__(self):
-        check_settings(self, {"window": 1}, {})
+        check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})
+
+    def supports(self, model: TokenModel) -> str | None:
+        return needs_raster(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
-        state = start_rows(model, sampling, seeds, self._context(model))
-        draft_probabilities = torch.zeros(len(seeds), model.vocab_size, device=model.device)
-        return ZipARState(**vars(state), draft_probabilities=draft_probabilities)
+        none = torch.zeros(len(seeds), model.vocab_size, device=model.device)
+        return start_rows(ZipARState, model, sampling, seeds, self._context(model), draft_probabilities=none)
 
-    def step(self, state: ZipARState) -> ZipARState:
-        run = forward_rows(state, 1, self._context(state.model))
-        positions, live, law = (values.squeeze(2) for values in (run.positions, run.live, run.law))
-        tokens = sample(law, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
+    def step(self, state: ZipARState) -> None:
+        step = forward_rows(state, 1, self._context(state.model))
+        positions, live, p = (values.squeeze(2) for values in (step.positions, step.live, step.probabilities))
+        tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
         accepted = live
         if self.adaptive:
-            # The lowest open row alone has no code: an image has one draft at most.
-            q = state.draft_probabilities[:, None].expand_as(law)
+            # Only the lowest open row has no token, so at most one row per image has a pending draft.
+            q = state.draft_probabilities[:, None].expand_as(p)
             begins = live & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)
-            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.forward_passes, 2)
-            verified, kept = couple(law, q, state.tokens.gather(1, positions), noise)
+            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+            verified, kept = couple(p, q, state.tokens.gather(1, positions).clamp(min=0), noise)
             tokens = torch.where(drafted, verified, tokens)
-            waits = run.opening & ~(drafted & kept)
+            waits = step.opening & ~(drafted & kept)
             accepted = live & ~waits
-            state.draft_probabilities = torch.where(waits[..., None], law, 0).sum(1)
-        decide(state, run, tokens[..., None], accepted.long())
-        return state
+            state.draft_probabilities.copy_(torch.where(waits[..., None], p, 0).sum(1))
+        decide(state, step, tokens[..., None], accepted.long())
 
     def _context(self, model: TokenModel) -> int:
-        return min(self.window, model.layout.columns)
+        return min(self.window or default_context(model.layout.columns), model.layout.columns)

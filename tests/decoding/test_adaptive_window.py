@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
-from arimage.decoding.adaptive_window import INTERVAL, SIZES, AdaptiveWindow, pass_seconds
+from arimage.decoding.adaptive_window import INTERVAL, SIZES, AdaptiveWindow, step_seconds
 from arimage.decoding.window import resize_window
 
 
@@ -54,19 +54,19 @@ def test_passes_are_timed_once_for_a_network_and_batch_size(table_model):
     def run(size):
         return lambda: made.append(size)
 
-    seconds = pass_seconds(model, 3, run)
+    seconds = step_seconds(model, 3, run)
     assert sorted(set(made)) == list(seconds) == [1, 2, 4, 8]
     assert all(value > 0 for value in seconds.values())
     made.clear()
-    assert pass_seconds(model, 3, run) is seconds and not made
-    assert pass_seconds(model, 4, run) is not seconds and made
+    assert step_seconds(model, 3, run) is seconds and not made
+    assert step_seconds(model, 4, run) is not seconds and made
 
 
 @pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
 def test_whatever_window_is_picked_images_follow_the_joint_law(table_model, monkeypatch, refresh):
     # The two windows in turn, at every pass.
     monkeypatch.setattr("arimage.decoding.speculative_jacobi.INTERVAL", 1)
-    monkeypatch.setattr("arimage.decoding.speculative_jacobi.pass_seconds", lambda *_: {1: 1.0, 4: 1.0})
+    monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
     turns = iter([1, 4] * 10)
     monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))
     model, size = table_model(grid=(2, 3), vocab_size=2), 20_000

@@ -52,7 +52,7 @@ def test_a_map_takes_one_pass_of_one_model(drafter_scales):
     state = decode(model, CollaborativeDecoding(drafter_scales), Sampling(), SEEDS)
     assert (model.forward_passes, refiner.forward_passes) == (drafter_scales, 3 - drafter_scales)
     assert state.forward_passes == 3 and state.finished.all() and state.decided.all()
-    assert torch.stack(state.accepted)[:, 0].tolist() == [1, 1, 4]
+    assert state.accepted_per_step()[:, 0].tolist() == [1, 1, 4]
 
 
 def test_forced_codes_stand():

@@ -35,7 +35,7 @@ def decoding_of(tree, shape, **settings):
 
 
 def passes(state):
-    return (torch.stack(state.accepted) > 0).sum(0).tolist()
+    return (state.accepted_per_step() > 0).sum(0).tolist()
 
 
 # Two groups of three: the children of node 0, and those of its second child.

@@ -97,9 +97,9 @@ def draws(model, decoding, sampling, size, case=""):
     seeds = torch.arange(size) + (zlib.crc32(f"{case} {name(decoding)}".encode()) << 20)
     before = model.forward_passes
     state = decode(model, decoding, sampling, seeds)
-    assert state.forward_passes == len(state.accepted) == model.forward_passes - before <= model.num_tokens
+    assert state.forward_passes == len(state.accepted_per_step()) == model.forward_passes - before <= model.num_tokens
     assert state.decided.all() and state.finished.all()
-    assert (torch.stack(state.accepted).sum(0) == model.num_tokens).all()
+    assert (state.accepted_per_step().sum(0) == model.num_tokens).all()
     return state.tokens
 
 
@@ -170,7 +170,7 @@ class StaleLaw(SpeculativeJacobiDecoding):
 
 def slide_stale_laws(state, accepted, init):
     state.draft_probabilities = state.stale
-    slide_window(state, accepted, init)
+    slide_window(state, accepted, probabilities)
 
 
 def siblings_of_another_law(q, noise):

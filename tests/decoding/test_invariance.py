@@ -50,7 +50,7 @@ def alone(model, decoding, sampling, seeds):
 
 def passes(state):
     """How many passes each image took of those of the batch."""
-    return (torch.stack(state.accepted) > 0).sum(0).tolist()
+    return (state.accepted_per_step() > 0).sum(0).tolist()
 
 
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):

@@ -154,7 +154,7 @@ def test_every_pass_decides_a_map_and_is_reported(preset):
     def watch(state):
         assert torch.equal(state.decided, (torch.arange(6) < [1, 2, 6][state.forward_passes - 1]).expand(8, -1))
         assert torch.equal(state.finished, state.decided.all(1))
-        assert torch.equal(torch.stack(state.accepted).sum(0), state.decided.sum(1))
+        assert torch.equal(state.accepted_per_step().sum(0), state.decided.sum(1))
         seen.append(state.tokens.clone())
 
     state = decode(model, decoding_from_name(preset), Sampling(), SEEDS, on_step=watch)

@@ -300,7 +300,7 @@ def test_the_stronger_the_knob_the_fewer_the_passes(table_model, knob):
     model, passes = table_model(grid=(2, 4)), []
     for settings in KNOBS[knob]:
         state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(4000))
-        passes.append((torch.stack(state.accepted) > 0).sum(0).double())
+        passes.append((state.accepted_per_step() > 0).sum(0).double())
     for weaker, stronger in zip(passes, passes[1:], strict=False):
         assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(4000)
     assert passes[-1].mean() < passes[0].mean() - 0.1

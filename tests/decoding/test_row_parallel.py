@@ -231,7 +231,7 @@ def test_what_the_queries_of_a_small_grid_see(table_model):
 def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model, grid, decoding):
     model, record = recorded(table_model(grid=grid, vocab_size=2, truncated=True))
     size, columns, decided = math.prod(grid), grid[1], []
-    decode(model, decoding, Sampling(), SEEDS, on_step=lambda state: decided.append(state.decided.clone()))
+    decode(model, decoding, Sampling(), SEEDS, on_step=lambda state, step: decided.append(state.decided.clone()))
     for before, asked in zip(decided, record, strict=False):
         lanes = asked["positions"].shape[1]
         for image in range(len(SEEDS)):

@@ -137,8 +137,8 @@ def test_a_decoding_that_ends_has_decided_every_code_once(table_model, preset):
     assert state.tokens.shape == state.decided.shape == (5, 8)
     assert state.tokens.dtype == torch.long and 0 <= state.tokens.min() and state.tokens.max() < 2
     assert state.decided.all() and state.finished.all()
-    assert state.forward_passes == len(state.accepted) == model.forward_passes
-    assert torch.stack(state.accepted).sum(0).tolist() == [8] * 5
+    assert state.forward_passes == len(state.accepted_per_step()) == model.forward_passes
+    assert state.accepted_per_step().sum(0).tolist() == [8] * 5
 
 
 @FOR_CODES
@@ -148,7 +148,7 @@ def test_every_pass_is_reported_and_decided_codes_stay(table_model, preset):
 
     def watch(state):
         assert state.forward_passes == model.forward_passes
-        assert torch.equal(state.decided.sum(1), torch.stack(state.accepted).sum(0))
+        assert torch.equal(state.decided.sum(1), state.accepted_per_step().sum(0))
         assert torch.equal(state.finished, state.decided.all(1))
         if seen:
             decided, tokens = seen[-1]
@@ -168,7 +168,7 @@ def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):
     model = table_model(grid=(2, 4), vocab_size=3)
     sampling = Sampling()
     state = decode(
-        model, decoding_from_name(preset), sampling, SEEDS, on_step=lambda state: state.forward_passes == stop_at
+        model, decoding_from_name(preset), sampling, SEEDS, on_step=lambda state, step: state.forward_passes == stop_at
     )
     assert state.forward_passes == model.forward_passes == stop_at
     whole = decode(model, decoding_from_name(preset), sampling, SEEDS)

@@ -85,7 +85,7 @@ def test_without_rounding_triton_draws_the_very_same_codes(on_triton):
     for actual, wanted in zip(on_triton("coupling", "couple_window", *arguments), expected, strict=True):
         assert torch.equal(actual, wanted)
     (drawn,) = on_triton("coupling", "sample", arguments[0], noise[..., 1])
-    assert torch.equal(drawn, reference.draw(arguments[0], noise[..., 1]))
+    assert torch.equal(drawn, reference.sample(arguments[0], noise[..., 1]))
 
 
 @pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (1000, 1e-37), (5000, 1.0)])
@@ -98,7 +98,7 @@ def test_triton_never_draws_a_code_without_weight(on_triton, size, scale):
     uniform = torch.tensor([0.0, 2.0**-24, 0.5, LAST]).repeat(3)
     (codes,) = on_triton("coupling", "sample", weights, uniform)
     assert_drawn(weights, uniform, codes)
-    assert_drawn(weights, uniform, reference.draw(weights, uniform))
+    assert_drawn(weights, uniform, reference.sample(weights, uniform))
 
 
 def test_triton_draws_from_the_target_where_nothing_remains_of_it(on_triton):

@@ -32,7 +32,7 @@ def _first(where, otherwise, size: tl.constexpr):
 
 
 @triton.jit
-def _draw(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+def _sample(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
     """Find the block in which the sum of weights passes its share of the total, then the code in the block."""
     sums = _block_sums(p_ptr, q_ptr, q_size, vocab_size, block, blocks)
     remains = tl.max(sums) > 0
@@ -51,7 +51,7 @@ def _draw(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks
 def sample_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     weights_ptr += place * vocab_size
-    code = _draw(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
+    code = _sample(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
     tl.store(out_ptr + place, code.to(tl.int64))
 
 
@@ -81,7 +81,7 @@ def couple_kernel(
     kept = tl.load(noise_ptr + 2 * place) * q_x < p_x
     if not kept:
         uniform = tl.load(noise_ptr + 2 * place + 1)
-        code = _draw(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
+        code = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
     tl.store(y_ptr + place, code)
     tl.store(kept_ptr + place, kept.to(tl.uint8))
     if counts:
