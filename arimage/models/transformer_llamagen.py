@@ -8,6 +8,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from .cache import StaticCache
+from .guidance import with_unconditional
 
 
 def rotary_table(
@@ -262,39 +263,32 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
-    def bind(
+
+class LlamaGenTokenModel:
+    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` with the conditions of one call.
+
+    Args:
+        transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per image.
+        layout: the `Layout` of the image tokens.
+        guided: compute the logits without the condition, too.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
+        drafter: a `LlamaGenDrafter` of this transformer.
+    """
+
+    def __init__(
         self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
         layout,
         *,
         guided: bool = False,
         codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
-        **condition,
-    ) -> "LlamaGenTokenModel":
-        """The model of the images of one call: their condition (arguments of `embed_condition`), their
-        `Layout`, whether logits without the condition are computed beside those with it, the codes' vectors [V, D], and the
-        `LlamaGenDrafter` of this transformer."""
-        if guided:
-            count = len(next(iter(condition.values())))
-            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
-            device = next(iter(condition.values())).device
-            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return LlamaGenTokenModel(self, condition, layout, 2 if guided else 1, codebook, drafter)
-
-
-class LlamaGenTokenModel:
-    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` bound to the prompts of one call."""
-
-    def __init__(
-        self,
-        transformer: LlamaGenTransformer,
-        condition: dict[str, torch.Tensor],
-        layout,
-        groups: int,
-        codebook: torch.Tensor | None,
-        drafter: nn.Module | None,
     ):
-        self.transformer, self.condition, self.layout, self.groups = transformer, condition, layout, groups
+        condition = with_unconditional(condition) if guided else condition
+        self.transformer, self.condition, self.layout = transformer, condition, layout
+        self.groups = 2 if guided else 1
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
         self.codebook, self.drafter, self.network = codebook, drafter, transformer

@@ -11,6 +11,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from .cache import ScaleCache
+from .guidance import with_unconditional
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -298,27 +299,34 @@ class VARTransformer(ModelMixin, ConfigMixin):
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
-    def bind(self, vq, *, guided: bool = False, **condition) -> "VARScaleModel":
-        """The model of the images of one call: their condition (arguments of `embed_condition`), the `VARVQModel` that adds up
-        their maps, and whether logits without the condition are computed beside those with it."""
-        if guided:
-            count = len(next(iter(condition.values())))
-            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
-            device = next(iter(condition.values())).device
-            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return VARScaleModel(self, vq, condition, 2 if guided else 1)
-
 
 class VARScaleModel:
-    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` bound to the conditions of one call. Its `refiner`
-    is None until somebody gives it one."""
+    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` with the conditions of one call.
 
-    def __init__(self, transformer: VARTransformer, vq, condition: dict[str, torch.Tensor], groups: int):
-        self.transformer, self.vq, self.condition, self.groups = transformer, vq, condition, groups
+    Args:
+        transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        vq: the `VARVQModel` that adds up the maps.
+        condition: arguments of `VARTransformer.embed_condition`, one row per image.
+        guided: compute the logits without the condition, too.
+        refiner: a smaller model of the same images, for `ScaleModel.refiner`.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        vq: nn.Module,
+        condition: dict[str, torch.Tensor],
+        *,
+        guided: bool = False,
+        refiner: "VARScaleModel | None" = None,
+    ):
+        condition = with_unconditional(condition) if guided else condition
+        self.transformer, self.vq, self.condition = transformer, vq, condition
+        self.groups = 2 if guided else 1
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
-        self.refiner, self.network = None, transformer
+        self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
         self._rows = len(next(iter(condition.values())))

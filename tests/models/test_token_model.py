@@ -5,6 +5,7 @@ import tiny
 import torch
 
 from arimage.decoding import Layout
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
 BATCH, FED = 2, 5
@@ -16,7 +17,7 @@ def bound():
     transformer = tiny.class_pipeline().transformer
     grid = (transformer.config.grid_size,) * 2
     with torch.no_grad():
-        model = transformer.bind(Layout(grid), guided=True, class_labels=torch.tensor([1, 3]))
+        model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout(grid), guided=True)
         cache, _ = model.prefill(BATCH, scratch=4)
         generator = torch.Generator().manual_seed(0)
         codes = torch.randint(model.vocab_size, (BATCH, model.num_tokens), generator=generator)
