@@ -10,7 +10,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .cache import ScaleCache
+from .cache import GrowingCache
 from .guidance import with_unconditional
 
 
@@ -50,7 +50,7 @@ class Attention(nn.Module):
             query = (F.normalize(query.float(), dim=-1) * query_scale).to(value.dtype)
             key = F.normalize(key.float(), dim=-1).to(value.dtype)
         if cache is not None:
-            key, value = cache.append(layer, key, value)
+            key, value = cache.write(layer, key, value)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
         return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
 
@@ -246,7 +246,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
         levels: torch.LongTensor,
         mask: torch.BoolTensor | None = None,
         condition: dict[str, torch.Tensor] | None = None,
-        cache: ScaleCache | None = None,
+        cache: GrowingCache | None = None,
         first: int = 0,
         first_query: int = 0,
     ) -> torch.FloatTensor:
@@ -275,15 +275,15 @@ class VARTransformer(ModelMixin, ConfigMixin):
         hidden = torch.cat(parts, dim=1) + positions
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
+        if cache is not None:
+            cache.write_next(hidden.shape[1])
+            cache.modulations = modulations
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, modulations[layer], mask, cache, layer)
-        if cache is not None:
-            cache.modulations = modulations
-            cache.filled += hidden.shape[1]
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
 
     def levels(self, device: torch.device) -> torch.LongTensor:
@@ -340,18 +340,20 @@ class VARScaleModel:
     def _inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
         return self.vq.scale_input(scale, latents).repeat(self.groups, 1, 1)
 
-    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[ScaleCache, torch.FloatTensor]:
+    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
         them; see `ScaleModel.prefill`."""
         config = self.transformer.config
         if self._rows != batch_size * self.groups:
             raise ValueError(f"{batch_size} images of a model bound to {self._rows // self.groups} conditions")
-        cache = ScaleCache(
+        cache = GrowingCache(
             config.num_layers,
             self._rows,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            self.num_tokens + (0 if self._prefix_mask is None else self._prefix_mask.shape[1]),
+            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
+            slots=self.num_tokens,
+            groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
         )
@@ -368,7 +370,7 @@ class VARScaleModel:
         )
         return cache, logits.unflatten(0, (self.groups, -1))
 
-    def forward(self, scale: int, latents: torch.Tensor, cache: ScaleCache) -> torch.FloatTensor:
+    def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
         fed = self._tokens(scale)
         mask = None

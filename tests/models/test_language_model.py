@@ -312,7 +312,7 @@ def test_prompts_may_be_embeddings(network):
     common = {
         "embed": decoder.embed_tokens,
         "head": code_head(lm_head, 0, VOCABULARY),
-        "grid": GRID,
+        "layout": Layout(GRID),
         "attention_mask": mask,
     }
     given = LanguageTokenModel(decoder, inputs_embeds=decoder.embed_tokens(ids), **common)
