@@ -287,9 +287,11 @@ class LlamaGenTokenModel:
         self.groups = 2 if guided else 1
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
-        self.codebook, self.drafter, self.network = codebook, drafter, transformer
+        self.drafter, self.network = drafter, transformer
         self._prefix_mask = transformer.prefix_mask(**condition)
         self.device = self._prefix_mask.device
+        # The tokenizer may be offloaded.
+        self.codebook = None if codebook is None else codebook.to(self.device)
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 

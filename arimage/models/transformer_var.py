@@ -104,9 +104,9 @@ class CaptionProjection(nn.Module):
         self.null_vector = nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, prompt_embeds, prompt_attention_mask, unconditional):
-        mask = prompt_attention_mask[..., None].to(self.fc1.weight.dtype)
+        mask = prompt_attention_mask[..., None].to(prompt_embeds.dtype)
         # What lies behind the padding may be anything.
-        embeds = prompt_embeds.to(mask.dtype).masked_fill(mask == 0, 0)
+        embeds = prompt_embeds.masked_fill(mask == 0, 0)
         prefix = self.fc2(F.gelu(self.fc1(embeds), approximate="tanh"))
         vector = self.pool((prefix * mask).sum(1) / mask.sum(1))
         if unconditional is not None:
@@ -220,7 +220,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels), None
-        return self.caption_projection(prompt_embeds, prompt_attention_mask, unconditional)
+        return self.caption_projection(prompt_embeds.to(self.dtype), prompt_attention_mask, unconditional)
 
     def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
         """Which prefix positions may be seen [B, P], those of no text by none; None for classes, which have no prefix."""

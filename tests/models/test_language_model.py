@@ -323,7 +323,7 @@ def test_prompts_may_be_embeddings(network):
 def test_what_does_not_fit_is_refused(network):
     decoder, lm_head = network
     ids, mask = pad_left(PROMPTS)
-    arguments = {"embed": decoder.embed_tokens, "head": lm_head, "grid": GRID}
+    arguments = {"embed": decoder.embed_tokens, "head": lm_head, "layout": Layout(GRID)}
     with pytest.raises(ValueError, match="one of the two"):
         LanguageTokenModel(decoder, **arguments)
     with pytest.raises(ValueError, match="3 prompts are not 2 groups"):
