@@ -87,9 +87,9 @@ class LanguageTokenModel:
             raise ValueError(f"{rows} prompts are not {groups} groups: give one for each image, under guidance two")
         if attention_mask is None:
             attention_mask = torch.ones(rows, length, device=inputs_embeds.device)
-        self._mask = attention_mask.to(inputs_embeds.device).bool()
-        if not self._mask[:, -1].all():
+        elif not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
+        self._mask = attention_mask.to(inputs_embeds.device).bool()
         self._decoder, self._embed, self._head = decoder, embed, head
         self._prompt, self._groups = inputs_embeds, groups
         self._row_end = None
