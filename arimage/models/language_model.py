@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from .binding import check_raster, repeat_images
 from .cache_transformers import LanguageCache
 
 
@@ -42,7 +43,7 @@ class LanguageTokenModel:
             several devices.
         embed: from codes int64 [...] in 0 .. V - 1 to what the decoder is fed, [..., D].
         head: from the decoder's last hidden states [..., D] to logits [..., V] of the image codes alone, see `code_head`.
-        layout: the `Layout` of the image.
+        layout: the `Layout` of the image, (rows, columns) in raster order.
         input_ids, inputs_embeds: the prompts, int64 [groups * B, P] or [groups * B, P, D], up to the last token before the
             first code (size and begin-of-image tokens included): one of the two. The conditional rows of all images come
             first, then, with two groups, the unconditional ones in the same order.
@@ -51,9 +52,10 @@ class LanguageTokenModel:
         codebook: the codes' vectors in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
 
     Raises:
-        ValueError: if the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
+        ValueError: if the layout has three dimensions or an order, the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
             size, or a prompt is padded on the right.
     """
 
@@ -71,7 +73,9 @@ class LanguageTokenModel:
         codebook: torch.Tensor | None = None,
         groups: int = 1,
         network: nn.Module | None = None,
+        num_images_per_prompt: int = 1,
     ):
+        check_raster(layout, "a language model")
         attention = decoder.config._attn_implementation
         if attention not in ("sdpa", "eager"):
             raise ValueError(
@@ -89,9 +93,10 @@ class LanguageTokenModel:
             attention_mask = torch.ones(rows, length, device=inputs_embeds.device)
         elif not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
-        self._mask = attention_mask.to(inputs_embeds.device).bool()
+        self._prompt_mask = attention_mask.to(inputs_embeds.device).bool()
+        self._mask = repeat_images(self._prompt_mask, groups, num_images_per_prompt)
         self._decoder, self._embed, self._head = decoder, embed, head
-        self._prompt, self._groups = inputs_embeds, groups
+        self._prompt, self._groups, self._repeats = inputs_embeds, groups, num_images_per_prompt
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=inputs_embeds.device)
@@ -107,14 +112,19 @@ class LanguageTokenModel:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         rows, length = self._mask.shape
         if rows != batch_size * self._groups:
-            raise ValueError(f"{batch_size} images of a model bound to {rows // self._groups} prompts")
-        cache = LanguageCache(self._mask, self.layout, scratch, self._groups, self._row_end is not None)
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self._groups} images")
+        cache = LanguageCache(self._prompt_mask, self.layout, scratch, self._groups, self._row_end is not None)
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         # Padding sees itself, so that no row of the mask is empty.
-        visible = (causal & self._mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
-        positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
+        visible = (causal & self._prompt_mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        positions = (self._prompt_mask.long().cumsum(1) - 1).clamp(min=0)
         hidden = self._run(self._prompt, positions, visible, cache)
-        return cache, self._logits(hidden[:, -1])
+        hidden = hidden[:, -1]
+        if self._repeats > 1:
+            images = torch.arange(batch_size // self._repeats, device=self.device)
+            cache.expand(images.repeat_interleave(self._repeats))
+            hidden = repeat_images(hidden, self._groups, self._repeats)
+        return cache, self._logits(hidden)
 
     @torch.no_grad()
     def forward(

@@ -7,8 +7,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from .binding import check_raster, repeat_images, with_unconditional
 from .cache import SlotCache
-from .guidance import with_unconditional
 
 
 def rotary_table(
@@ -265,11 +265,15 @@ class LlamaGenTokenModel:
 
     Args:
         transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
-        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per image.
-        layout: the `Layout` of the image tokens.
+        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per prompt.
+        layout: the `Layout` of the image tokens, (rows, columns) in raster order.
         guided: compute the logits without the condition, too.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
         drafter: a `LlamaGenDrafter` of this transformer.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
+
+    Raises:
+        ValueError: if the layout has three dimensions, or an order.
     """
 
     def __init__(
@@ -281,14 +285,16 @@ class LlamaGenTokenModel:
         guided: bool = False,
         codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
+        num_images_per_prompt: int = 1,
     ):
+        check_raster(layout, "LlamaGen")
         condition = with_unconditional(condition) if guided else condition
         self.transformer, self.condition, self.layout = transformer, condition, layout
-        self.groups = 2 if guided else 1
+        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
         self.drafter, self.network = drafter, transformer
-        self._prefix_mask = transformer.prefix_mask(**condition)
+        self._prefix_mask = repeat_images(transformer.prefix_mask(**condition), self.groups, num_images_per_prompt)
         self.device = self._prefix_mask.device
         # The tokenizer may be offloaded.
         self.codebook = None if codebook is None else codebook.to(self.device)
@@ -300,10 +306,11 @@ class LlamaGenTokenModel:
         config = self.transformer.config
         rows, length = self._prefix_mask.shape
         if rows != batch_size * self.groups:
-            raise ValueError(f"{batch_size} images of a model bound to {rows // self.groups} conditions")
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
+        prefix_mask = self.transformer.prefix_mask(**self.condition)
         cache = SlotCache(
             config.num_layers,
-            rows,
+            len(prefix_mask),
             config.num_key_value_heads or config.num_attention_heads,
             self.transformer.head_dim,
             prefix=length,
@@ -314,15 +321,19 @@ class LlamaGenTokenModel:
         )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        cache.write_next_at(torch.arange(length, device=self.device).expand(rows, -1))
+        cache.write_next_at(torch.arange(length, device=self.device).expand(len(prefix_mask), -1))
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=F.pad((causal & self._prefix_mask[:, None]) | own, (0, cache.slots + 1)),
+            mask=F.pad((causal & prefix_mask[:, None]) | own, (0, cache.slots + 1)),
             condition=self.condition,
             cache=cache,
             first_query=length - 1,
             return_features=True,
         )
+        if self._repeats > 1:
+            images = torch.arange(batch_size // self._repeats, device=self.device)
+            cache.expand(images.repeat_interleave(self._repeats))
+            outputs = (repeat_images(output, self.groups, self._repeats) for output in outputs)
         logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 

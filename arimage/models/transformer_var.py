@@ -10,8 +10,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from .binding import with_unconditional
 from .cache import GrowingCache
-from .guidance import with_unconditional
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -345,7 +345,9 @@ class VARScaleModel:
         them; see `ScaleModel.prefill`."""
         config = self.transformer.config
         if self._rows != batch_size * self.groups:
-            raise ValueError(f"{batch_size} images of a model bound to {self._rows // self.groups} conditions")
+            raise ValueError(
+                f"batch_size is {batch_size}, but the model is bound to {self._rows // self.groups} images"
+            )
         cache = GrowingCache(
             config.num_layers,
             self._rows,

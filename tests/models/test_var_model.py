@@ -185,5 +185,5 @@ def test_wrong_shapes_are_refused():
 
 def test_conditions_and_images_must_be_as_many():
     model = VARScaleModel(tiny.scale_transformer("class"), tiny.scale_tokenizer(), condition_of("class"))
-    with pytest.raises(ValueError, match="2 images of a model bound to 3 conditions"):
+    with pytest.raises(ValueError, match="batch_size"):
         model.prefill(2)
