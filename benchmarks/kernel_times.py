@@ -36,8 +36,6 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
     neighbours = torch.randint(codes, (codes, 1000), generator=generator, device=device, dtype=torch.int32)
     codebook = F.normalize(normal(codes, 8), dim=-1)
     latents = F.normalize(normal(batch * 1024, 8), dim=-1)
-    grid = torch.randint(codes, (batch, 32, 32), generator=generator, device=device)
-    table = normal(codes, 256).bfloat16()
     law_bytes = logits.nbytes + p.nbytes
     return [
         ("probabilities", "probabilities", (logits, 4.0, 1.0, 0, 1.0, None), law_bytes),
@@ -47,7 +45,6 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * codes * rejected),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),
         ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),
-        ("codebook", "lookup", (grid, table), grid.nbytes + 2 * 256 * table.element_size() * grid.numel()),
     ]
 
 

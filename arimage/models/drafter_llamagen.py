@@ -6,7 +6,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .cache import StaticCache
+from .cache import SlotCache
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 
@@ -63,18 +63,17 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         *,
         rotary: torch.Tensor,
         mask: torch.BoolTensor,
-        cache: StaticCache | None = None,
-        index: torch.LongTensor | None = None,
+        cache: SlotCache | None = None,
     ) -> torch.Tensor:
         """Hidden states [B, T, hidden_size] before the transformer's final norm.
 
         Args:
             embedded: embeddings of the codes [B, T, hidden_size].
             features: the features that those codes were drawn from [B, T, hidden_size].
-            rotary, mask, cache, index: as in `LlamaGenTransformer.forward`.
+            rotary, mask, cache: as in `LlamaGenTransformer.forward`.
         """
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
-        return self.block(hidden, rotary, mask[:, None], cache, 0, index)
+        return self.block(hidden, rotary, mask[:, None], cache, 0)
 
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
@@ -101,10 +100,10 @@ class LlamaGenDraftModel:
         self.drafter, self.model = drafter, model
         self._rotary = rotary_table(drafter.head_dim, model.layout.shape, 0, drafter.config.rope_theta, model.device)
 
-    def open_cache(self, batch_size: int, scratch: int) -> StaticCache:
+    def open_cache(self, batch_size: int, scratch: int) -> SlotCache:
         """An empty cache of N + `scratch` slots."""
         config = self.drafter.config
-        return StaticCache(
+        return SlotCache(
             1,
             batch_size * self.model.groups,
             config.num_key_value_heads or config.num_attention_heads,
@@ -121,7 +120,7 @@ class LlamaGenDraftModel:
         tokens: torch.LongTensor,
         features: torch.Tensor,
         positions: torch.LongTensor,
-        cache: StaticCache,
+        cache: SlotCache,
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
@@ -133,13 +132,13 @@ class LlamaGenDraftModel:
             visible = torch.arange(cache.slots, device=positions.device) <= slots[..., None]
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
         visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(groups, 1, 1)
+        cache.write_next_at(cache.index(slots))
         hidden = self.drafter(
             transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
             features.flatten(0, 1),
             rotary=self._rotary[positions.clamp(min=0)].repeat(groups, 1, 1, 1),
             mask=visible,
             cache=cache,
-            index=cache.address(slots),
         )
         features = transformer.norm(hidden)
         logits = transformer.head(features).float()

@@ -5,74 +5,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
-
-class LanguageCache(Cache):
-    """Keys and values of the prompts, the image and scratch slots, the row ends and one slot for what is thrown away, a pair
-    of tensors [rows, heads, slots, head_dim] a layer, on the device and in the dtype of that layer's first keys.
-
-    A row end belongs to the slot of the code before it: to the last image slot of each row but the bottom one, or to a scratch
-    slot. It is part of the cache while the code in that slot ends a row.
-
-    Attributes:
-        prompt, slots: how many slots the prompt has, and the image and scratch codes together.
-        owners: int64 [E], the slot that each row end belongs to.
-        row_ends: bool [B, slots + 1], whether the code in a slot ends a row; always False in the last, thrown away.
-    """
-
-    def __init__(self, mask: torch.BoolTensor, grid: tuple[int, int], scratch: int, groups: int, has_row_ends: bool):
-        super().__init__(layers=[])
-        rows, columns = grid
-        device = mask.device
-        self.prompt, self.slots, self.groups = mask.shape[1], rows * columns + scratch, groups
-        in_image, in_scratch = torch.arange(1, rows) * columns - 1, torch.arange(rows * columns, self.slots)
-        self.owners = torch.cat([in_image, in_scratch] if has_row_ends else [in_image[:0]]).to(device)
-        self.size = self.prompt + self.slots + len(self.owners) + 1
-        # Where the row end of each slot lies; nowhere without one.
-        self._row_end_of = torch.full((self.slots + 1,), self.size - 1, device=device)
-        self._row_end_of[self.owners] = self.prompt + self.slots + torch.arange(len(self.owners), device=device)
-        self.row_ends = torch.zeros(len(mask) // groups, self.slots + 1, dtype=torch.bool, device=device)
-        self.row_ends[:, in_image] = has_row_ends
-        self.keys, self.values = [], []
-        self._index = torch.arange(self.prompt, device=device).expand(len(mask), -1)
-        self._filled = self.prompt
-
-    def address(self, slots: torch.LongTensor) -> torch.LongTensor:
-        """Slots [B, Q], -1 = nowhere, to indices [B, Q]."""
-        return torch.where(slots < 0, self.size - 1, slots + self.prompt)
-
-    def address_row_ends(self, slots: torch.LongTensor) -> torch.LongTensor:
-        """Indices [B, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""
-        return self._row_end_of[slots]
-
-    def write_next_at(self, index: torch.LongTensor) -> None:
-        """Let the next pass write what it is fed at `index` [B, T], and see everything."""
-        self._index, self._filled = index.repeat(self.groups, 1), self.size
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
-        """What transformers' attention calls: keep the keys and values [rows, heads, T, head_dim] of a layer, return those
-        that the pass may see."""
-        if layer_idx == len(self.keys):
-            shape = (*key_states.shape[:2], self.size, key_states.shape[3])
-            self.keys.append(key_states.new_zeros(shape))
-            self.values.append(value_states.new_zeros(shape))
-        index = self._index.to(key_states.device)
-        row = torch.arange(len(index), device=index.device)[:, None]
-        kept = self.keys[layer_idx], self.values[layer_idx]
-        for tensor, states in zip(kept, (key_states, value_states), strict=True):
-            tensor[row, :, index] = states.transpose(1, 2)
-        return tuple(tensor[:, :, : self._filled] for tensor in kept)
-
-    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
-        """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies nowhere."""
-        source, target = (
-            torch.cat([self.address(slots), self.address_row_ends(slots)], dim=1).repeat(self.groups, 1)
-            for slots in (source, target)
-        )
-        for tensor in (*self.keys, *self.values):
-            row = torch.arange(len(source), device=tensor.device)[:, None]
-            tensor[row, :, target.to(tensor.device)] = tensor[row, :, source.to(tensor.device)]
+from .binding import check_raster, repeat_images
+from .cache_transformers import LanguageCache
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -107,7 +43,7 @@ class LanguageTokenModel:
             several devices.
         embed: from codes int64 [...] in 0 .. V - 1 to what the decoder is fed, [..., D].
         head: from the decoder's last hidden states [..., D] to logits [..., V] of the image codes alone, see `code_head`.
-        layout: the `Layout` of the image.
+        layout: the `Layout` of the image, (rows, columns) in raster order.
         input_ids, inputs_embeds: the prompts, int64 [groups * B, P] or [groups * B, P, D], up to the last token before the
             first code (size and begin-of-image tokens included): one of the two. The conditional rows of all images come
             first, then, with two groups, the unconditional ones in the same order.
@@ -116,9 +52,10 @@ class LanguageTokenModel:
         codebook: the codes' vectors in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
 
     Raises:
-        ValueError: if the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
+        ValueError: if the layout has three dimensions or an order, the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
             size, or a prompt is padded on the right.
     """
 
@@ -136,7 +73,9 @@ class LanguageTokenModel:
         codebook: torch.Tensor | None = None,
         groups: int = 1,
         network: nn.Module | None = None,
+        num_images_per_prompt: int = 1,
     ):
+        check_raster(layout, "a language model")
         attention = decoder.config._attn_implementation
         if attention not in ("sdpa", "eager"):
             raise ValueError(
@@ -152,11 +91,12 @@ class LanguageTokenModel:
             raise ValueError(f"{rows} prompts are not {groups} groups: give one for each image, under guidance two")
         if attention_mask is None:
             attention_mask = torch.ones(rows, length, device=inputs_embeds.device)
-        self._mask = attention_mask.to(inputs_embeds.device).bool()
-        if not self._mask[:, -1].all():
+        elif not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
+        self._prompt_mask = attention_mask.to(inputs_embeds.device).bool()
+        self._mask = repeat_images(self._prompt_mask, groups, num_images_per_prompt)
         self._decoder, self._embed, self._head = decoder, embed, head
-        self._prompt, self._groups = inputs_embeds, groups
+        self._prompt, self._groups, self._repeats = inputs_embeds, groups, num_images_per_prompt
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=inputs_embeds.device)
@@ -172,14 +112,19 @@ class LanguageTokenModel:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         rows, length = self._mask.shape
         if rows != batch_size * self._groups:
-            raise ValueError(f"{batch_size} images of a model bound to {rows // self._groups} prompts")
-        cache = LanguageCache(self._mask, self.layout.shape, scratch, self._groups, self._row_end is not None)
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self._groups} images")
+        cache = LanguageCache(self._prompt_mask, self.layout, scratch, self._groups, self._row_end is not None)
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         # Padding sees itself, so that no row of the mask is empty.
-        visible = (causal & self._mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
-        positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
+        visible = (causal & self._prompt_mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        positions = (self._prompt_mask.long().cumsum(1) - 1).clamp(min=0)
         hidden = self._run(self._prompt, positions, visible, cache)
-        return cache, self._logits(hidden[:, -1])
+        hidden = hidden[:, -1]
+        if self._repeats > 1:
+            images = torch.arange(batch_size // self._repeats, device=self.device)
+            cache.expand(images.repeat_interleave(self._repeats))
+            hidden = repeat_images(hidden, self._groups, self._repeats)
+        return cache, self._logits(hidden)
 
     @torch.no_grad()
     def forward(
@@ -221,7 +166,7 @@ class LanguageTokenModel:
         if self._row_end is not None:
             at = at + at // columns
         at = torch.cat([at, at.gather(1, after) + 1], dim=1).repeat(self._groups, 1) + self._mask.sum(1, keepdim=True)
-        cache.write_next_at(torch.cat([cache.address(slots), cache.address_row_ends(end_slots)], dim=1))
+        cache.write_next_at(torch.cat([cache.index(slots), cache.row_end_index(end_slots)], dim=1))
         embedded = self._embed(tokens.clamp(min=0)).to(self._prompt).masked_fill((tokens < 0)[..., None], 0)
         if self._row_end is not None:
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)

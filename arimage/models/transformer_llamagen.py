@@ -7,7 +7,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .cache import StaticCache
+from .binding import check_raster, repeat_images, with_unconditional
+from .cache import SlotCache
 
 
 def rotary_table(
@@ -51,22 +52,19 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = hidden_size // num_heads
         self.widths = [hidden_size, num_key_value_heads * self.head_dim, num_key_value_heads * self.head_dim]
-        self.groups = num_heads // num_key_value_heads
+        self.grouped = num_key_value_heads < num_heads
         self.qkv_proj = nn.Linear(hidden_size, sum(self.widths), bias=False)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden, rotary, mask, cache=None, layer=0, index=None):
+    def forward(self, hidden, rotary, mask, cache=None, layer=0):
         query, key, value = (
             states.unflatten(-1, (-1, self.head_dim)) for states in self.qkv_proj(hidden).split(self.widths, dim=-1)
         )
         query, key, value = (s.transpose(1, 2) for s in (rotate(query, rotary), rotate(key, rotary), value))
         if cache is not None:
-            cache.write(layer, index, key, value)
-            key, value = cache.keys[layer], cache.values[layer]
-        if self.groups > 1:
-            key, value = (states.repeat_interleave(self.groups, dim=1) for states in (key, value))
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            key, value = cache.write(layer, key, value)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=self.grouped)
         return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
 
 
@@ -91,8 +89,8 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
 
-    def forward(self, hidden, rotary, mask, cache=None, layer=0, index=None):
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer, index)
+    def forward(self, hidden, rotary, mask, cache=None, layer=0):
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
@@ -206,8 +204,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         rotary: torch.Tensor,
         mask: torch.BoolTensor,
         condition: dict[str, torch.Tensor] | None = None,
-        cache: StaticCache | None = None,
-        index: torch.LongTensor | None = None,
+        cache: SlotCache | None = None,
         first_query: int = 0,
         return_features: bool = False,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
@@ -218,7 +215,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             rotary: what `rotary_table` gives for the T fed positions, [B or 1, T, head_dim / 2, 2].
             mask: bool [B, T, K], which keys each query sees: the T fed ones, or all slots of `cache`.
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
-            cache, index: keys and values go to `index` [B, T] of the cache.
+            cache: keys and values of the T fed positions are kept in it, where it was told to.
             first_query: leave out the logits of the positions before it.
             return_features: return, too, what the head made the logits from, [B, T - first_query, hidden_size].
         """
@@ -228,7 +225,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, rotary, mask[:, None], cache, layer, index)
+            hidden = block(hidden, rotary, mask[:, None], cache, layer)
         features = self.norm(hidden[:, first_query:])
         logits = self.head(features).float()
         return (logits, features) if return_features else logits
@@ -262,44 +259,45 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
-    def bind(
+
+class LlamaGenTokenModel:
+    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` with the conditions of one call.
+
+    Args:
+        transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per prompt.
+        layout: the `Layout` of the image tokens, (rows, columns) in raster order.
+        guided: compute the logits without the condition, too.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
+        drafter: a `LlamaGenDrafter` of this transformer.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
+
+    Raises:
+        ValueError: if the layout has three dimensions, or an order.
+    """
+
+    def __init__(
         self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
         layout,
         *,
         guided: bool = False,
         codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
-        **condition,
-    ) -> "LlamaGenTokenModel":
-        """The model of the images of one call: their condition (arguments of `embed_condition`), their
-        `Layout`, whether logits without the condition are computed beside those with it, the codes' vectors [V, D], and the
-        `LlamaGenDrafter` of this transformer."""
-        if guided:
-            count = len(next(iter(condition.values())))
-            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
-            device = next(iter(condition.values())).device
-            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return LlamaGenTokenModel(self, condition, layout, 2 if guided else 1, codebook, drafter)
-
-
-class LlamaGenTokenModel:
-    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` bound to the prompts of one call."""
-
-    def __init__(
-        self,
-        transformer: LlamaGenTransformer,
-        condition: dict[str, torch.Tensor],
-        layout,
-        groups: int,
-        codebook: torch.Tensor | None,
-        drafter: nn.Module | None,
+        num_images_per_prompt: int = 1,
     ):
-        self.transformer, self.condition, self.layout, self.groups = transformer, condition, layout, groups
+        check_raster(layout, "LlamaGen")
+        condition = with_unconditional(condition) if guided else condition
+        self.transformer, self.condition, self.layout = transformer, condition, layout
+        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
-        self.codebook, self.drafter, self.network = codebook, drafter, transformer
-        self._prefix_mask = transformer.prefix_mask(**condition)
+        self.drafter, self.network = drafter, transformer
+        self._prefix_mask = repeat_images(transformer.prefix_mask(**condition), self.groups, num_images_per_prompt)
         self.device = self._prefix_mask.device
+        # The tokenizer may be offloaded.
+        self.codebook = None if codebook is None else codebook.to(self.device)
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 
@@ -308,10 +306,11 @@ class LlamaGenTokenModel:
         config = self.transformer.config
         rows, length = self._prefix_mask.shape
         if rows != batch_size * self.groups:
-            raise ValueError(f"{batch_size} images of a model bound to {rows // self.groups} conditions")
-        cache = StaticCache(
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
+        prefix_mask = self.transformer.prefix_mask(**self.condition)
+        cache = SlotCache(
             config.num_layers,
-            rows,
+            len(prefix_mask),
             config.num_key_value_heads or config.num_attention_heads,
             self.transformer.head_dim,
             prefix=length,
@@ -322,15 +321,19 @@ class LlamaGenTokenModel:
         )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
+        cache.write_next_at(torch.arange(length, device=self.device).expand(len(prefix_mask), -1))
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=F.pad((causal & self._prefix_mask[:, None]) | own, (0, cache.slots + 1)),
+            mask=F.pad((causal & prefix_mask[:, None]) | own, (0, cache.slots + 1)),
             condition=self.condition,
             cache=cache,
-            index=torch.arange(length, device=self.device).expand(rows, -1),
             first_query=length - 1,
             return_features=True,
         )
+        if self._repeats > 1:
+            images = torch.arange(batch_size // self._repeats, device=self.device)
+            cache.expand(images.repeat_interleave(self._repeats))
+            outputs = (repeat_images(output, self.groups, self._repeats) for output in outputs)
         logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 
@@ -338,7 +341,7 @@ class LlamaGenTokenModel:
         self,
         tokens: torch.LongTensor,
         positions: torch.LongTensor,
-        cache: StaticCache,
+        cache: SlotCache,
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
@@ -351,12 +354,12 @@ class LlamaGenTokenModel:
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
         visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
         prefix = self._prefix_mask[:, None].expand(-1, visible.shape[1], -1)
+        cache.write_next_at(cache.index(slots))
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
             mask=torch.cat([prefix, visible], dim=-1),
             cache=cache,
-            index=cache.address(slots),
             return_features=True,
         )
         logits, features = (output.unflatten(0, (self.groups, -1)) for output in outputs)

@@ -10,7 +10,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .cache import ScaleCache
+from .binding import with_unconditional
+from .cache import GrowingCache
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -49,7 +50,7 @@ class Attention(nn.Module):
             query = (F.normalize(query.float(), dim=-1) * query_scale).to(value.dtype)
             key = F.normalize(key.float(), dim=-1).to(value.dtype)
         if cache is not None:
-            key, value = cache.append(layer, key, value)
+            key, value = cache.write(layer, key, value)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
         return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
 
@@ -103,9 +104,9 @@ class CaptionProjection(nn.Module):
         self.null_vector = nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, prompt_embeds, prompt_attention_mask, unconditional):
-        mask = prompt_attention_mask[..., None].to(self.fc1.weight.dtype)
+        mask = prompt_attention_mask[..., None].to(prompt_embeds.dtype)
         # What lies behind the padding may be anything.
-        embeds = prompt_embeds.to(mask.dtype).masked_fill(mask == 0, 0)
+        embeds = prompt_embeds.masked_fill(mask == 0, 0)
         prefix = self.fc2(F.gelu(self.fc1(embeds), approximate="tanh"))
         vector = self.pool((prefix * mask).sum(1) / mask.sum(1))
         if unconditional is not None:
@@ -219,7 +220,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels), None
-        return self.caption_projection(prompt_embeds, prompt_attention_mask, unconditional)
+        return self.caption_projection(prompt_embeds.to(self.dtype), prompt_attention_mask, unconditional)
 
     def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
         """Which prefix positions may be seen [B, P], those of no text by none; None for classes, which have no prefix."""
@@ -245,7 +246,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
         levels: torch.LongTensor,
         mask: torch.BoolTensor | None = None,
         condition: dict[str, torch.Tensor] | None = None,
-        cache: ScaleCache | None = None,
+        cache: GrowingCache | None = None,
         first: int = 0,
         first_query: int = 0,
     ) -> torch.FloatTensor:
@@ -274,15 +275,15 @@ class VARTransformer(ModelMixin, ConfigMixin):
         hidden = torch.cat(parts, dim=1) + positions
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
+        if cache is not None:
+            cache.write_next(hidden.shape[1])
+            cache.modulations = modulations
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, modulations[layer], mask, cache, layer)
-        if cache is not None:
-            cache.modulations = modulations
-            cache.filled += hidden.shape[1]
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
 
     def levels(self, device: torch.device) -> torch.LongTensor:
@@ -298,27 +299,34 @@ class VARTransformer(ModelMixin, ConfigMixin):
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
-    def bind(self, vq, *, guided: bool = False, **condition) -> "VARScaleModel":
-        """The model of the images of one call: their condition (arguments of `embed_condition`), the `VARVQModel` that adds up
-        their maps, and whether logits without the condition are computed beside those with it."""
-        if guided:
-            count = len(next(iter(condition.values())))
-            condition = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
-            device = next(iter(condition.values())).device
-            condition["unconditional"] = torch.arange(2 * count, device=device) >= count
-        return VARScaleModel(self, vq, condition, 2 if guided else 1)
-
 
 class VARScaleModel:
-    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` bound to the conditions of one call. Its `refiner`
-    is None until somebody gives it one."""
+    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` with the conditions of one call.
 
-    def __init__(self, transformer: VARTransformer, vq, condition: dict[str, torch.Tensor], groups: int):
-        self.transformer, self.vq, self.condition, self.groups = transformer, vq, condition, groups
+    Args:
+        transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        vq: the `VARVQModel` that adds up the maps.
+        condition: arguments of `VARTransformer.embed_condition`, one row per image.
+        guided: compute the logits without the condition, too.
+        refiner: a smaller model of the same images, for `ScaleModel.refiner`.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        vq: nn.Module,
+        condition: dict[str, torch.Tensor],
+        *,
+        guided: bool = False,
+        refiner: "VARScaleModel | None" = None,
+    ):
+        condition = with_unconditional(condition) if guided else condition
+        self.transformer, self.vq, self.condition = transformer, vq, condition
+        self.groups = 2 if guided else 1
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
-        self.refiner, self.network = None, transformer
+        self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
         self._rows = len(next(iter(condition.values())))
@@ -332,18 +340,22 @@ class VARScaleModel:
     def _inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
         return self.vq.scale_input(scale, latents).repeat(self.groups, 1, 1)
 
-    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[ScaleCache, torch.FloatTensor]:
+    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
         them; see `ScaleModel.prefill`."""
         config = self.transformer.config
         if self._rows != batch_size * self.groups:
-            raise ValueError(f"{batch_size} images of a model bound to {self._rows // self.groups} conditions")
-        cache = ScaleCache(
+            raise ValueError(
+                f"batch_size is {batch_size}, but the model is bound to {self._rows // self.groups} images"
+            )
+        cache = GrowingCache(
             config.num_layers,
             self._rows,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            self.num_tokens + (0 if self._prefix_mask is None else self._prefix_mask.shape[1]),
+            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
+            slots=self.num_tokens,
+            groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
         )
@@ -360,7 +372,7 @@ class VARScaleModel:
         )
         return cache, logits.unflatten(0, (self.groups, -1))
 
-    def forward(self, scale: int, latents: torch.Tensor, cache: ScaleCache) -> torch.FloatTensor:
+    def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
         fed = self._tokens(scale)
         mask = None

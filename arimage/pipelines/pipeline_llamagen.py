@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, Layout, TokenModel
 from ..models.drafter_llamagen import LlamaGenDrafter
-from ..models.transformer_llamagen import LlamaGenTransformer
+from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .base import codes_to_keep
 from .class_or_text import ClassOrTextPipeline, check_text_encoder
@@ -99,8 +99,13 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
         guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
         size = self.transformer.config.grid_size
-        return self.transformer.bind(
-            Layout((size, size)), guided=guided, codebook=self.vq.code_vectors(), drafter=self.drafter, **condition
+        return LlamaGenTokenModel(
+            self.transformer,
+            condition,
+            Layout((size, size)),
+            guided=guided,
+            codebook=self.vq.code_vectors(),
+            drafter=self.drafter,
         )
 
     def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:

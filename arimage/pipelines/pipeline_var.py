@@ -9,7 +9,7 @@ from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, NextScaleDecoding, ScaleModel
-from ..models.transformer_var import VARTransformer
+from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..tokenizers.vq_var import VARVQModel
 from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .output import ImagePipelineOutput
@@ -90,10 +90,8 @@ class VARPipeline(ClassOrTextPipeline):
         """The next-scale model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
         condition = self.condition(prompt, class_labels, num_images_per_prompt, prompt_embeds, prompt_attention_mask)
         guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
-        model = self.transformer.bind(self.vq, guided=guided, **condition)
-        if self.refiner is not None:
-            model.refiner = self.refiner.bind(self.vq, guided=guided, **condition)
-        return model
+        refiner = None if self.refiner is None else VARScaleModel(self.refiner, self.vq, condition, guided=guided)
+        return VARScaleModel(self.transformer, self.vq, condition, guided=guided, refiner=refiner)
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """Codes [B, N] of all scales as one map [B, p, p] a scale."""

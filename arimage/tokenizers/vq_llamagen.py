@@ -140,6 +140,12 @@ class Decoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(hidden)))
 
 
+def rows(codebook: nn.Embedding) -> torch.Tensor:
+    """All vectors of a codebook, by a call of it, since offloading has its weight elsewhere at other times."""
+    device = codebook.weight.device
+    return codebook(torch.arange(codebook.num_embeddings, device="cpu" if device.type == "meta" else device))
+
+
 class LlamaGenVQModel(ModelMixin, ConfigMixin):
     """Turns images into grids of codes and back. The defaults are the published VQ-16; VQ-8 has multipliers (1, 2, 2, 4).
 
@@ -197,7 +203,7 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
 
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all codes [V, codebook_dim]."""
-        return F.normalize(self.codebook.weight, dim=-1)
+        return F.normalize(rows(self.codebook), dim=-1)
 
     def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
         """Latents [B, codebook_dim, h, w] to the ids [B, h, w] of the codes with the greatest cosine."""

@@ -9,7 +9,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
-from .vq_llamagen import Decoder, Encoder
+from .vq_llamagen import Decoder, Encoder, rows
 
 
 class Phi(nn.Conv2d):
@@ -82,7 +82,7 @@ class VARVQModel(ModelMixin, ConfigMixin):
 
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes [V, C]."""
-        return self.codebook.weight
+        return rows(self.codebook)
 
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
@@ -98,11 +98,11 @@ class VARVQModel(ModelMixin, ConfigMixin):
                 f"images of {height}x{width} pixels do not fit this tokenizer: resize them to {side}x{side}"
             )
         latents = self.quant_conv(self.encoder(images)).float()
-        accumulated = torch.zeros_like(latents)
+        accumulated, codebook = torch.zeros_like(latents), self.code_vectors()
         codes = []
         for scale, p in enumerate(self.config.scales):
             residual = F.interpolate(latents - accumulated, size=(p, p), mode="area").permute(0, 2, 3, 1)
-            codes.append(nearest_code(residual.flatten(0, 2), self.codebook.weight).view(-1, p, p))
+            codes.append(nearest_code(residual.flatten(0, 2), codebook).view(-1, p, p))
             accumulated = self.accumulate(scale, accumulated, self.lookup(codes[-1]))
         return codes
 
@@ -120,11 +120,10 @@ class VARVQModel(ModelMixin, ConfigMixin):
     def latents(self, codes: list[torch.LongTensor]) -> torch.Tensor:
         """The token maps of the first scales, or of all, to latents [B, C, P, P] in float32."""
         side = self.config.scales[-1]
-        accumulated = self.codebook.weight.new_zeros(
-            len(codes[0]), self.config.codebook_dim, side, side, dtype=torch.float32
-        )
-        for scale, token_map in enumerate(codes):
-            accumulated = self.accumulate(scale, accumulated, self.lookup(token_map))
+        vectors = [self.lookup(token_map) for token_map in codes]
+        accumulated = vectors[0].new_zeros(*vectors[0].shape[:2], side, side)
+        for scale, added in enumerate(vectors):
+            accumulated = self.accumulate(scale, accumulated, added)
         return accumulated
 
     @apply_forward_hook

@@ -10,6 +10,7 @@ from decoding.test_exactness import SAMPLINGS, assert_follows
 from decoding.test_next_scale import ScaleTable
 
 from arimage.decoding import CollaborativeDecoding, NextScaleDecoding, Sampling, decode
+from arimage.models.transformer_var import VARScaleModel
 
 
 SCALES, SIZE = (1, 1, 2), 2
@@ -86,9 +87,8 @@ def bound(request):
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
     vq = tiny.scale_tokenizer()
     small = tiny.scale_transformer(request.param, seed=1, hidden_size=16, num_layers=1)
-    model = tiny.scale_transformer(request.param).bind(vq, guided=True, **condition)
-    model.refiner = small.bind(vq, guided=True, **condition)
-    return model
+    refiner = VARScaleModel(small, vq, condition, guided=True)
+    return VARScaleModel(tiny.scale_transformer(request.param), vq, condition, guided=True, refiner=refiner)
 
 
 LAW = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
@@ -148,7 +148,7 @@ def replace_condition(bound, row):
     models = []
     for model in (bound, bound.refiner):
         condition = {name: value[row : row + 1] for name, value in model.condition.items() if name != "unconditional"}
-        models.append(model.network.bind(model.vq, guided=True, **condition))
+        models.append(VARScaleModel(model.network, model.vq, condition, guided=True))
     models[0].refiner = models[1]
     return models[0]
 

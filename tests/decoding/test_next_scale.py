@@ -18,6 +18,7 @@ from arimage.decoding import (
     decoding_names,
     next_scale,
 )
+from arimage.models.transformer_var import VARScaleModel
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
@@ -202,7 +203,7 @@ def bound(request):
 
     def bind(rows, dtype=torch.float32, **changes):
         some = {name: value[rows] for name, value in {**condition, **changes}.items()}
-        return transformer.to(dtype).bind(vq, guided=True, **some)
+        return VARScaleModel(transformer.to(dtype), vq, some, guided=True)
 
     return bind
 

@@ -17,7 +17,7 @@ from arimage.decoding import (
     decode,
 )
 from arimage.kernels.coupling import couple, sample
-from arimage.models.transformer_llamagen import rotary_table
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, rotary_table
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
@@ -115,7 +115,7 @@ def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adapt
 @torch.no_grad()
 def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     transformer = tiny.transformer("class")
-    model = transformer.bind(Layout((4, 4)), guided=True, class_labels=torch.arange(8))
+    model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
     sampling = Sampling(guidance_scale=2.0)
     expected, tokens = (
         decode(model, decoding, sampling, SEEDS).tokens for decoding in (AutoregressiveDecoding(), ZipARDecoding(4))
@@ -259,7 +259,7 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
 )
 def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
     transformer = tiny.transformer("class")
-    model, record = recorded(transformer.bind(Layout((4, 4)), class_labels=torch.tensor([3])))
+    model, record = recorded(LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([3])}, Layout((4, 4))))
     decode(model, decoding, Sampling(), SEEDS[:1])
     # One sequence of all queries of all passes; a query attends to the latest that was written to each slot it sees.
     queries, latest, attends = [], {}, []
@@ -290,7 +290,7 @@ def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
 @pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(2, True), ParallelJacobiDecoding(2, 2)], ids=str)
 def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
     transformer = tiny.transformer("class")
-    model = transformer.bind(Layout((4, 4)), guided=True, class_labels=torch.arange(8))
+    model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
 
     def poison(state):
         cache = state.cache

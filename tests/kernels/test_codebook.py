@@ -1,10 +1,10 @@
-"""Nearest codes are those of float64 distances, and a folded table looks up what convolution makes of the codes."""
+"""Nearest codes are those of float64 distances."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from arimage.kernels.codebook import fold, lookup, nearest_code, reference
+from arimage.kernels.codebook import nearest_code, reference
 
 
 def vectors(count, width, seed=0):
@@ -47,24 +47,9 @@ def test_the_first_of_equal_codes_wins(on_triton):
     assert torch.equal(on_triton("codebook", "nearest_code", latents, codebook)[0], expected)
 
 
-def test_a_folded_table_looks_up_the_convolved_codes(on_triton):
-    codebook, convolution = vectors(30, 8), torch.nn.Conv2d(8, 70, 1)
-    codes = torch.randint(30, (2, 5, 9), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = convolution(codebook[codes].permute(0, 3, 1, 2))
-        table = fold(codebook, convolution.weight, convolution.bias)
-    torch.testing.assert_close(lookup(codes, table), expected)
-    for dtype in (torch.float32, torch.bfloat16):
-        (actual,) = on_triton("codebook", "lookup", codes, table.to(dtype))
-        assert torch.equal(actual, lookup(codes, table.to(dtype)))
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_codebook_kernels_compile_without_spills(compile_for_hopper, dtype):
+def test_the_kernel_compiles_without_spills(compile_for_hopper, dtype):
     signature = {"latents_ptr": f"*{dtype}", "codebook_ptr": f"*{dtype}", "out_ptr": "*i64"}
     signature |= dict.fromkeys(["rows", "size", "width"], "i32")
     constants = {"block_rows": 32, "block_codes": 64, "block_width": 16}
     compile_for_hopper("codebook", "nearest_code_kernel", signature, constants)
-    signature = {"codes_ptr": "*i64", "table_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
-    signature |= {"places": "i32", "channels": "i32"}
-    compile_for_hopper("codebook", "lookup_kernel", signature, {"block_places": 32, "block_channels": 64})

@@ -6,6 +6,7 @@ import torch
 
 from arimage.decoding import Layout
 from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
 BATCH, FED = 2, 6
@@ -22,7 +23,7 @@ def drafting(request):
         embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(1))
         mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[3], [7]])
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-    model = transformer.bind(Layout((4, 4)), guided=True, **condition)
+    model = LlamaGenTokenModel(transformer, condition, Layout((4, 4)), guided=True)
     codes = torch.randint(model.vocab_size, (BATCH, 16), generator=torch.Generator().manual_seed(0))
     _, features = transformer.predict(codes.repeat(2, 1), return_features=True, **model.condition)
     return model, tiny.drafter(transformer), codes, features.unflatten(0, (2, BATCH))
@@ -100,7 +101,7 @@ def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
 @torch.no_grad()
 def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
     transformer = tiny.transformer("class").to(dtype)
-    model = transformer.bind(Layout((4, 4)), class_labels=torch.tensor([1, 3]))
+    model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
     draft_model = tiny.drafter(transformer).to(dtype).bind(model)
     _, _, features = model.prefill(BATCH, return_features=True)
     codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)

@@ -312,7 +312,7 @@ def test_prompts_may_be_embeddings(network):
     common = {
         "embed": decoder.embed_tokens,
         "head": code_head(lm_head, 0, VOCABULARY),
-        "grid": GRID,
+        "layout": Layout(GRID),
         "attention_mask": mask,
     }
     given = LanguageTokenModel(decoder, inputs_embeds=decoder.embed_tokens(ids), **common)
@@ -323,15 +323,46 @@ def test_prompts_may_be_embeddings(network):
 def test_what_does_not_fit_is_refused(network):
     decoder, lm_head = network
     ids, mask = pad_left(PROMPTS)
-    arguments = {"embed": decoder.embed_tokens, "head": lm_head, "grid": GRID}
+    arguments = {"embed": decoder.embed_tokens, "head": lm_head, "layout": Layout(GRID)}
     with pytest.raises(ValueError, match="one of the two"):
         LanguageTokenModel(decoder, **arguments)
     with pytest.raises(ValueError, match="3 prompts are not 2 groups"):
         LanguageTokenModel(decoder, input_ids=ids, groups=2, **arguments)
     with pytest.raises(ValueError, match="pad prompts on the left"):
         LanguageTokenModel(decoder, input_ids=ids, attention_mask=mask.flip(1), **arguments)
-    with pytest.raises(ValueError, match="2 images of a model bound to 3 prompts"):
+    with pytest.raises(ValueError, match="batch_size"):
         LanguageTokenModel(decoder, input_ids=ids, **arguments).prefill(2)
     flexible = decoder_of("llama", attn_implementation="flex_attention")
     with pytest.raises(ValueError, match="load it with attn_implementation="):
         LanguageTokenModel(flexible, input_ids=ids, **arguments)
+    for layout in (Layout((2, 3, 4)), Layout((1, 2), torch.tensor([[1, 0]]))):
+        with pytest.raises(ValueError, match="layout"):
+            LanguageTokenModel(decoder, input_ids=ids, **{**arguments, "layout": layout})
+
+
+def test_a_prompt_of_several_images_is_prefilled_once(network):
+    decoder, lm_head = network
+    ids, mask = pad_left([*PROMPTS, NEGATIVE, NEGATIVE, NEGATIVE])
+    found, rows = [], []
+    for repeats, given in ((2, (ids, mask)), (1, (ids.repeat_interleave(2, 0), mask.repeat_interleave(2, 0)))):
+        model = LanguageTokenModel(
+            decoder,
+            embed=lambda tokens: decoder.embed_tokens(tokens + FIRST_CODE),
+            head=code_head(lm_head, FIRST_CODE, CODES),
+            layout=Layout(GRID),
+            input_ids=given[0],
+            attention_mask=given[1],
+            row_end=ROW_END,
+            groups=2,
+            num_images_per_prompt=repeats,
+        )
+        hook = decoder.register_forward_pre_hook(
+            lambda module, args, kwargs: rows.append(len(kwargs["inputs_embeds"])), with_kwargs=True
+        )
+        cache, logits = model.prefill(6)
+        tokens, positions = random_codes().repeat(2, 1)[:, :7], torch.arange(7).expand(6, -1)
+        found.append((logits, model.forward(tokens, positions, cache)))
+        hook.remove()
+    for actual, expected in zip(*found, strict=True):
+        close(actual, expected)
+    assert rows == [6, 12, 12, 12]

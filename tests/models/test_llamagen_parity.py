@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from arimage.convert.checkpoint import load_original
 from arimage.convert.llamagen import llamagen_transformer_from_original
 from arimage.decoding import Layout
-from arimage.models.transformer_llamagen import LlamaGenTransformer, rotary_table
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -90,7 +90,7 @@ def test_teacher_forced_logits_equal_the_original_with_without_condition_and_gui
 @pytest.mark.parametrize("queries", [1, 5])
 def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     transformer, condition, expected, _ = golden
-    model = transformer.bind(Layout((transformer.config.grid_size,) * 2), guided=True, **condition)
+    model = LlamaGenTokenModel(transformer, condition, Layout((transformer.config.grid_size,) * 2), guided=True)
     cache, first = model.prefill(2)
     logits = [first[:, :, None]]
     positions = torch.arange(model.num_tokens - 1).expand(2, -1)
@@ -105,14 +105,14 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
 
 def test_greedy_codes_without_guidance_equal_the_original(golden):
     transformer, condition, expected, _ = golden
-    model = transformer.bind(Layout((transformer.config.grid_size,) * 2), **condition)
+    model = LlamaGenTokenModel(transformer, condition, Layout((transformer.config.grid_size,) * 2))
     assert torch.equal(greedy(model, 2), expected["greedy_tokens_cfg1"])
 
 
 @pytest.mark.parametrize("interval", [False, True], ids=["everywhere", "interval"])
 def test_greedy_codes_with_guidance_equal_the_original(golden, interval):
     transformer, condition, expected, config = golden
-    model = transformer.bind(Layout((transformer.config.grid_size,) * 2), guided=True, **condition)
+    model = LlamaGenTokenModel(transformer, condition, Layout((transformer.config.grid_size,) * 2), guided=True)
     name = f"greedy_tokens_cfg{config['cfg_scales'][-1]:g}"
     if interval:
         name += f"_interval{config['cfg_interval']}"
@@ -135,7 +135,7 @@ def test_grouped_query_attention_is_the_same_cached_as_teacher_forced(kv_heads):
         num_classes=3,
     ).eval()
     labels = torch.tensor([0, 2])
-    model = transformer.bind(Layout((4, 4)), class_labels=labels)
+    model = LlamaGenTokenModel(transformer, {"class_labels": labels}, Layout((4, 4)))
     codes = greedy(model, 2)
     logits = transformer.predict(codes, class_labels=labels)
     assert len(codes.unique()) > 1

@@ -5,6 +5,7 @@ import tiny
 import torch
 
 from arimage.decoding import Layout
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
 BATCH, FED = 2, 5
@@ -16,7 +17,7 @@ def bound():
     transformer = tiny.class_pipeline().transformer
     grid = (transformer.config.grid_size,) * 2
     with torch.no_grad():
-        model = transformer.bind(Layout(grid), guided=True, class_labels=torch.tensor([1, 3]))
+        model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout(grid), guided=True)
         cache, _ = model.prefill(BATCH, scratch=4)
         generator = torch.Generator().manual_seed(0)
         codes = torch.randint(model.vocab_size, (BATCH, model.num_tokens), generator=generator)
@@ -92,5 +93,37 @@ def test_an_unknown_code_is_neutral(bound):
 
 
 def test_conditions_and_images_must_be_as_many(bound):
-    with pytest.raises(ValueError, match="3 images of a model bound to 2 conditions"):
+    with pytest.raises(ValueError, match="batch_size"):
         bound[0].prefill(3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["class", "text"])
+def test_a_prompt_of_several_images_is_prefilled_once(kind):
+    transformer, rows = tiny.transformer(kind), []
+    if kind == "class":
+        condition = {"class_labels": torch.tensor([1, 3])}
+    else:
+        embeds = torch.randn(2, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+        mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[4], [9]])
+        condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
+    every = {name: value.repeat_interleave(3, dim=0) for name, value in condition.items()}
+    transformer.blocks[0].register_forward_hook(lambda *call: rows.append(len(call[-1])))
+    settings = {"layout": Layout((4, 4)), "guided": True}
+    once = LlamaGenTokenModel(transformer, condition, **settings, num_images_per_prompt=3)
+    tokens, positions = torch.randint(tiny.CODES, (6, 5)), torch.arange(5).expand(6, -1)
+    found = []
+    for model in (once, LlamaGenTokenModel(transformer, every, **settings)):
+        cache, logits, features = model.prefill(6, return_features=True)
+        found.append((logits, features, model.forward(tokens, positions, cache)))
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert rows == [4, 12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout((2, 4, 4)), Layout((2, 2), torch.tensor([[3, 1, 0, 2]]))], ids=["3-D", "order"]
+)
+def test_layouts_that_the_family_has_not_are_refused(layout):
+    with pytest.raises(ValueError, match="layout"):
+        LlamaGenTokenModel(tiny.transformer("class"), {"class_labels": torch.tensor([1])}, layout)

@@ -5,7 +5,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 
-from arimage.models.transformer_var import Attention, VARTransformer
+from arimage.models.transformer_var import Attention, VARScaleModel, VARTransformer
 
 
 BATCH = 3
@@ -54,7 +54,7 @@ def assert_close(actual, expected):
 @torch.no_grad()
 @pytest.mark.parametrize("prefilled", range(len(tiny.SCALES)))
 def test_passes_over_a_cache_give_the_teacher_forced_logits(transformer, condition, latents, prefilled):
-    model = transformer.bind(tiny.scale_tokenizer(), guided=True, **condition)
+    model = VARScaleModel(transformer, tiny.scale_tokenizer(), condition, guided=True)
     none = torch.ones(BATCH, dtype=torch.bool)
     inputs = inputs_of(latents)
     expected = torch.stack(
@@ -68,8 +68,8 @@ def test_passes_over_a_cache_give_the_teacher_forced_logits(transformer, conditi
 
 @torch.no_grad()
 def test_without_guidance_there_are_the_logits_with_the_condition_only(transformer, condition, latents):
-    _, one = transformer.bind(tiny.scale_tokenizer(), **condition).prefill(BATCH, latents)
-    _, two = transformer.bind(tiny.scale_tokenizer(), guided=True, **condition).prefill(BATCH, latents)
+    _, one = VARScaleModel(transformer, tiny.scale_tokenizer(), condition).prefill(BATCH, latents)
+    _, two = VARScaleModel(transformer, tiny.scale_tokenizer(), condition, guided=True).prefill(BATCH, latents)
     assert len(one) == 1
     assert_close(one[0], two[0])
     assert not torch.allclose(two[0], two[1], atol=0.1)
@@ -184,6 +184,6 @@ def test_wrong_shapes_are_refused():
 
 
 def test_conditions_and_images_must_be_as_many():
-    model = tiny.scale_transformer("class").bind(tiny.scale_tokenizer(), **condition_of("class"))
-    with pytest.raises(ValueError, match="2 images of a model bound to 3 conditions"):
+    model = VARScaleModel(tiny.scale_transformer("class"), tiny.scale_tokenizer(), condition_of("class"))
+    with pytest.raises(ValueError, match="batch_size"):
         model.prefill(2)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_var
 from arimage.decoding import NextScaleDecoding, Sampling, decode, next_scale
-from arimage.models.transformer_var import VARTransformer
+from arimage.models.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
 
@@ -138,7 +138,8 @@ class Watched:
 
 def decode_greedily(golden, guidance_scale):
     transformer, expected = golden
-    model = Watched(transformer.bind(load_quantiser(), guided=True, class_labels=expected["class_labels"]))
+    labels = {"class_labels": expected["class_labels"]}
+    model = Watched(VARScaleModel(transformer, load_quantiser(), labels, guided=True))
     return model, decode(model, NextScaleDecoding(), Sampling(guidance_scale, top_k=1), torch.arange(2))
 
 
@@ -189,7 +190,7 @@ def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, mo
         lambda seeds, at, purpose, step, count: torch.empty(*at.shape, count).exponential_(generator=generator),
     )
     vq = convert_var(FOLDER / "var_d2.pth", FOLDER / "vae_ch32v64z8.pth").vq
-    model = transformer.bind(vq, guided=True, class_labels=expected["class_labels"])
+    model = VARScaleModel(transformer, vq, {"class_labels": expected["class_labels"]}, guided=True)
     sampling = OriginalNoise(1 + settings["cfg"], top_k=settings["top_k"], top_p=settings["top_p"])
     state = decode(model, NextScaleDecoding(more_smooth=mode == "smooth"), sampling, torch.arange(2))
     assert torch.equal(torch.cat(drawn, dim=1), expected[f"{mode}_tokens"])
@@ -201,7 +202,7 @@ def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, mo
 def test_cached_logits_equal_the_original_teacher_forced_ones(golden):
     transformer, expected = golden
     vq = load_quantiser()
-    model = transformer.bind(vq, guided=True, class_labels=expected["class_labels"])
+    model = VARScaleModel(transformer, vq, {"class_labels": expected["class_labels"]}, guided=True)
     cache, logits = model.prefill(2)
     everything, latents = [logits], None
     for scale, tokens in enumerate(expected["tf_tokens"].split([1, 4, 9, 16], dim=1)[:-1]):

@@ -16,6 +16,8 @@ from arimage import (
     decoding_from_name,
     decoding_names,
 )
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines import pipeline_llamagen
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
 
 
@@ -181,13 +183,12 @@ def test_greedy_codes_are_the_greatest_guided_logits(pipe, scale):
 
 def test_guidance_changes_the_images_and_one_is_off(pipe, monkeypatch):
     groups = []
-    bind = pipe.transformer.bind
 
     def spy(*args, **kwargs):
         groups.append(kwargs["guided"])
-        return bind(*args, **kwargs)
+        return LlamaGenTokenModel(*args, **kwargs)
 
-    monkeypatch.setattr(pipe.transformer, "bind", spy)
+    monkeypatch.setattr(pipeline_llamagen, "LlamaGenTokenModel", spy)
     plain, one, three = (
         pipe("tree", generator=seeded(2), guidance_scale=scale, output_type="latent").tokens for scale in (None, 1, 3)
     )

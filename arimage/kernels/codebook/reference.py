@@ -1,7 +1,6 @@
-"""The definition of the nearest code and of the lookup, in torch."""
+"""The definition of the nearest code, in torch."""
 
 import torch
-import torch.nn.functional as F
 
 
 # Scores held at a time: 64 MiB in float32.
@@ -14,7 +13,3 @@ def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTen
     offset = codebook.pow(2).sum(-1) / 2
     chunks = latents.float().split(max(1, _SCORES // len(codebook)))
     return torch.cat([(chunk @ codebook.T - offset).argmax(-1) for chunk in chunks])
-
-
-def lookup(codes: torch.LongTensor, table: torch.Tensor) -> torch.Tensor:
-    return F.embedding(codes, table).permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""Nearest codes and lookup in Triton; the distances to all codes are never held at once."""
+"""Nearest codes in Triton; the distances to all codes are never held at once."""
 
 import torch
 import triton
@@ -46,25 +46,6 @@ def nearest_code_kernel(
     tl.store(out_ptr + row, nearest.to(tl.int64), mask=row < rows)
 
 
-@triton.jit
-def lookup_kernel(
-    codes_ptr,
-    table_ptr,
-    out_ptr,
-    places,
-    channels,
-    block_places: tl.constexpr,
-    block_channels: tl.constexpr,
-):
-    place = tl.program_id(0) * block_places + tl.arange(0, block_places)
-    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
-    image = tl.program_id(2).to(tl.int64)
-    inside = (channel[:, None] < channels) & (place[None, :] < places)
-    code = tl.load(codes_ptr + image * places + place, mask=place < places, other=0)
-    values = tl.load(table_ptr + code[None, :] * channels + channel[:, None], mask=inside, other=0.0)
-    tl.store(out_ptr + (image * channels + channel[:, None]) * places + place[None, :], values, mask=inside)
-
-
 def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
     latents, codebook = latents.contiguous(), codebook.contiguous()
     (rows, width), size = latents.shape, len(codebook)
@@ -81,15 +62,4 @@ def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTen
             block_codes=64,
             block_width=16,
         )
-    return out
-
-
-def lookup(codes: torch.LongTensor, table: torch.Tensor) -> torch.Tensor:
-    codes, table = codes.contiguous(), table.contiguous()
-    batch, height, width = codes.shape
-    channels = table.shape[1]
-    out = torch.empty(batch, channels, height, width, dtype=table.dtype, device=table.device)
-    grid = (triton.cdiv(height * width, 32), triton.cdiv(channels, 64), batch)
-    with torch.cuda.device_of(codes):
-        lookup_kernel[grid](codes, table, out, height * width, channels, block_places=32, block_channels=64)
     return out

@@ -1,0 +1,133 @@
+"""What the caches have in common: one test per operation, on every cache."""
+
+import pytest
+import torch
+
+from arimage.decoding import Layout
+from arimage.models.cache import GrowingCache, SlotCache
+from arimage.models.cache_transformers import LanguageCache
+
+
+LAYERS, IMAGES, GROUPS, HEADS, WIDTH, PREFIX = 2, 3, 2, 2, 4, 5
+LAYOUT = Layout((2, 3))
+SLOTS = LAYOUT.num_tokens
+
+
+def states(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, LAYERS, IMAGES * GROUPS, HEADS, count, WIDTH, generator=generator)
+
+
+def write(cache, given):
+    """Let every layer write; return what the queries attend to, [2, layers, rows, heads, length, head_dim]."""
+    attended = [cache.write(layer, given[0, layer], given[1, layer]) for layer in range(LAYERS)]
+    return torch.stack([torch.stack(layers) for layers in zip(*attended, strict=True)])
+
+
+def filled(kind):
+    """A cache with a prompt and all image tokens in it, what was written, and what the last forward pass attends to."""
+    given = states(PREFIX + SLOTS)
+    prompt, image = given.split([PREFIX, SLOTS], dim=4)
+    slots = torch.arange(SLOTS).expand(IMAGES, -1)
+    if kind == "growing":
+        cache = GrowingCache(
+            LAYERS,
+            IMAGES * GROUPS,
+            HEADS,
+            WIDTH,
+            prefix=PREFIX,
+            slots=SLOTS,
+            groups=GROUPS,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        cache.write_next(PREFIX)
+        assert write(cache, prompt).shape[4] == cache.length == PREFIX
+        cache.write_next(SLOTS)
+        return cache, given, write(cache, image)
+    if kind == "slots":
+        cache = SlotCache(
+            LAYERS,
+            IMAGES * GROUPS,
+            HEADS,
+            WIDTH,
+            prefix=PREFIX,
+            slots=SLOTS,
+            groups=GROUPS,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        cache.write_next_at(torch.arange(PREFIX).expand(IMAGES * GROUPS, -1))
+    else:
+        cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), LAYOUT, 0, GROUPS, True)
+    write(cache, prompt)
+    cache.write_next_at(cache.index(slots))
+    return cache, given, write(cache, image)
+
+
+def image_slots(cache):
+    """Keys and values of the image slots, [2, layers, rows, heads, slots, head_dim]."""
+    both = torch.stack([torch.stack(list(layers)) for layers in (cache.keys, cache.values)])
+    return both[:, :, :, :, PREFIX : PREFIX + SLOTS].clone()
+
+
+KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language"])
+
+
+@KINDS
+def test_queries_attend_to_all_that_was_written(kind):
+    cache, given, attended = filled(kind)
+    assert attended.shape[4] == cache.length
+    assert torch.equal(attended[..., : PREFIX + SLOTS, :], given)
+    assert not attended[..., PREFIX + SLOTS :, :].any()
+
+
+@KINDS
+def test_a_move_copies_slots_of_each_image_and_nothing_to_nowhere(kind):
+    cache, given, _ = filled(kind)
+    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))
+    expected[:, :, :, 0, :, 1] = expected[:, :, :, 0, :, 4]
+    expected[:, :, :, 2, :, 0] = expected[:, :, :, 2, :, 3]
+    cache.move(torch.tensor([[4, 5], [2, 3], [5, 3]]), torch.tensor([[1, -1], [-1, -1], [-1, 0]]))
+    assert torch.equal(image_slots(cache), expected.flatten(2, 3))
+
+
+@KINDS
+def test_reset_rows_are_empty_and_the_others_as_before(kind):
+    cache, _, _ = filled(kind)
+    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))
+    expected[:, :, :, [0, 2]] = 0
+    cache.reset_rows(torch.tensor([2, 0]))
+    assert torch.equal(image_slots(cache), expected.flatten(2, 3))
+
+
+@KINDS
+def test_expanded_images_are_copies(kind):
+    cache, _, _ = filled(kind)
+    images = torch.tensor([0, 0, 2, 1, 1])
+    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))[:, :, :, images].flatten(2, 3)
+    cache.expand(images)
+    assert torch.equal(image_slots(cache), expected)
+    # Copies are independent of each other.
+    cache.reset_rows(torch.tensor([1]))
+    kept = image_slots(cache).unflatten(2, (GROUPS, len(images)))
+    assert not kept[:, :, :, 1].any() and torch.equal(
+        kept[:, :, :, 0], expected.unflatten(2, (GROUPS, -1))[:, :, :, 0]
+    )
+
+
+def test_row_ends_follow_their_images():
+    cache, _, _ = filled("language")
+    cache.row_ends[1] = True
+    cache.expand(torch.tensor([1, 0]))
+    assert cache.row_ends.sum(1).tolist() == [SLOTS + 1, 1]
+    cache.reset_rows(torch.tensor([0]))
+    assert cache.row_ends.nonzero().tolist() == [[0, 2], [1, 2]]
+
+
+def test_modulations_follow_their_images():
+    cache, _, _ = filled("growing")
+    rows = torch.arange(IMAGES * GROUPS)[:, None, None]
+    cache.modulations = [(rows, rows + 10)]
+    cache.expand(torch.tensor([2, 2]))
+    assert [part.flatten().tolist() for part in cache.modulations[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]

@@ -1,0 +1,149 @@
+"""Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on data."""
+
+import pytest
+import tiny
+import torch
+from models.test_language_model import CODES, FIRST_CODE, SHAPE, VQ
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
+
+from arimage.decoding import Layout
+from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.vq_var import VARVQModel
+
+
+BATCH, QUERIES, SCRATCH = 2, 6, 4
+LAYOUT = Layout((4, 4))
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+KINDS = pytest.mark.parametrize("kind", ["class", "text"])
+
+
+@pytest.fixture(autouse=True)
+def fake_cuda():
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        yield
+
+
+def built(make, dtype):
+    """What `make` builds, with weights of `dtype`; fake weights cannot be cast afterwards."""
+    torch.set_default_dtype(dtype)
+    try:
+        return make().eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def config_of(build):
+    """The configuration of a tiny component, which is itself built outside of the fake mode."""
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.device("cpu"):
+        return {name: value for name, value in build().config.items() if not name.startswith("_")}
+
+
+def condition_of(kind, dtype):
+    if kind == "class":
+        return {"class_labels": torch.zeros(BATCH, dtype=torch.long)}
+    embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, dtype=dtype)
+    return {"prompt_embeds": embeds, "prompt_attention_mask": torch.ones(BATCH, tiny.TEXT_LENGTH, dtype=torch.long)}
+
+
+def llamagen(kind, dtype):
+    config = config_of(lambda: tiny.transformer(kind))
+    transformer = built(lambda: LlamaGenTransformer(**config), dtype)
+    return LlamaGenTokenModel(transformer, condition_of(kind, dtype), LAYOUT, guided=True)
+
+
+def language_model(kind, dtype):
+    if kind == "llama":
+        decoder = built(lambda: LlamaModel(LlamaConfig(**SHAPE)), dtype)
+    else:
+        config = ChameleonConfig(**SHAPE, vocabulary_map={"<image>": 63}, vq_config=VQ)
+        decoder = built(lambda: ChameleonModel(config), dtype)
+    head = torch.nn.Linear(SHAPE["hidden_size"], SHAPE["vocab_size"], bias=False, dtype=dtype)
+    return LanguageTokenModel(
+        decoder,
+        embed=lambda tokens: decoder.embed_tokens(tokens + FIRST_CODE),
+        head=code_head(head, FIRST_CODE, CODES),
+        layout=LAYOUT,
+        input_ids=torch.zeros(2 * BATCH, 5, dtype=torch.long),
+        row_end=50,
+        groups=2,
+    )
+
+
+def assert_logits(logits, *shape):
+    assert logits.shape == (2, BATCH, *shape)
+    assert logits.dtype == torch.float32 and logits.device.type == "cuda"
+
+
+def run_tokens(model):
+    """A prefill, a forward pass over tokens and one over a tree in scratch slots, a move, and the cache's other operations."""
+    cache, logits = model.prefill(BATCH, scratch=SCRATCH)
+    assert_logits(logits, model.vocab_size)
+    tokens = torch.zeros(BATCH, QUERIES, dtype=torch.long)
+    positions = torch.arange(QUERIES).expand(BATCH, -1)
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size)
+    visible = torch.ones(BATCH, SCRATCH, model.num_tokens + SCRATCH, dtype=torch.bool)
+    slots = model.num_tokens + torch.arange(SCRATCH).expand(BATCH, -1)
+    logits = model.forward(tokens[:, :SCRATCH], positions[:, :SCRATCH], cache, visible=visible, slots=slots)
+    assert_logits(logits, SCRATCH, model.vocab_size)
+    cache.move(slots, positions[:, :SCRATCH])
+    cache.reset_rows(torch.zeros(1, dtype=torch.long))
+    cache.expand(torch.zeros(BATCH, dtype=torch.long))
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size)
+
+
+@DTYPES
+@KINDS
+def test_llamagen(kind, dtype):
+    run_tokens(llamagen(kind, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ["llama", "chameleon"])
+def test_language_models_with_row_ends(kind, dtype):
+    run_tokens(language_model(kind, dtype))
+
+
+@DTYPES
+@KINDS
+def test_the_drafter(kind, dtype):
+    model = llamagen(kind, dtype)
+    config = config_of(lambda: tiny.drafter(tiny.transformer(kind)))
+    drafter = built(lambda: LlamaGenDrafter(**config), dtype)
+    draft_model = drafter.bind(model)
+    _, _, features = model.prefill(BATCH, return_features=True)
+    cache = draft_model.open_cache(BATCH, SCRATCH)
+    tokens, positions = torch.zeros(2, BATCH, 1, dtype=torch.long)
+    logits, features = draft_model.forward(tokens, features[:, :, None], positions, cache)
+    assert_logits(logits, 1, model.vocab_size)
+    assert features.dtype == dtype and features.device.type == "cuda"
+
+
+@DTYPES
+@KINDS
+def test_var(kind, dtype):
+    config, vq_config = config_of(lambda: tiny.scale_transformer(kind)), config_of(tiny.scale_tokenizer)
+    transformer = built(lambda: VARTransformer(**config), dtype)
+    vq = built(lambda: VARVQModel(**vq_config), dtype)
+    model = VARScaleModel(transformer, vq, condition_of(kind, dtype), guided=True)
+    cache, logits = model.prefill(BATCH)
+    assert_logits(logits, 1, model.vocab_size)
+    latents = []
+    for scale, side in enumerate(model.scales[:-1]):
+        vectors = model.codebook[torch.zeros(BATCH, side**2, dtype=torch.long)]
+        latents.append(model.accumulate(scale, latents[-1] if latents else None, vectors))
+        assert_logits(model.forward(scale + 1, latents[-1], cache), model.scales[scale + 1] ** 2, model.vocab_size)
+    cache, logits = model.prefill(BATCH, latents[:2])
+    assert_logits(logits, model.scales[2] ** 2, model.vocab_size)
+    cache.expand(torch.zeros(BATCH, dtype=torch.long))
+    assert_logits(model.forward(3, latents[2], cache), model.scales[3] ** 2, model.vocab_size)
+
+
+def test_a_read_of_the_host_is_noticed():
+    with pytest.raises(DataDependentOutputException):
+        int(torch.zeros(3).sum())
+    with pytest.raises(RuntimeError, match="device"):
+        torch.zeros(3) + torch.zeros(3, device="cpu")
