@@ -1,4 +1,4 @@
-"""Kernels: one folder an operation, its definition in torch and its form in Triton. Imports only torch and, late, triton."""
+"""Kernels: one folder per operation, with its definition in torch and its form in Triton. Inference only."""
 
 from importlib.util import find_spec
 

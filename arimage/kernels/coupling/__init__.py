@@ -1,4 +1,4 @@
-"""Drawing from a law, and turning a draw from one law into a draw from another while changing it as rarely as possible."""
+"""Sampling, and turning a sample of one distribution into a sample of another while changing it as rarely as possible."""
 
 import torch
 
@@ -6,8 +6,8 @@ from .. import runs_triton
 from . import reference
 
 
-def _operations(law: torch.Tensor):
-    if runs_triton(law):
+def _operations(probabilities: torch.Tensor):
+    if runs_triton(probabilities):
         from . import triton
 
         return triton
@@ -15,9 +15,9 @@ def _operations(law: torch.Tensor):
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    """Codes [...] drawn in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
+    """Tokens [...] sampled in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
 
-    A code without weight is never drawn.
+    A token without weight is never sampled.
     """
     return _operations(weights).sample(weights, uniform)
 
@@ -27,14 +27,14 @@ def couple(
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
     """Maximal coupling: if x ~ q, then y ~ p, and y = x as often as any coupling allows, 1 - TV(p, q).
 
-    x is kept with probability min(1, p[x] / q[x]), else y is drawn from norm(max(p - q, 0)); where that is empty, from p.
+    x is kept with probability min(1, p[x] / q[x]), else y is sampled from norm(max(p - q, 0)); where that is empty, from p.
     This is at once verification, residual sampling (speculative sampling, https://arxiv.org/abs/2302.01318) and the next
     draft of coupled speculative Jacobi decoding (https://arxiv.org/abs/2510.24211).
 
     Args:
-        p, q: laws [..., V].
-        x: codes [...].
-        noise: uniforms [..., 2] in [0, 1): one to keep, one to draw.
+        p, q: probabilities [..., V].
+        x: tokens [...].
+        noise: uniforms [..., 2] in [0, 1): one to keep, one to sample.
 
     Returns:
         y [...] and whether x was kept [...] (bool).
@@ -52,8 +52,8 @@ def couple_window(
     """`couple` over windows [B, W], and how many leading drafts of each window are live and kept.
 
     Args:
-        p, q: laws [B, W, V].
-        x: codes [B, W].
+        p, q: probabilities [B, W, V].
+        x: tokens [B, W].
         noise: uniforms [B, W, 2] in [0, 1).
         live: bool [B, W], the positions that count.
 

@@ -1,13 +1,13 @@
-"""The definition of drawing and coupling, in torch."""
+"""The definition of sampling and coupling, in torch."""
 
 import torch
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    # Parallel sums need not be monotone: a code without weight gets an interval that nothing exceeds.
+    # Parallel sums need not be monotone: a token without weight gets an interval that nothing exceeds.
     cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
     total = cumulative.amax(-1)
-    # u * total may round up to the total, which no code's interval contains.
+    # u * total may round up to the total, which no token's interval contains.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return (cumulative > target[..., None]).byte().argmax(-1)
 
@@ -15,7 +15,7 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    p_x, q_x = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
+    p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
     kept = noise[..., 0] * q_x < p_x
     residual = (p - q).clamp(min=0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)

@@ -1,4 +1,4 @@
-"""Drawing and coupling in Triton: a program a draft, which reads its laws only where the draft is rejected."""
+"""Sampling and coupling in Triton: one program per draft, which reads its probabilities only where the draft is rejected."""
 
 import torch
 import triton
@@ -6,10 +6,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _weights(p_ptr, q_ptr, q_size, codes, vocab_size):
+def _weights(p_ptr, q_ptr, q_size, tokens, vocab_size):
     """max(p - q, 0); q_size is the vocabulary's, or 0 for p itself."""
-    p = tl.load(p_ptr + codes, mask=codes < vocab_size, other=0.0).to(tl.float32)
-    q = tl.load(q_ptr + codes, mask=codes < q_size, other=0.0).to(tl.float32)
+    p = tl.load(p_ptr + tokens, mask=tokens < vocab_size, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + tokens, mask=tokens < q_size, other=0.0).to(tl.float32)
     return tl.maximum(p - q, 0.0)
 
 
@@ -33,7 +33,7 @@ def _first(where, otherwise, size: tl.constexpr):
 
 @triton.jit
 def _sample(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
-    """Find the block in which the sum of weights passes its share of the total, then the code in the block."""
+    """Find the block in which the sum of weights passes its share of the total, then the token in the block."""
     sums = _block_sums(p_ptr, q_ptr, q_size, vocab_size, block, blocks)
     remains = tl.max(sums) > 0
     if not remains:
@@ -51,8 +51,8 @@ def _sample(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, bloc
 def sample_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     weights_ptr += place * vocab_size
-    code = _sample(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
-    tl.store(out_ptr + place, code.to(tl.int64))
+    token = _sample(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
+    tl.store(out_ptr + place, token.to(tl.int64))
 
 
 @triton.jit
@@ -75,14 +75,14 @@ def couple_kernel(
     place = tl.program_id(0).to(tl.int64)
     p_ptr += place * vocab_size
     q_ptr += place * vocab_size
-    code = tl.load(x_ptr + place)
-    p_x = tl.load(p_ptr + code).to(tl.float32)
-    q_x = tl.load(q_ptr + code).to(tl.float32)
+    token = tl.load(x_ptr + place)
+    p_x = tl.load(p_ptr + token).to(tl.float32)
+    q_x = tl.load(q_ptr + token).to(tl.float32)
     kept = tl.load(noise_ptr + 2 * place) * q_x < p_x
     if not kept:
         uniform = tl.load(noise_ptr + 2 * place + 1)
-        code = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
-    tl.store(y_ptr + place, code)
+        token = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
+    tl.store(y_ptr + place, token)
     tl.store(kept_ptr + place, kept.to(tl.uint8))
     if counts:
         if (not kept) | (tl.load(live_ptr + place) == 0):
@@ -96,11 +96,11 @@ def _blocks(vocab_size: int) -> dict[str, int]:
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     weights, uniform = weights.contiguous(), uniform.contiguous()
-    codes = torch.empty_like(uniform, dtype=torch.long)
+    tokens = torch.empty_like(uniform, dtype=torch.long)
     vocab_size = weights.shape[-1]
     with torch.cuda.device_of(weights):
-        sample_kernel[(codes.numel(),)](weights, uniform, codes, vocab_size, **_blocks(vocab_size), num_warps=8)
-    return codes
+        sample_kernel[(tokens.numel(),)](weights, uniform, tokens, vocab_size, **_blocks(vocab_size), num_warps=8)
+    return tokens
 
 
 def _couple(p, q, x, noise, live, leading):

@@ -1,4 +1,4 @@
-"""The codes nearest to a code, and how much probability they hold: what LANTERN relaxes its acceptance by."""
+"""The tokens nearest to a token, and how much probability they hold: what LANTERN relaxes its acceptance by."""
 
 import torch
 
@@ -13,14 +13,14 @@ _DISTANCES = 1 << 24
 def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
     """For each of the V rows of `codebook` [V, D] its `count` nearest others [V, count] (int32), the nearest first.
 
-    By L2 distance in float32; equally distant ones come in any order. A table to make once and keep.
+    By L2 distance in float32; equally distant ones come in any order. Takes seconds for large codebooks.
 
     Raises:
         ValueError: if `count` is not in 1 .. V - 1.
     """
     size = len(codebook)
     if not 1 <= count < size:
-        raise ValueError(f"count is {count}: a code of {size} has 1 to {size - 1} neighbours")
+        raise ValueError(f"count is {count}: a token of {size} has 1 to {size - 1} neighbours")
     codebook = codebook.detach().float()
     table = torch.empty(size, count, dtype=torch.int32, device=codebook.device)
     for rows in torch.arange(size, device=codebook.device).split(max(1, _DISTANCES // size)):
@@ -34,14 +34,14 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
 ) -> tuple[torch.FloatTensor, torch.LongTensor]:
-    """The longest prefix of each code's neighbours whose summed probability does not exceed a bound.
+    """The longest prefix of each token's neighbours whose summed probability does not exceed a bound.
 
     LANTERN (https://arxiv.org/abs/2410.03355) bounds it by a constant delta, LANTERN++ (https://arxiv.org/abs/2502.06352)
     by (lambda - 1) p[x].
 
     Args:
-        p: laws [B, W, V].
-        x: codes [B, W].
+        p: probabilities [B, W, V].
+        x: tokens [B, W].
         neighbours: the table [V, K] of `nearest_neighbours`.
         bound: [B, W], float32.
 

@@ -1,4 +1,4 @@
-"""The definition of a code's neighbours and their mass, in torch."""
+"""The definition of the mass of a token's neighbours, in torch."""
 
 import torch
 

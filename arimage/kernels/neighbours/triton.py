@@ -1,4 +1,4 @@
-"""The mass of a code's neighbours in Triton: a program a code, which gathers and scans its row of neighbours."""
+"""The mass of a token's neighbours in Triton: one program per token, which gathers and scans its row of neighbours."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""From a model's logits to the law that its codes are drawn from."""
+"""From a model's logits to the probabilities that its tokens are sampled from."""
 
 import torch
 
@@ -14,22 +14,22 @@ def probabilities(
     top_p: float = 1.0,
     allowed: torch.BoolTensor | None = None,
 ) -> torch.FloatTensor:
-    """Guidance, temperature, allowed codes, top-k, top-p, softmax, in this order and in float32.
+    """Guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order and in float32.
 
-    Top-k keeps every code whose logit reaches the k-th largest. Top-p goes from the most to the least probable code, of
-    equally probable ones from the lower id to the higher, and keeps a code as long as those before it sum to `top_p` at
-    most; the first is always kept.
+    Top-k keeps every token whose logit reaches the k-th largest. Top-p goes from the most to the least probable token, among
+    equally probable ones from the lower id to the higher, and keeps a token as long as those before it sum to `top_p` at
+    most; the first is always kept. Not differentiable on a GPU.
 
     Args:
         logits: [G, B, Q, V]: G = 1, or 2 for those with and those without the condition.
-        scale: guidance u + scale (c - u) where G = 2, for all or for each place [B, Q].
+        scale: guidance u + scale (c - u) where G = 2, one number or one per position [B, Q].
         temperature: > 0.
         top_k: 0 = all.
         top_p: in (0, 1]; 1 = all.
-        allowed: bool [V], the codes that may be drawn; None = all.
+        allowed: bool [V], the tokens that may be sampled; None = all.
 
     Returns:
-        Probabilities [B, Q, V], float32.
+        Probabilities [B, Q, V], float32; NaN in the rows of logits that are NaN, +inf or all -inf.
     """
     if runs_triton(logits):
         from . import triton

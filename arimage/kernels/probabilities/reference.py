@@ -1,4 +1,4 @@
-"""The definition of the sampling law, in torch."""
+"""The definition of the sampling distribution, in torch."""
 
 import torch
 

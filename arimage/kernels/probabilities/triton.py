@@ -1,4 +1,4 @@
-"""The sampling law in Triton: a program a place, which finds where to cut its row bit by bit and never sorts it."""
+"""The sampling distribution in Triton: one program per position, which finds where to cut its row bit by bit and never sorts."""
 
 import torch
 import triton
@@ -19,17 +19,17 @@ def _value(key):
 
 
 @triton.jit
-def _load(row_ptr, codes, vocab_size, largest, smallest, weighted: tl.constexpr):
-    """Keys of codes, 0 outside of the row; and their weights, or ones, where the key reaches `smallest`."""
-    values = tl.load(row_ptr + codes, mask=codes < vocab_size, other=0.0)
-    keys = tl.where(codes < vocab_size, _keys(values), 0)
+def _load(row_ptr, tokens, vocab_size, largest, smallest, weighted: tl.constexpr):
+    """Keys of tokens, 0 outside of the row; and their weights, or ones, where the key reaches `smallest`."""
+    values = tl.load(row_ptr + tokens, mask=tokens < vocab_size, other=0.0)
+    keys = tl.where(tokens < vocab_size, _keys(values), 0)
     weights = tl.exp(values - largest) if weighted else tl.full(values.shape, 1.0, tl.float32)
     return keys, tl.where((keys >= smallest) & (keys > 0), weights, 0.0)
 
 
 @triton.jit
 def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.constexpr, block: tl.constexpr):
-    """The largest key such that the weights of the keys that reach it sum to more than `target`; two bits a pass."""
+    """The largest key such that the weights of the keys that reach it sum to more than `target`; two bits per sweep."""
     found = tl.full([], 0, tl.uint32)
     step = tl.full([], 1 << 30, tl.uint32)
     for _ in range(16):
@@ -37,8 +37,8 @@ def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.cons
         sum2 = tl.full([block], 0.0, tl.float32)
         sum3 = tl.full([block], 0.0, tl.float32)
         for start in range(0, vocab_size, block):
-            codes = start + tl.arange(0, block)
-            keys, weights = _load(row_ptr, codes, vocab_size, largest, smallest, weighted)
+            tokens = start + tl.arange(0, block)
+            keys, weights = _load(row_ptr, tokens, vocab_size, largest, smallest, weighted)
             sum1 += tl.where(keys >= found + step, weights, 0.0)
             sum2 += tl.where(keys >= found + 2 * step, weights, 0.0)
             sum3 += tl.where(keys >= found + 3 * step, weights, 0.0)
@@ -69,20 +69,24 @@ def probabilities_kernel(
     logits_ptr += place * vocab_size
     out_ptr += place * vocab_size
     highest = tl.full([block], -float("inf"), tl.float32)
+    nan = tl.full([block], 0, tl.int32)
     for start in range(0, vocab_size, block):
-        codes = start + tl.arange(0, block)
-        inside = codes < vocab_size
-        logits = tl.load(logits_ptr + codes, mask=inside, other=0.0).to(tl.float32)
+        tokens = start + tl.arange(0, block)
+        inside = tokens < vocab_size
+        logits = tl.load(logits_ptr + tokens, mask=inside, other=0.0).to(tl.float32)
         if guided:
-            unconditional = tl.load(logits_ptr + group_stride + codes, mask=inside, other=0.0).to(tl.float32)
+            unconditional = tl.load(logits_ptr + group_stride + tokens, mask=inside, other=0.0).to(tl.float32)
             logits = unconditional + (logits - unconditional) * tl.load(scale_ptr + place)
         logits = tl.math.div_rn(logits, temperature)
         if masked:
-            logits = tl.where(tl.load(allowed_ptr + codes, mask=inside, other=0) != 0, logits, -float("inf"))
-        tl.store(out_ptr + codes, logits, mask=inside)
+            logits = tl.where(tl.load(allowed_ptr + tokens, mask=inside, other=0) != 0, logits, -float("inf"))
+        tl.store(out_ptr + tokens, logits, mask=inside)
+        nan += (logits != logits).to(tl.int32)
         highest = tl.maximum(highest, tl.where(inside, logits, -float("inf")))
     largest = tl.max(highest)
-    # The row of the output holds the logits until the law overwrites them.
+    # Maxima pass over NaN.
+    broken = (tl.sum(nan) > 0) | (tl.abs(largest) == float("inf"))
+    # The row of the output holds the logits until the probabilities overwrite them.
     tl.debug_barrier()
 
     smallest = tl.full([], 0, tl.uint32)
@@ -90,8 +94,8 @@ def probabilities_kernel(
         smallest = _threshold(out_ptr, vocab_size, top_k - 1, largest, smallest, False, block)
     total = tl.full([block], 0.0, tl.float32)
     for start in range(0, vocab_size, block):
-        codes = start + tl.arange(0, block)
-        total += _load(out_ptr, codes, vocab_size, largest, smallest, True)[1]
+        tokens = start + tl.arange(0, block)
+        total += _load(out_ptr, tokens, vocab_size, largest, smallest, True)[1]
     kept = tl.sum(total)
     if cuts_p:
         target = top_p * kept
@@ -99,25 +103,26 @@ def probabilities_kernel(
         total = tl.full([block], 0.0, tl.float32)
         tied = tl.full([block], 0, tl.int32)
         for start in range(0, vocab_size, block):
-            codes = start + tl.arange(0, block)
-            keys, weights = _load(out_ptr, codes, vocab_size, largest, smallest + 1, True)
+            tokens = start + tl.arange(0, block)
+            keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest + 1, True)
             total += weights
             tied += (keys == smallest).to(tl.int32)
         above = tl.sum(total)
-        # The codes at the threshold weigh the same: as many are kept as the sum before each leaves room for.
+        # The tokens at the threshold weigh the same: as many are kept as the sum before each leaves room for.
         one = tl.exp(_value(smallest) - largest)
         room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
         ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
         kept = above + ties * one
+    kept = tl.where(broken, float("nan"), kept)
     seen = 0
     for start in range(0, vocab_size, block):
-        codes = start + tl.arange(0, block)
-        keys, weights = _load(out_ptr, codes, vocab_size, largest, smallest, True)
+        tokens = start + tl.arange(0, block)
+        keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest, True)
         if cuts_p:
             at = (keys == smallest).to(tl.int32)
             weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
             seen += tl.sum(at)
-        tl.store(out_ptr + codes, tl.math.div_rn(weights, kept), mask=codes < vocab_size)
+        tl.store(out_ptr + tokens, tl.math.div_rn(weights, kept), mask=tokens < vocab_size)
 
 
 def probabilities(
