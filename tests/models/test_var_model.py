@@ -177,9 +177,9 @@ def test_it_survives_saving_and_loading(transformer, condition, latents, tmp_pat
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match='conditioning is \'image\': give "class" or "text"'):
+    with pytest.raises(ValueError, match="conditioning"):
         VARTransformer(conditioning="image")
-    with pytest.raises(ValueError, match="hidden_size 10 is no multiple of the 3 heads"):
+    with pytest.raises(ValueError, match="hidden_size"):
         VARTransformer(hidden_size=10, num_attention_heads=3)
 
 
