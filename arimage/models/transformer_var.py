@@ -10,7 +10,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .binding import with_unconditional
+from .binding import repeat_images, with_unconditional
 from .cache import GrowingCache
 
 
@@ -306,9 +306,10 @@ class VARScaleModel:
     Args:
         transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         vq: the `VARVQModel` that adds up the maps.
-        condition: arguments of `VARTransformer.embed_condition`, one row per image.
+        condition: arguments of `VARTransformer.embed_condition`, one row per prompt.
         guided: also compute the logits without the condition.
         refiner: a smaller model of the same images, for `ScaleModel.refiner`.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
     """
 
     def __init__(
@@ -319,19 +320,21 @@ class VARScaleModel:
         *,
         guided: bool = False,
         refiner: "VARScaleModel | None" = None,
+        num_images_per_prompt: int = 1,
     ):
         condition = with_unconditional(condition) if guided else condition
         self.transformer, self.vq, self.condition = transformer, vq, condition
-        self.groups = 2 if guided else 1
+        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
         self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
-        self._rows = len(next(iter(condition.values())))
+        self._rows = len(next(iter(condition.values()))) * num_images_per_prompt
         self._levels = transformer.levels(self.device)
-        self._prefix_mask = transformer.prefix_mask(**condition)
+        mask = transformer.prefix_mask(**condition)
+        self._prefix_mask = None if mask is None else repeat_images(mask, self.groups, num_images_per_prompt)
 
     def _tokens(self, scale: int) -> slice:
         first = sum(side**2 for side in self.scales[:scale])
@@ -348,12 +351,18 @@ class VARScaleModel:
             raise ValueError(
                 f"batch_size is {batch_size}, but the model is bound to {self._rows // self.groups} images"
             )
+        condition, repeats = self.condition, self._repeats
+        if latents and repeats > 1:
+            # What is fed differs from image to image.
+            condition = {name: repeat_images(value, self.groups, repeats) for name, value in condition.items()}
+            repeats = 1
+        prefix_mask = self.transformer.prefix_mask(**condition)
         cache = GrowingCache(
             config.num_layers,
-            self._rows,
+            self._rows // repeats,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
+            prefix=0 if prefix_mask is None else prefix_mask.shape[1],
             slots=self.num_tokens,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -361,15 +370,18 @@ class VARScaleModel:
         )
         fed = self._tokens(len(latents))
         levels = self._levels[: fed.stop]
-        everything = self._prefix_mask is None and not latents
+        everything = prefix_mask is None and not latents
         logits = self.transformer(
             torch.cat([self._inputs(k, latent) for k, latent in enumerate(latents, 1)], dim=1) if latents else None,
             levels=levels,
-            mask=None if everything else block_causal_mask(levels, self._prefix_mask),
-            condition=self.condition,
+            mask=None if everything else block_causal_mask(levels, prefix_mask),
+            condition=condition,
             cache=cache,
             first_query=fed.start,
         )
+        if repeats > 1:
+            cache.expand(torch.arange(batch_size // repeats, device=self.device).repeat_interleave(repeats))
+            logits = repeat_images(logits, self.groups, repeats)
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
