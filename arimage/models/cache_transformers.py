@@ -1,4 +1,4 @@
-"""The key/value cache of a language model that writes images, as the decoders of transformers call it."""
+"""The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
 
 import torch
 from transformers import Cache

@@ -11,8 +11,8 @@ from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer
 
 
 class LlamaGenDrafter(ModelMixin, ConfigMixin):
-    """Guesses the feature of a code's position, and by the transformer's own head the next code, from the code and the
-    feature of the position before. Embedding, final norm and head are the transformer's; they are no part of this module.
+    """Predicts the feature of a token's position from the token and the feature of the position before; the transformer's own
+    head then predicts the next token. Embedding, final norm and head belong to the transformer, not to this module.
 
     Args:
         hidden_size, intermediate_size, num_attention_heads (`int`): the layer's shape; `hidden_size` is the transformer's.
@@ -37,7 +37,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
     @classmethod
     def for_transformer(cls, transformer: LlamaGenTransformer) -> "LlamaGenDrafter":
-        """A new drafter to be trained: its layer is the transformer's last, its input the sum of code and feature."""
+        """A drafter to be trained. Its layer starts as the transformer's last, its input as the sum of token and feature."""
         names = (
             "hidden_size",
             "intermediate_size",
@@ -68,8 +68,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         """Hidden states [B, T, hidden_size] before the transformer's final norm.
 
         Args:
-            embedded: embeddings of the codes [B, T, hidden_size].
-            features: the features that those codes were drawn from [B, T, hidden_size].
+            embedded: embeddings of the tokens [B, T, hidden_size].
+            features: the features that those tokens were sampled from [B, T, hidden_size].
             rotary, mask, cache: as in `LlamaGenTransformer.forward`.
         """
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
@@ -78,8 +78,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
     ) -> tuple[torch.FloatTensor, torch.Tensor]:
-        """Logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the codes [B, T] at an image's
-        beginning, from the features that these were drawn from. Differentiable, for training."""
+        """Logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the first T tokens [B, T] of an
+        image, from the features that these were sampled from. Differentiable, for training."""
         length = tokens.shape[1]
         grid = (transformer.config.grid_size,) * 2
         rotary = rotary_table(self.head_dim, grid, 0, self.config.rope_theta, tokens.device)[None, :length]

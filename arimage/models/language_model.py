@@ -1,4 +1,4 @@
-"""Language models that write images: any decoder of transformers, bound to the prompts of one call."""
+"""Language models that generate images: any decoder of transformers, with the prompts of one call."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ from .cache_transformers import LanguageCache
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The part of a head that makes the logits of `count` codes whose token ids begin at `first`. Only these rows of the weight
-    are multiplied, except where it is offloaded or packed by quantisation."""
+    """The part of a head that computes the logits of `count` image tokens, whose ids in the language model begin at `first`. Only
+    these rows of the weight are multiplied, unless it is offloaded or packed by quantisation."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
@@ -28,35 +28,35 @@ class LanguageTokenModel:
     """A `TokenModel` (see `arimage.decoding.interface`): a decoder of transformers bound to the prompts of one call.
 
     Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so the
-    unconditional rows may be shorter than the conditional ones: with the prompt's T tokens the code at position p of the image
+    unconditional rows may be shorter than the conditional ones: after a prompt of T tokens the image token at position p
     stands at T + p, or at T + p + p // columns where rows are ended by a token.
 
-    A row end costs no pass: it is fed behind the code that completes a row, in the pass of that code, and the logits of the
-    next position are those after it. The last row's is never fed. On the CPU a pass is longer by the row ends in it; on an
-    accelerator, where counting them would wait for the device, by as many as there might be.
+    A row end costs no forward pass: it is fed right after the token that completes a row, in the same forward pass, and the
+    logits of the next position are those after it. That of the last row is never fed. On the CPU a forward pass is longer by
+    the row ends in it; on an accelerator, where counting them would wait for the device, by as many as there might be.
 
-    A code not known yet (token -1) is a zero vector; where it completes a row, the row end alone.
+    Unknown tokens (-1) are embedded as zeros; at the end of a row only the row-end token is visible.
 
     Args:
         decoder: a base model such as `ChameleonModel`, `LlamaModel` or `Emu3TextModel`, called with `inputs_embeds`,
             `position_ids`, a 4-D additive `attention_mask` and a cache: "sdpa" and "eager" attention. Its layers may lie on
             several devices.
-        embed: from codes int64 [...] in 0 .. V - 1 to what the decoder is fed, [..., D].
-        head: from the decoder's last hidden states [..., D] to logits [..., V] of the image codes alone, see `code_head`.
+        embed: from image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
+        head: from the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see `code_head`.
         layout: the `Layout` of the image, (rows, columns) in raster order.
-        input_ids, inputs_embeds: the prompts, int64 [groups * B, P] or [groups * B, P, D], up to the last token before the
-            first code (size and begin-of-image tokens included): one of the two. The conditional rows of all images come
-            first, then, with two groups, the unconditional ones in the same order.
-        attention_mask: [groups * B, P], 0 for padding, which is never seen; None = no padding.
+        input_ids, inputs_embeds: the prompts, int64 [groups * B', P] or [groups * B', P, D], up to the last token before the
+            first image token (size and begin-of-image tokens included): one of the two. The conditional rows of all B'
+            prompts come first, then, with two groups, the unconditional ones in the same order.
+        attention_mask: [groups * B', P], 0 for padding, which is never seen; None = no padding.
         row_end: id of the token that ends a row; None where rows just follow each other.
-        codebook: the codes' vectors in the image tokenizer [V, D'], for `TokenModel.codebook`.
+        codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
         num_images_per_prompt: images of each prompt, which is prefilled once.
 
     Raises:
-        ValueError: if the layout has three dimensions or an order, the attention takes no masks, there is not exactly one kind of prompt, the rows are no `groups` of equal
-            size, or a prompt is padded on the right.
+        ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one kind of prompt
+            is given, the rows are not `groups` of equal size, or a prompt is padded on the right.
     """
 
     def __init__(
@@ -153,13 +153,13 @@ class LanguageTokenModel:
         ended = ends.gather(1, after)
         end_slots = torch.where(ended, slots.gather(1, after), -1)
         seen = visible.gather(1, after[..., None].expand(-1, -1, cache.slots))
-        of_codes = self._mask_of(cache, visible, slots, cache.owners != slots[..., None])
+        of_tokens = self._mask_of(cache, visible, slots, cache.owners != slots[..., None])
         of_ends = self._mask_of(cache, seen, end_slots, ended[..., None])
-        # A code that is not known has nothing to say beside its row end.
+        # An unknown token carries no information, unlike its row end.
         unknown = ended & (tokens.gather(1, after) < 0)
         own = torch.arange(cache.slots, device=self.device) == end_slots[..., None]
         of_ends[..., : cache.slots] &= ~(own & unknown[..., None])
-        mask = torch.cat([of_codes, of_ends], dim=1).repeat(self._groups, 1, 1)
+        mask = torch.cat([of_tokens, of_ends], dim=1).repeat(self._groups, 1, 1)
         prompt = self._mask[:, None].expand(-1, mask.shape[1], -1)
 
         at = positions.clamp(min=0)
@@ -184,7 +184,7 @@ class LanguageTokenModel:
         return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
 
     def _mask_of(self, cache, visible, slots, sees_row_end) -> torch.BoolTensor:
-        """What queries at `slots` [B, Q] see behind the prompt: `visible` [B, Q, S], the row ends of the codes among these where
+        """What queries at `slots` [B, Q] see behind the prompt: `visible` [B, Q, S], the row ends of the tokens among these where
         `sees_row_end` [B, Q, E] agrees, and where they are padding the slot they are thrown into."""
         row_ends = visible[..., cache.owners] & cache.row_ends[:, None, cache.owners] & sees_row_end
         return torch.cat([visible, row_ends, (slots < 0)[..., None]], dim=2)

@@ -1,4 +1,4 @@
-"""The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over raster-ordered image codes, after a
+"""The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order, after a
 prefix of one class embedding or of projected text embeddings."""
 
 import torch
@@ -106,15 +106,15 @@ class CaptionProjection(nn.Module):
 
 
 class LlamaGenTransformer(ModelMixin, ConfigMixin):
-    """The next-code transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
+    """The next-token transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
 
     Args:
         conditioning (`str`): "class" or "text".
-        grid_size (`int`): codes along each side of the image that the weights were trained for.
+        grid_size (`int`): tokens along each side of the image that the weights were trained for.
         hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
             head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
-        vocab_size (`int`): image codes.
+        vocab_size (`int`): image tokens.
         num_classes (`int`): classes; one more embedding stands for "no class".
         num_condition_tokens (`int`): length of the prefix; 1 for classes, 120 in the published text models.
         caption_dim (`int`): width of the text embeddings.
@@ -191,7 +191,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         return self.caption_projection(prompt_embeds)
 
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
-        """Which prefix positions may be seen [B, P]. Those of the prompt also where its text is replaced by "none", as in
+        """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
         the original."""
         if self.config.conditioning == "class":
             return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
@@ -208,20 +208,20 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         first_query: int = 0,
         return_features: bool = False,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """One pass over a prefix, over codes, or over both: logits [B, T - first_query, vocab_size] in float32.
+        """One forward pass over a prefix, over tokens, or over both: logits [B, T - first_query, vocab_size] in float32.
 
         Args:
-            tokens: codes [B, Q]; -1 is a code not known yet.
-            rotary: what `rotary_table` gives for the T fed positions, [B or 1, T, head_dim / 2, 2].
-            mask: bool [B, T, K], which keys each query sees: the T fed ones, or all slots of `cache`.
+            tokens: image tokens [B, Q]; -1 is a token that is not known yet.
+            rotary: rows of `rotary_table` for the T fed positions, [B or 1, T, head_dim / 2, 2].
+            mask: bool [B, T, K], which keys each query sees: those of the T fed positions, or all of `cache`.
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
-            cache: keys and values of the T fed positions are kept in it, where it was told to.
+            cache: keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
             first_query: leave out the logits of the positions before it.
-            return_features: return, too, what the head made the logits from, [B, T - first_query, hidden_size].
+            return_features: also return the head's inputs [B, T - first_query, hidden_size].
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
-            # A zero vector says nothing about a code that is not known yet.
+            # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         for layer, block in enumerate(self.blocks):
@@ -233,8 +233,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, **condition
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of codes [B, N] in raster order on the trained grid: position
-        j sees the condition (arguments of `embed_condition`) and the codes before j. Differentiable, for training.
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid: position
+        j sees the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
         `return_features` as in `forward`."""
         batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
@@ -267,7 +267,7 @@ class LlamaGenTokenModel:
         transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         condition: arguments of `LlamaGenTransformer.embed_condition`, one row per prompt.
         layout: the `Layout` of the image tokens, (rows, columns) in raster order.
-        guided: compute the logits without the condition, too.
+        guided: also compute the logits without the condition.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
         drafter: a `LlamaGenDrafter` of this transformer.
         num_images_per_prompt: images of each prompt, which is prefilled once.

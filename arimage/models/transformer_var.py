@@ -10,13 +10,13 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .binding import with_unconditional
+from .binding import repeat_images, with_unconditional
 from .cache import GrowingCache
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
     """What each of the P prefix and T image tokens sees, [B or 1, 1, P + T, P + T]: the tokens of its own scale and of those
-    before, `levels` [T] says which that is, and the prefix as far as `prefix_mask` [B, P] allows. The prefix sees itself."""
+    before (`levels` [T]), and the positions of the prefix that `prefix_mask` [B, P] allows. The prefix sees itself."""
     prefix = 0 if prefix_mask is None else prefix_mask.shape[1]
     levels = F.pad(levels, (prefix, 0), value=-1)
     visible = levels[:, None] >= levels
@@ -122,8 +122,8 @@ class Float32Linear(nn.Linear):
 class VARTransformer(ModelMixin, ConfigMixin):
     """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
 
-    An image is K maps of codes, from coarse to fine; all codes of a map are predicted in one pass from what the maps before
-    it add up to. With `conditioning="text"` the mean of the projected caption takes the place of the class, and its tokens
+    An image is K maps of tokens, from coarse to fine; all tokens of a map are predicted in one forward pass from the sum of
+    the maps before it. With `conditioning="text"` the mean of the projected caption takes the place of the class, and its tokens
     stand before the image as a prefix that every image token sees.
 
     Args:
@@ -131,11 +131,11 @@ class VARTransformer(ModelMixin, ConfigMixin):
         num_classes (`int`): classes; one more embedding stands for "no class".
         caption_dim (`int`, *optional*): width of the text embeddings.
         num_condition_tokens (`int`): length of the text embeddings; 0 for classes.
-        vocab_size, codebook_dim (`int`): image codes, and the width of their vectors.
-        scales (`tuple[int]`): codes along each side of the K maps.
+        vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
+        scales (`tuple[int]`): tokens along each side of the K maps.
         hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
         shared_adaln (`bool`): one layer makes the modulations of all blocks, as in the published VAR-d36 of 512 pixels.
-        qk_norm (`bool`): queries and keys of unit length, with a learned scale a head, as in all published models.
+        qk_norm (`bool`): queries and keys of unit length, with a learned scale per head, as in all published models.
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
@@ -165,7 +165,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             raise ValueError(f'conditioning is {conditioning!r}: give "class" or "text"')
         if hidden_size % num_attention_heads:
             raise ValueError(
-                f"hidden_size {hidden_size} is no multiple of the {num_attention_heads} heads: change either"
+                f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"
             )
         if conditioning == "class":
             self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
@@ -230,8 +230,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         return mask if unconditional is None else mask & ~unconditional[:, None]
 
     def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """What the condition [B, hidden_size] does in each block, two gates, two scales, two shifts, and before the head, a
-        scale and a shift: each [B, 1, hidden_size]."""
+        """What the condition [B, hidden_size] sets in each block (two gates, two scales, two shifts) and before the head (a scale
+        and a shift): each [B, 1, hidden_size]."""
         condition = F.silu(vector)
         before_head = self.head_modulation(condition)
         if self.shared_modulation is not None:
@@ -250,14 +250,14 @@ class VARTransformer(ModelMixin, ConfigMixin):
         first: int = 0,
         first_query: int = 0,
     ) -> torch.FloatTensor:
-        """One pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
+        """One forward pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
 
         Args:
             inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the first scale,
                 which start from the condition alone, are left out.
             levels: which scale each token belongs to, [T].
             mask: bool [B or 1, 1, Q, K], what the fed tokens see, prefix included; None = everything.
-            condition: arguments of `embed_condition`, in the pass over the first scale.
+            condition: arguments of `embed_condition`, in the forward pass over the first scale.
             cache: keys, values and modulations are kept in it; afterwards `condition` is left out.
             first: the place of the first fed token in the image's sequence of scales.
             first_query: leave out the logits of the tokens before it.
@@ -292,9 +292,9 @@ class VARTransformer(ModelMixin, ConfigMixin):
         return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
 
     def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
-        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all codes, coarse to fine, given the condition (arguments
+        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition (arguments
         of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the first, which has n
-        codes. The inputs may end after any scale. Differentiable, for training."""
+        tokens. The inputs may end after any scale. Differentiable, for training."""
         levels = self.levels(inputs.device)[: self.config.scales[0] ** 2 + inputs.shape[1]]
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
@@ -306,9 +306,10 @@ class VARScaleModel:
     Args:
         transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         vq: the `VARVQModel` that adds up the maps.
-        condition: arguments of `VARTransformer.embed_condition`, one row per image.
-        guided: compute the logits without the condition, too.
+        condition: arguments of `VARTransformer.embed_condition`, one row per prompt.
+        guided: also compute the logits without the condition.
         refiner: a smaller model of the same images, for `ScaleModel.refiner`.
+        num_images_per_prompt: images of each prompt, which is prefilled once.
     """
 
     def __init__(
@@ -319,19 +320,21 @@ class VARScaleModel:
         *,
         guided: bool = False,
         refiner: "VARScaleModel | None" = None,
+        num_images_per_prompt: int = 1,
     ):
         condition = with_unconditional(condition) if guided else condition
         self.transformer, self.vq, self.condition = transformer, vq, condition
-        self.groups = 2 if guided else 1
+        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
         self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
-        self._rows = len(next(iter(condition.values())))
+        self._rows = len(next(iter(condition.values()))) * num_images_per_prompt
         self._levels = transformer.levels(self.device)
-        self._prefix_mask = transformer.prefix_mask(**condition)
+        mask = transformer.prefix_mask(**condition)
+        self._prefix_mask = None if mask is None else repeat_images(mask, self.groups, num_images_per_prompt)
 
     def _tokens(self, scale: int) -> slice:
         first = sum(side**2 for side in self.scales[:scale])
@@ -348,12 +351,18 @@ class VARScaleModel:
             raise ValueError(
                 f"batch_size is {batch_size}, but the model is bound to {self._rows // self.groups} images"
             )
+        condition, repeats = self.condition, self._repeats
+        if latents and repeats > 1:
+            # What is fed differs from image to image.
+            condition = {name: repeat_images(value, self.groups, repeats) for name, value in condition.items()}
+            repeats = 1
+        prefix_mask = self.transformer.prefix_mask(**condition)
         cache = GrowingCache(
             config.num_layers,
-            self._rows,
+            self._rows // repeats,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            prefix=0 if self._prefix_mask is None else self._prefix_mask.shape[1],
+            prefix=0 if prefix_mask is None else prefix_mask.shape[1],
             slots=self.num_tokens,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -361,15 +370,18 @@ class VARScaleModel:
         )
         fed = self._tokens(len(latents))
         levels = self._levels[: fed.stop]
-        everything = self._prefix_mask is None and not latents
+        everything = prefix_mask is None and not latents
         logits = self.transformer(
             torch.cat([self._inputs(k, latent) for k, latent in enumerate(latents, 1)], dim=1) if latents else None,
             levels=levels,
-            mask=None if everything else block_causal_mask(levels, self._prefix_mask),
-            condition=self.condition,
+            mask=None if everything else block_causal_mask(levels, prefix_mask),
+            condition=condition,
             cache=cache,
             first_query=fed.start,
         )
+        if repeats > 1:
+            cache.expand(torch.arange(batch_size // repeats, device=self.device).repeat_interleave(repeats))
+            logits = repeat_images(logits, self.groups, repeats)
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
@@ -384,7 +396,7 @@ class VARScaleModel:
         return logits.unflatten(0, (self.groups, -1))
 
     def accumulate(self, scale: int, latents: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
-        """The latents [B, D, P, P] with the code vectors [B, n, D] of `scale` added; see `ScaleModel.accumulate`."""
+        """The latents [B, D, P, P] with the token vectors [B, n, D] of `scale` added; see `ScaleModel.accumulate`."""
         side, last = self.scales[scale], self.scales[-1]
         if latents is None:
             latents = vectors.new_zeros(len(vectors), vectors.shape[-1], last, last)

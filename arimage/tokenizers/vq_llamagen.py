@@ -141,7 +141,7 @@ class Decoder(nn.Module):
 
 
 def rows(codebook: nn.Embedding) -> torch.Tensor:
-    """All vectors of a codebook, by a call of it, since offloading has its weight elsewhere at other times."""
+    """All vectors of a codebook [V, D]. They are looked up, since an offloaded weight is only there while its module runs."""
     device = codebook.weight.device
     return codebook(torch.arange(codebook.num_embeddings, device="cpu" if device.type == "meta" else device))
 
@@ -154,8 +154,8 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
 
     Args:
         channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
-        channel_multipliers (`tuple[int, ...]`): one a level, from the image's resolution down to the grid's.
-        layers_per_block (`int`): residual blocks a level in the encoder; the decoder has one more.
+        channel_multipliers (`tuple[int, ...]`): one per level, from the image's resolution down to the grid's.
+        layers_per_block (`int`): residual blocks per level in the encoder; the decoder has one more.
         latent_channels (`int`): channels between the convolutions and the projection to the codebook.
         codebook_size (`int`), codebook_dim (`int`): rows and width of the codebook.
         norm_num_groups (`int`): groups of every group norm.
@@ -184,7 +184,7 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
 
     @property
     def scale_factor(self) -> int:
-        """Pixels a code along each side."""
+        """Pixels per code along each side."""
         return 2 ** (len(self.config.channel_multipliers) - 1)
 
     @apply_forward_hook

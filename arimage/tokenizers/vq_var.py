@@ -33,15 +33,15 @@ def phi_indices(num_scales: int, num_phi: int) -> list[int]:
 
 
 class VARVQModel(ModelMixin, ConfigMixin):
-    """Turns images into token maps of growing size, each a correction of what those before it tell, and back.
+    """Turns images into token maps of growing size, each a correction of the sum of those before it, and back.
 
     The defaults are those of the published tokenizer. Images have exactly P * f pixels along each side, P = `scales[-1]` and
     f = 2 ** (len(channel_multipliers) - 1). What is between encoder and decoder is computed in float32 in any dtype.
 
     Args:
         channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
-        channel_multipliers (`tuple[int, ...]`): one a level, from the image's resolution down to the latents'.
-        layers_per_block (`int`): residual blocks a level in the encoder; the decoder has one more.
+        channel_multipliers (`tuple[int, ...]`): one per level, from the image's resolution down to the latents'.
+        layers_per_block (`int`): residual blocks per level in the encoder; the decoder has one more.
         codebook_size (`int`), codebook_dim (`int`): V rows and width C of the codebook; C also channels of the latents.
         scales (`tuple[int, ...]`): sides p of the token maps, at least two, from coarse to fine.
         num_phi (`int`): convolutions that the scales share for their upsampled maps; 0 = one for each scale.
@@ -77,7 +77,7 @@ class VARVQModel(ModelMixin, ConfigMixin):
 
     @property
     def scale_factor(self) -> int:
-        """Pixels a cell of the finest map along each side."""
+        """Pixels per cell of the finest map along each side."""
         return 2 ** (len(self.config.channel_multipliers) - 1)
 
     def code_vectors(self) -> torch.Tensor:
@@ -86,7 +86,7 @@ class VARVQModel(ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
-        """Images [B, 3, P * f, P * f] in [-1, 1] to one token map [B, p, p] a scale, from coarse to fine.
+        """Images [B, 3, P * f, P * f] in [-1, 1] to one token map [B, p, p] per scale, from coarse to fine.
 
         Raises:
             ValueError: if the images have another size.
@@ -128,9 +128,9 @@ class VARVQModel(ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def decode(self, codes: list[torch.LongTensor]) -> torch.Tensor:
-        """Token maps, one [B, p, p] a scale, to images [B, 3, P * f, P * f], nominally in [-1, 1], not clamped.
+        """Token maps, one [B, p, p] per scale, to images [B, 3, P * f, P * f], nominally in [-1, 1], not clamped.
 
-        The maps of the first scales alone give the picture as far as they tell it.
+        The maps of the first scales alone give a coarser picture.
         """
         return self.decode_latents(self.latents(codes))
 

@@ -17,6 +17,6 @@ def _operations(tensor: torch.Tensor):
 def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
     """For each of `latents` [M, D] the id [M] of the row of `codebook` [V, D] at the smallest L2 distance, in float32.
 
-    The lowest id of several equally near. Among unit vectors it is the code of the greatest cosine.
+    Ties go to the lowest id. Among unit vectors it is the code of the greatest cosine.
     """
     return _operations(latents).nearest_code(latents, codebook)
