@@ -4,7 +4,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
-from PIL import Image
 
 
 def prepare_image(
@@ -26,9 +25,7 @@ def prepare_image(
     if isinstance(mask_image, np.ndarray | torch.Tensor):
         # A mask may be boolean.
         mask_image = mask_image * 1.0
-    to_mask = VaeImageProcessor(
-        vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True
-    )
+    to_mask = VaeImageProcessor(vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True)
     to_pixels = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=True)
     masks = _preprocess(to_mask, "mask_image", mask_image, size)
     pixels = _preprocess(to_pixels, "image", image, size)
@@ -63,19 +60,6 @@ def known_tokens(tokens: torch.LongTensor, repaint: torch.BoolTensor) -> torch.L
     return torch.where(generated, -1, tokens).flatten(1)
 
 
-def postprocess(
-    pixels: torch.Tensor, output_type: str, truncate: bool
-) -> list[Image.Image] | np.ndarray | torch.Tensor:
-    """Pixels [B, 3, H, W], nominally in [-1, 1], as `output_type`. With `truncate`, the 256 levels of PIL images are rounded
-    down instead of to the nearest.
-
-    Raises:
-        ValueError: if the pixels are not finite.
-    """
-    if not pixels.isfinite().all():
-        raise ValueError(
-            "the decoded pixels are not finite: check the weights of the image tokenizer, or load it in float32"
-        )
-    if truncate and output_type == "pil":
-        pixels = ((pixels.clamp(-1, 1) + 1) * 127.5).floor() / 127.5 - 1
-    return VaeImageProcessor().postprocess(pixels, output_type=output_type)
+def round_levels_down(pixels: torch.Tensor) -> torch.Tensor:
+    """Pixels in [-1, 1] on the 256 levels of 8-bit images, rounded down."""
+    return ((pixels.clamp(-1, 1) + 1) * 127.5).floor() / 127.5 - 1

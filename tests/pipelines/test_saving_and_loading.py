@@ -8,9 +8,9 @@ import tiny
 import torch
 from safetensors import safe_open
 
-from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
 from arimage.convert.published import PUBLISHED
-from arimage.pipelines import auto, base
+from arimage.pipelines import base
 
 
 DECODING = SpeculativeJacobiDecoding(window=5, refresh="gumbel", init="above")
