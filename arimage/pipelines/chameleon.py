@@ -10,6 +10,7 @@ from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline
 from .call import GenerationCall
+from .compiled import decoder_in
 from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 
 
@@ -141,7 +142,7 @@ class ChameleonPipeline(ARImagePipeline):
         transformer = self.on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
         call.model = LanguageTokenModel(
-            transformer.model,
+            decoder_in(transformer, transformer.model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
             layout=Layout((rows, columns)),
@@ -150,6 +151,7 @@ class ChameleonPipeline(ARImagePipeline):
             row_end=row_end,
             codebook=codebook,
             groups=1 + call.guided,
+            network=transformer,
         )
 
     def code_vectors(self) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ..decoding import Decoding, Layout
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline
 from .call import GenerationCall
+from .compiled import decoder_in
 from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids, left_pad_ids
 from .docstrings import fill_docstring
 from .emu3_image import decode_image
@@ -207,7 +208,7 @@ class Emu3Pipeline(ARImagePipeline):
         # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
         # sides, so that guided logits of the image tokens alone give the same distribution.
         call.model = LanguageTokenModel(
-            text_model,
+            decoder_in(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(self.model.lm_head, first, self._vocab_size),
             layout=Layout((size[0] // factor, size[1] // factor)),
@@ -216,6 +217,7 @@ class Emu3Pipeline(ARImagePipeline):
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
             codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
             groups=len(groups),
+            network=self.model,
         )
         return call
 

@@ -14,6 +14,7 @@ from ..kernels.codebook import nearest_code
 from ..models.language_model import LanguageTokenModel
 from .base import ARImagePipeline
 from .call import GenerationCall
+from .compiled import decoder_in
 from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -136,7 +137,7 @@ class JanusPipeline(ARImagePipeline):
             mask = mask.repeat(2, 1)
         parts = self.parts
         call.model = LanguageTokenModel(
-            parts.language_model,
+            decoder_in(self.model, parts.language_model),
             embed=self.model.prepare_embeddings_for_image_generation,
             head=parts.generation_head,
             layout=Layout(self.grid),
