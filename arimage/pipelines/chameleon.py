@@ -122,13 +122,15 @@ class ChameleonPipeline(ARImagePipeline):
         mask = torch.ones_like(ids) if mask is None else mask.long()
         if self.has_header(ids):
             ids, mask = ids[:, : -len(header)], mask[:, : -len(header)]
-        ids, mask = call.per_image(ids), call.per_image(mask)
+        ids, mask = ids.to(self._execution_device), mask.to(self._execution_device)
         rows, columns = (side // self.scale_factor for side in call.size)
         prefix, alone = (
             torch.tensor(part, device=ids.device).expand(len(ids), -1) for part in (header, unconditional)
         )
         if call.above is not None:
-            above = F.pad(call.above + self._first_code, (0, 1), value=row_end).flatten(1)
+            # Images of one prompt share their panel.
+            panels = call.above[:: call.num_images_per_prompt]
+            above = F.pad(panels + self._first_code, (0, 1), value=row_end).flatten(1)
             prefix, alone = torch.cat([prefix, above], dim=1), torch.cat([alone, above], dim=1)
             rows -= call.above.shape[1]
         ids, mask = torch.cat([ids, prefix], dim=1), torch.cat([mask, torch.ones_like(prefix)], dim=1)
@@ -152,6 +154,7 @@ class ChameleonPipeline(ARImagePipeline):
             codebook=codebook,
             groups=1 + call.guided,
             network=transformer,
+            num_images_per_prompt=call.num_images_per_prompt,
         )
 
     def code_vectors(self) -> torch.Tensor:

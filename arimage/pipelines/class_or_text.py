@@ -6,7 +6,6 @@ from torch import nn
 from transformers import T5EncoderModel
 
 from .base import ARImagePipeline
-from .call import GenerationCall
 from .captions import clean_caption
 from .conditioning import as_texts
 
@@ -96,14 +95,12 @@ class ClassOrTextPipeline(ARImagePipeline):
             raise ValueError(refusal)
         return labels.long()
 
-    def encode_condition(
-        self, call: GenerationCall, prompt, class_labels, prompt_embeds, prompt_attention_mask
-    ) -> dict[str, torch.Tensor]:
-        """The condition of every image, `class_labels` [B], or `prompt_embeds` [B, P, D] and `prompt_attention_mask` [B, P]."""
+    def encode_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
+        """The condition of every prompt or class, `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask [B', P]."""
         if self.num_classes is not None:
             condition = {"class_labels": torch.as_tensor(class_labels).flatten().long()}
         else:
             if prompt_embeds is None:
                 prompt_embeds, prompt_attention_mask = self.encode_prompt(as_texts(prompt))
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
-        return {name: call.per_image(value) for name, value in condition.items()}
+        return {name: value.to(self._execution_device) for name, value in condition.items()}

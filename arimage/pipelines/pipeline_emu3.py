@@ -196,9 +196,9 @@ class Emu3Pipeline(ARImagePipeline):
 
         # The negative prompts are sequences of their own, at their own positions, with a header of their own.
         length = max(ids.shape[1] for ids, _ in groups)
-        padding = self.model.config.text_config.pad_token_id
+        padding, device = self.model.config.text_config.pad_token_id, self._execution_device
         rows, masks = (
-            torch.cat([call.per_image(left_pad_ids(group[i], length, value).expand(count, -1)) for group in groups])
+            torch.cat([left_pad_ids(group[i].to(device), length, value).expand(count, -1) for group in groups])
             for i, value in enumerate((padding, 0))
         )
         text_model = self.on_device(self.model).model.text_model
@@ -218,6 +218,7 @@ class Emu3Pipeline(ARImagePipeline):
             codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
             groups=len(groups),
             network=self.model,
+            num_images_per_prompt=call.num_images_per_prompt,
         )
         return call
 

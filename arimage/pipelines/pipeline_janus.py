@@ -127,8 +127,8 @@ class JanusPipeline(ARImagePipeline):
         self.edit(call, image, mask_image)
         if prompt is not None:
             input_ids, attention_mask = self.encode_prompt(as_texts(prompt))
-        ids = call.per_image(input_ids)
-        mask = torch.ones_like(ids) if attention_mask is None else call.per_image(attention_mask)
+        ids = input_ids.to(self._execution_device)
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
         if call.guided:
             # Without the condition, all words are padding that is seen.
             config = self.model.generation_config
@@ -146,6 +146,7 @@ class JanusPipeline(ARImagePipeline):
             codebook=self.code_vectors(),
             groups=1 + call.guided,
             network=self.model,
+            num_images_per_prompt=call.num_images_per_prompt,
         )
         return call
 

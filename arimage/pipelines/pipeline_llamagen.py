@@ -106,7 +106,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
-        condition = self.encode_condition(call, *condition)
+        condition = self.encode_condition(*condition)
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
@@ -117,6 +117,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             guided=call.guided,
             codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
+            num_images_per_prompt=call.num_images_per_prompt,
         )
         return call
 

@@ -104,11 +104,12 @@ class VARPipeline(ClassOrTextPipeline):
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
-        condition = self.encode_condition(call, *condition)
+        condition = self.encode_condition(*condition)
+        options = {"guided": call.guided, "num_images_per_prompt": call.num_images_per_prompt}
         refiner = None
         if self.refiner is not None:
-            refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
-        call.model = VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner)
+            refiner = VARScaleModel(self.refiner, self.vq, condition, **options)
+        call.model = VARScaleModel(self.transformer, self.vq, condition, refiner=refiner, **options)
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
