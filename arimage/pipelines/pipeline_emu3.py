@@ -1,38 +1,20 @@
-"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image codes."""
+"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image tokens."""
 
-import numbers
 from collections.abc import Callable
 
 import torch
 from diffusers.image_processor import PipelineImageInput
-from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
 from ..decoding import Decoding, Layout
 from ..models.language_model import LanguageTokenModel, code_head
-from .base import ARImagePipeline
 from .call import GenerationCall
 from .compiled import decoder_in
-from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids, left_pad_ids
+from .conditioning import check_one_of, left_pad_ids
 from .docstrings import fill_docstring
 from .emu3_image import decode_image
+from .emu3_prompts import END_OF_ROW, NEGATIVE_PROMPT, PROMPT_SUFFIX, Emu3Prompts
 from .output import ImagePipelineOutput
 
-
-# How the vocabulary of every checkpoint names the tokens around the codes.
-BEGIN_OF_TEXT = "<|extra_203|>"
-BEGIN_OF_IMAGE = "<|image start|>"
-BEGIN_OF_CODES = "<|image token|>"
-END_OF_ROW = "<|extra_200|>"
-CODE = "<|visual token {:06d}|>"
-# What the authors add to every prompt, and what they guide away from.
-PROMPT_SUFFIX = " masterpiece, film grained, best quality."
-NEGATIVE_PROMPT = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
-)
-
-# Of `image_sizes`, the default first.
-RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -46,7 +28,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class Emu3Pipeline(ARImagePipeline):
+class Emu3Pipeline(Emu3Prompts):
     """Images of a text by Emu3-Gen or Emu3-Stage1, of any size and aspect ratio near the trained area.
 
     Args:
@@ -58,96 +40,6 @@ class Emu3Pipeline(ARImagePipeline):
     Raises:
         ValueError: if the model's `vocabulary_map` does not name the tokens of an image.
     """
-
-    model_cpu_offload_seq = "model"
-    _optional_components = ["tokenizer"]
-
-    def __init__(
-        self,
-        model: Emu3ForConditionalGeneration,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        image_area: int = 720 * 720,
-    ):
-        super().__init__()
-        vocabulary = model.config.vocabulary_map or {}
-        codes = [vocabulary.get(CODE.format(code)) for code in range(model.config.vq_config.codebook_size)]
-        special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
-        if None in special or None in codes or codes != [codes[0] + code for code in range(len(codes))]:
-            raise ValueError(
-                f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {len(codes)} visual tokens in a row: "
-                "convert the checkpoint again"
-            )
-        self._first_code, self._vocab_size = codes[0], len(codes)
-        self.register_modules(model=model, tokenizer=tokenizer)
-        self.register_to_config(image_area=image_area)
-
-    @property
-    def vq(self) -> Emu3VQVAE:
-        """The image tokenizer."""
-        return self.model.model.vqmodel
-
-    @property
-    def accepts_negative_prompt(self) -> bool:
-        return True
-
-    @property
-    def accepts_prompt_suffix(self) -> bool:
-        return True
-
-    @property
-    def accepts_ratio(self) -> bool:
-        return True
-
-    @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return list(dict.fromkeys(self.image_size(ratio=ratio) for ratio in RATIOS))
-
-    def image_size(
-        self, height: int | None = None, width: int | None = None, ratio: str | None = None
-    ) -> tuple[int, int]:
-        """Height and width in pixels of the images of a call with these arguments."""
-        factor = self.vq.spatial_scale_factor
-        if height is None and width is None:
-            sides = str(ratio or "1:1").split(":")
-            if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
-                raise ValueError(f'ratio is {ratio!r}: give width and height as in "16:9"')
-            across, down = map(int, sides)
-            unit = (self.config.image_area / (across * down)) ** 0.5 / factor
-            return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
-        if ratio is not None or height is None or width is None:
-            raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
-        if not all(isinstance(side, numbers.Integral) and side > 0 and side % factor == 0 for side in (height, width)):
-            raise ValueError(f"height and width are {height} and {width}: give multiples of {factor}")
-        return height, width
-
-    def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts with the header of an image of `size` (height, width) behind each, padded on the left,
-        and their mask."""
-        rows, columns = (side // self.vq.spatial_scale_factor for side in size)
-        texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in prompt]
-        encoded = self.tokenizer(
-            texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-        )
-        return encoded.input_ids, encoded.attention_mask
-
-    def _ids(
-        self, name: str, texts, suffix: str, ids, mask, size: tuple[int, int]
-    ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Checked token ids [B, P] of one of the two prompts, and their mask."""
-        ids_name = name.replace("prompt", "input_ids")
-        if texts is not None:
-            if self.tokenizer is None:
-                raise ValueError(f"this pipeline has no tokenizer: give {ids_name}, not {name}")
-            texts = [text + suffix for text in as_texts(texts, name, MAX_PROMPT_CHARACTERS)]
-            return self.encode_prompt(texts, size)
-        check_token_ids(ids_name, ids, mask, last=self.model.config.vocabulary_map[BEGIN_OF_CODES])
-        if self.tokenizer is not None:
-            header, _ = self.encode_prompt([""], size)
-            if (ids[:, 1 - header.shape[1] :] != header[:, 1:].to(ids.device)).any():
-                raise ValueError(
-                    f"{ids_name} announce another image than one of {size[0]}x{size[1]}: give height and width"
-                )
-        return ids, torch.ones_like(ids) if mask is None else mask.long()
 
     @torch.no_grad()
     def prepare(
@@ -175,7 +67,7 @@ class Emu3Pipeline(ARImagePipeline):
         if not isinstance(prompt_suffix, str):
             raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
         size = self.image_size(height, width, ratio)
-        groups = [self._ids("prompt", prompt, prompt_suffix, input_ids, attention_mask, size)]
+        groups = [self.prompt_ids("prompt", prompt, prompt_suffix, input_ids, attention_mask, size)]
         count = len(groups[0][0])
         call = self.begin_call(count, size, **settings)
         if call.guided or negative_prompt is not None or negative_input_ids is not None:
@@ -183,7 +75,7 @@ class Emu3Pipeline(ARImagePipeline):
                 if self.tokenizer is None:
                     raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
                 negative_prompt = NEGATIVE_PROMPT
-            negative = self._ids(
+            negative = self.prompt_ids(
                 "negative_prompt", negative_prompt, "", negative_input_ids, negative_attention_mask, size
             )
             if len(negative[0]) not in (1, count):

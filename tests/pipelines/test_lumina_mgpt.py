@@ -354,6 +354,17 @@ def test_a_picture_is_drawn_below_its_map(pipe2):
         )
         assert torch.equal((u + 2 * (c - u)).argmax(-1), tokens[4:].flatten())
     assert pipe2(PROMPTS[0], image=maps[:1], task="canny", output_type="pt").images.shape == (1, 3, 64, 64)
+    doubled = pipe2(
+        PROMPTS[:2],
+        image=maps,
+        task="canny",
+        height=64,
+        width=32,
+        guidance_scale=2.0,
+        num_images_per_prompt=2,
+        **GREEDY,
+    )
+    assert torch.equal(doubled.tokens, output.tokens.repeat_interleave(2, dim=0))
     # A callback gets whole pictures too.
     shapes = []
 
