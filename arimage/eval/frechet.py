@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .statistics import Estimate, jackknife_standard_error
+from .standard_errors import Estimate, jackknife_standard_error
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .statistics import Estimate
+from .standard_errors import Estimate
 
 
 def kernel_distance(

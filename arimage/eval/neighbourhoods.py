@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from .statistics import Estimate
+from .standard_errors import Estimate
 
 
 def neighbourhoods(

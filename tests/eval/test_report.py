@@ -11,7 +11,7 @@ from arimage.eval.generate import generate, make_config, prepare
 from arimage.eval.manifest import prompt_rows, read_results, write_rows
 from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.score import METRICS_FILE, entry, write_scores
-from arimage.eval.statistics import Estimate
+from arimage.eval.standard_errors import Estimate
 
 
 SECONDS = {"ar": [9.0, 2.0, 4.0, 8.0, 1.0], "sjd": [9.0, 1.0, 1.0, 2.0, 1.0]}
