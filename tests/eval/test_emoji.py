@@ -15,7 +15,8 @@ from arimage.eval.emoji import (
     read_gallery,
     reference_features,
 )
-from arimage.eval.manifest import prompt_rows, read_prompts, write_rows
+from arimage.eval.manifest import prompt_rows
+from arimage.eval.prompts import read_prompts
 from arimage.eval.score import METRICS_FILE, Job, score
 
 
@@ -41,14 +42,6 @@ def pictures(prompts):
 def distance(extractor, images):
     prompts = [str(i) for i in range(len(images))]
     return emoji_kernel_distance(extractor(images).numpy(), reference_features(), prompts).value
-
-
-def write_run(run, rows, images):
-    (run / "images").mkdir(parents=True)
-    write_rows(rows, run / "manifest.jsonl")
-    for row, image in zip(rows, images, strict=True):
-        image.save(run / row["path"])
-    return run
 
 
 def test_the_reference_is_small_and_whole(extractor, prompts):

@@ -11,7 +11,8 @@ from PIL import Image
 
 from arimage.eval.export import export
 from arimage.eval.generate import generate, make_config, prepare
-from arimage.eval.manifest import class_rows, prompt_rows, read_rows
+from arimage.eval.manifest import class_rows, prompt_rows
+from arimage.eval.run_folder import read_rows
 
 
 SIZE = 4 * tiny.SCALE_FACTOR
