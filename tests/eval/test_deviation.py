@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
 from arimage.eval.deviation import deviation, token_places
 
 
@@ -17,13 +17,13 @@ EXACT = [
 
 class NoCache:
     def move(self, source, target):
-        """A code table remembers nothing."""
+        """Nothing is cached."""
 
 
 class CodeTable:
-    """A `TokenModel` of four codes on eight positions: a random law after each code and position."""
+    """A `TokenModel` of four tokens on eight positions: random probabilities after each token and position."""
 
-    grid, num_tokens, vocab_size, codebook = (2, 4), 8, 4, None
+    layout, num_tokens, vocab_size, codebook = Layout((2, 4)), 8, 4, None
     device = torch.device("cpu")
 
     def __init__(self):
