@@ -7,6 +7,9 @@ import tiny
 import torch
 
 from arimage.decoding import decoding_from_name, parse_decoding
+from arimage.eval import tables
+from arimage.eval.judge import judge
+from arimage.eval.measure import choose_decodings, machine, measure
 
 
 LABELS = {"class_labels": [3, 1]}
