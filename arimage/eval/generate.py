@@ -78,6 +78,9 @@ def make_config(
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size is {batch_size}: give at least 1")
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels is not None and pixels < 1:
+            raise ValueError(f"--{name} is {pixels}: give at least 1")
     sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
     pipe.sampling(**sampling)
     if decoding is None:

@@ -450,7 +450,7 @@ def test_what_cannot_be_drawn_leaves_no_folder(command, models, tmp_path):
         (["--model", models["text"], "--prompts", prompts, "--decoding", "next-scale"], "cannot decode this kind"),
         (["--model", models["text"], "--prompts", prompts, "--top-p", 2], "top_p"),
         (["--model", models["text"], "--prompts", prompts, "--height", 7], "height"),
-        (["--model", models["text"], "--prompts", prompts, "--width", 0], "width"),
+        (["--model", models["text"], "--prompts", prompts, "--width", 0], "--width"),
     ):
         code, said = command(*arguments, "--out", out)
         assert code == 2 and sentence in said and said.count("\n") == 1
