@@ -25,7 +25,7 @@ def frames(tmp_path, monkeypatch):
     marks = []
     draw = trace._mark
     monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or draw(picture, mark))
-    tokens = torch.tensor([[5, 7, 9, 0], [5, 8, 9, 4], [5, 8, 9, 4]])
+    tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     animate(tokens, decided, (2, 2), grey, "a title", tmp_path / "x.gif")
     return marks, tmp_path / "x.gif"
@@ -60,7 +60,7 @@ def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
 
 
 def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
-    tokens = torch.tensor([[3, 0, 0, 0, 0], [3, 5, 7, 9, 4]])
+    tokens = torch.tensor([[3, -1, -1, -1, -1], [3, 5, 7, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
     def draw(tokens, decided):
