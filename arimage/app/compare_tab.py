@@ -6,8 +6,10 @@ from contextlib import closing
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request, Result, Ticket
+from .engine import Engine
 from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, chosen, decoding_choices, events, refusal
+from .protocol import Progress, Request, Result
+from .ticket import Ticket
 
 
 # Decodings side by side.

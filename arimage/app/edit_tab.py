@@ -6,10 +6,11 @@ import gradio as gr
 from PIL import ImageOps
 
 from . import markup
-from .engine import Engine, Progress, Request
+from .engine import Engine
 from .form import AT_ONCE, DRAWS, DecodingChoice, DrawAndStop, Subject, chosen, events, refusal
 from .generate_tab import preview_every
 from .pictures import for_editor, picture_and_mask, stamped
+from .protocol import Progress, Request
 
 
 def edit_tab(engine: Engine, last: gr.State) -> None:

@@ -6,9 +6,10 @@ import gradio as gr
 from PIL import Image
 
 from .compare_tab import Comparison
-from .engine import Engine, Progress, Request, Result
+from .engine import Engine
 from .form import events, random_seed
 from .pictures import map_of, stamped
+from .protocol import Progress, Request, Result
 
 
 ABOUT_GENERATE = """Draw pictures. Partial results come while they are decoded: the pictures so far, and {passes, decided,

@@ -14,19 +14,10 @@ from ..decoding import decoding_to_text
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.output import DecodingStats
 from .models import ModelInfo, describe
-from .requests import (
-    Cancelled,
-    Limits,
-    Progress,
-    Refused,
-    Request,
-    Result,
-    check,
-)
+from .plan import check
+from .protocol import Limits, Progress, Refused, Request, Result
 from .ticket import Ticket
 
-
-__all__ = ["Cancelled", "Engine", "Limits", "ModelInfo", "Progress", "Refused", "Request", "Result", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +54,11 @@ class _Watch:
     def _preview(
         self, pipe: ARImagePipeline, tokens: torch.LongTensor, decided: torch.BoolTensor, size: tuple[int, int]
     ) -> list[Image.Image]:
-        pixels = pipe.draw_codes(tokens, decided).float().clamp(-1, 1)
+        pixels = pipe.draw_codes(tokens.clamp(min=0), decided).float().clamp(-1, 1)
         if self.info.grid is not None:
             rows = self.info.grid[0] * size[0] // self.info.sizes[0][0]
             # Drafts shine through.
-            veil = torch.where(decided, 0.0, torch.where(tokens > 0, VEIL, 1.0)).view(len(decided), 1, rows, -1)
+            veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0)).view(len(decided), 1, rows, -1)
             veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")
@@ -84,6 +75,8 @@ class Engine:
     Attributes:
         models: what each pipeline can do, by name.
         on_batch: called in the engine's thread after every batch with the number of its images and its statistics.
+        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
+        failure: that error, or None.
 
     Raises:
         ValueError: if a pipeline cannot draw from text or classes alone.
@@ -96,6 +89,8 @@ class Engine:
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(pipe)
         self.on_batch: Callable[[int, DecodingStats], None] | None = None
+        self.on_failure: Callable[[], None] | None = None
+        self.failure: BaseException | None = None
         self._pipelines = pipelines
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
@@ -131,7 +126,7 @@ class Engine:
             except OSError as error:
                 raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
             request = replace(request, image=picture, mask_image=mask)
-        ticket = Ticket(request, plan, info.codes, self._drop, on_progress)
+        ticket = Ticket(request, plan, self._drop, on_progress)
         with self._arrived:
             if self._closed:
                 raise Refused("the engine is closed: start it again")
@@ -158,6 +153,20 @@ class Engine:
                 self._waiting.remove(ticket)
 
     def _work(self) -> None:
+        try:
+            self._draw_batches()
+        # Not an Exception alone: a SystemExit of whatever runs in here would end the thread without a word.
+        except BaseException as error:
+            logger.critical("the engine has failed", exc_info=True)
+            with self._arrived:
+                self.failure, self._closed = error, True
+                tickets = [*self._waiting, *self._running]
+            for ticket in tickets:
+                ticket.cancel()
+            if self.on_failure is not None:
+                self.on_failure()
+
+    def _draw_batches(self) -> None:
         while True:
             with self._arrived:
                 idle = not self._waiting

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 import gradio as gr
 
 from . import markup
-from .engine import Cancelled, Engine, ModelInfo, Progress, Refused, Request, Result, Ticket
+from .engine import Engine
+from .models import ModelInfo
+from .protocol import Cancelled, Progress, Refused, Request, Result
+from .ticket import Ticket
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]

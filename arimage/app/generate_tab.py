@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request, Ticket
+from .engine import Engine
 from .form import AT_ONCE, DRAWS, EXAMPLES, SAMPLING, DecodingChoice, DrawAndStop, Subject, chosen, events, random_seed
 from .pictures import stamped, write_download
+from .protocol import Progress, Request
+from .ticket import Ticket
 
 
 def preview_every(engine: Engine, model: str) -> int:

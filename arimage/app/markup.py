@@ -3,8 +3,9 @@
 from html import escape
 
 from ..decoding import PRESETS
-from .engine import ModelInfo, Progress, Result
+from .models import ModelInfo
 from .pictures import data_uri, map_of
+from .protocol import Progress, Result
 
 
 INTRO = (

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from .models import ModelInfo
-from .requests import Limits, Refused, Request, Result, check_pixels
+from .plan import check_pixels
+from .protocol import Limits, Refused, Request, Result
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -61,10 +62,12 @@ class Fields(BaseModel):
         """The engine's request; without a seed of its own it gets one by chance.
 
         Raises:
-            Refused: if several images are asked for as a stream.
+            Refused: if several images are asked for as a stream, or a transparent jpeg.
         """
         if self.stream and self.n not in (None, 1):
             raise Refused(f"a stream has one image, not {self.n}: leave out n, or stream", "n")
+        if self.background == "transparent" and self.output_format == "jpeg":
+            raise Refused("a jpeg has no transparent background: leave out background, or ask for png", "background")
         width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
         return Request(
             model=self.model or default_model,

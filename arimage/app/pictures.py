@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, PngImagePlugin
 
 from ..eval.trace import acceptance_map
-from .engine import Result
+from .protocol import Result
 
 
 # Where a PNG keeps the settings that it was drawn with.

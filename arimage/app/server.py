@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import hmac
 import json
 import logging
 import secrets
@@ -12,16 +11,19 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..pipelines.output import DecodingStats
-from .engine import Cancelled, Engine, Progress, Refused, Result, Ticket
+from .access import local_only
+from .engine import Engine
+from .gate import PICTURES, Gate, TooLarge, too_large
+from .metrics import Metrics
 from .openai_api import (
     MEDIA_TYPES,
     Fields,
@@ -34,20 +36,18 @@ from .openai_api import (
     read_picture,
     refusal,
 )
+from .protocol import Cancelled, Progress, Refused, Result
+from .ticket import Ticket
 
 
 logger = logging.getLogger(__name__)
 
 # How long a body may take to come, in seconds.
 BODY_SECONDS = 30
+# The files of an edit are two; with more, the error says which one there are several of.
+MAX_FILES = 16
 # Pictures by url: how many, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
-PICTURES = "/pictures/"
-COUNTED = ("/v1/images/generations", "/v1/images/edits")
-
-
-class TooLarge(Exception):
-    """A body of more bytes than are taken."""
 
 
 class Pictures:
@@ -68,104 +68,31 @@ class Pictures:
         return (data, media_type) if expires > time.monotonic() else None
 
 
-class Metrics:
-    """What Prometheus reads."""
-
-    def __init__(self, engine: Engine):
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "arimage_requests", "Requests for images, by status.", ["status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "arimage_request_seconds",
-            "From a request's head to the end of its answer.",
-            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
-            registry=self.registry,
-        )
-        self.images = Counter("arimage_images", "Images drawn.", registry=self.registry)
-        self.batch = Histogram(
-            "arimage_batch_images",
-            "Images of a batch.",
-            buckets=range(1, engine.limits.batch + 1),
-            registry=self.registry,
-        )
-        self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
-        self.tokens = Counter("arimage_tokens", "Codes decided.", registry=self.registry)
-        queue = Gauge("arimage_queue_length", "Requests that wait.", registry=self.registry)
-        queue.set_function(lambda: engine.waiting)
-
-    def observe_batch(self, images: int, stats: DecodingStats) -> None:
-        self.images.inc(images)
-        self.batch.observe(images)
-        self.passes.inc(stats.forward_passes)
-        self.tokens.inc(int(stats.accepted.sum()))
-
-
-class Gate:
-    """Lets requests in that have the token and a body of at most `max_body` bytes, and counts those for images."""
-
-    def __init__(self, app, token: str | None, max_body: int, metrics: Metrics):
-        self.app, self.max_body, self.metrics = app, max_body, metrics
-        self.expected = None if token is None else f"Bearer {token}".encode()
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        began, received, status = time.perf_counter(), 0, 500
-        headers = dict(scope["headers"])
-
-        async def bounded_receive():
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body:
-                raise TooLarge
-            return message
-
-        async def counted_send(message):
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        answering = self.app
-        is_open = scope["path"] == "/health" or scope["path"].startswith(PICTURES)
-        authorised = (
-            self.expected is None or is_open or hmac.compare_digest(headers.get(b"authorization", b""), self.expected)
-        )
-        if not authorised:
-            answering = error_response(
-                "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
-                401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        elif int(headers.get(b"content-length", b"0")) > self.max_body:
-            answering = _too_large(self.max_body)
-        try:
-            await answering(scope, bounded_receive, counted_send)
-        finally:
-            if scope["path"] in COUNTED:
-                self.metrics.requests.labels(status).inc()
-                self.metrics.seconds.observe(time.perf_counter() - began)
-
-
-def build_server(engine: Engine, *, token: str | None = None, base_url: str | None = None) -> FastAPI:
+def build_server(
+    engine: Engine, *, token: str | None = None, base_url: str | None = None, host: str = "127.0.0.1"
+) -> FastAPI:
     """The application: OpenAI's Images API, /health, and /metrics for Prometheus.
 
     Args:
         engine: draws the pictures; its owner closes it.
         token: what clients must send as `Authorization: Bearer`, but for /health and pictures by url; None lets everybody in.
         base_url: what the urls of pictures begin with, by default as the client called the server.
+        host: where it listens. Without a token, a server on this machine's own address answers only requests that are
+            made to such an address or to `base_url`, and none that pages of other sites send.
+
+    Raises:
+        ValueError: if `base_url` is not the address of a web site.
     """
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
     metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
     engine.on_batch = metrics.observe_batch
     limits, default_model = engine.limits, next(iter(engine.models))
     # Room for an image and a mask that do not compress.
     max_body = 8 * limits.pixels + 2**16
-    app.add_middleware(Gate, token=token, max_body=max_body, metrics=metrics)
+    protection = [] if token is not None else local_only(host, base_url)
+    app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
 
     async def draw(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
@@ -198,6 +125,8 @@ def build_server(engine: Engine, *, token: str | None = None, base_url: str | No
     @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
     async def generations(http: HTTPRequest) -> Response:
         """Draw images of a prompt or a class."""
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return error_response("the body is not JSON: send Content-Type: application/json", 415)
         async with asyncio.timeout(BODY_SECONDS):
             body = await http.body()
         return await draw(http, Fields.model_validate_json(body), "image_generation", {})
@@ -206,14 +135,18 @@ def build_server(engine: Engine, *, token: str | None = None, base_url: str | No
     async def edits(http: HTTPRequest) -> Response:
         """Draw a part of an image anew: that where `mask`, or else the image, is transparent."""
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise Refused("an edit is no multipart/form-data: send image and mask as files")
-        parser = MultiPartParser(http.headers, http.stream(), max_files=2, max_fields=64, max_part_size=2**16)
+            raise Refused("an edit is not multipart/form-data: send image and mask as files")
+        parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
         # Uploads stay in memory.
         parser.spool_max_size = max_body + 1
         async with asyncio.timeout(BODY_SECONDS):
             form = await parser.parse()
-        texts = {name: value for name, value in form.items() if isinstance(value, str)}
-        files = {name.removesuffix("[]"): await value.read() for name, value in form.items() if name not in texts}
+        texts, files = {}, {}
+        for name, value in form.multi_items():
+            known, name = (texts, name) if isinstance(value, str) else (files, name.removesuffix("[]"))
+            if name in known:
+                raise Refused(f"there are several fields {name}: send one", name)
+            known[name] = value if isinstance(value, str) else await value.read()
         if not {"image"} <= files.keys() <= {"image", "mask"}:
             raise Refused(
                 f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
@@ -308,10 +241,6 @@ async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: s
         ticket.cancel()
 
 
-def _too_large(max_body: int) -> JSONResponse:
-    return error_response(f"the body is larger than {max_body} bytes: send smaller pictures", 413)
-
-
 def _body(media_type: str, schema: dict) -> dict:
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
@@ -336,8 +265,8 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
         return error_response(f"the form cannot be read: {error.message}", 400)
 
     @app.exception_handler(TooLarge)
-    async def too_large(http: HTTPRequest, error: TooLarge) -> Response:
-        return _too_large(max_body)
+    async def large(http: HTTPRequest, error: TooLarge) -> Response:
+        return too_large(max_body)
 
     @app.exception_handler(TimeoutError)
     async def slow(http: HTTPRequest, error: TimeoutError) -> Response:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from PIL import Image
 
-from .requests import Cancelled, Plan, Progress, Request, Result, image_seeds
+from .plan import Plan
+from .protocol import Cancelled, Progress, Request, Result, image_seeds
 
 
 @dataclass
@@ -36,7 +37,6 @@ class Ticket:
         self,
         request: Request,
         plan: Plan,
-        codes: int,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
     ):
@@ -45,7 +45,7 @@ class Ticket:
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
         self.drawn, self.begun, self.shown = Drawn(), 0, 0
-        self.codes, self._drop, self._on_progress = codes * request.count, drop, on_progress
+        self.codes, self._drop, self._on_progress = plan.codes * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:

@@ -28,7 +28,8 @@ from gradio_client.exceptions import AppError
 from arimage import cli
 from arimage.app import pictures
 from arimage.app.demo import build_demo, launch_settings
-from arimage.app.engine import Engine, Limits, Result
+from arimage.app.engine import Engine
+from arimage.app.protocol import Limits, Result
 
 
 AUTH = ("ada", "opens sesame")

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.app.engine import Cancelled, Engine, Limits, Progress, Refused, Request, Result
+from arimage.app.engine import Engine
 from arimage.app.models import load_models
-from arimage.app.requests import image_seeds
+from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
     AutoregressiveDecoding,
     SpeculativeJacobiDecoding,

@@ -19,18 +19,20 @@ import numpy as np
 import openai
 import pytest
 import tiny
-import uvicorn
 from PIL import Image
 from typer.testing import CliRunner
 
 from arimage import cli
 from arimage.app import server as server_module
-from arimage.app.engine import Engine, Limits, Request
+from arimage.app.access import check_token
+from arimage.app.connections import Server
+from arimage.app.engine import Engine
+from arimage.app.protocol import Limits, Request
 from arimage.app.server import build_server
-from arimage.app.serving import check_access
 
 
 TOKEN = "a-token-of-the-tests"
+JSON = {"Content-Type": "application/json"}
 
 
 def free_port() -> int:
@@ -43,7 +45,7 @@ def free_port() -> int:
 def serving(engine: Engine, **options):
     """The address of a running server."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(build_server(engine, **options), port=port, log_level="warning"))
+    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_for(lambda: server.started)
@@ -262,7 +264,7 @@ def test_errors_are_those_of_openai(client, arguments, error, parameter, code, m
     ],
 )
 def test_bodies_that_are_no_request_are_refused(address, body, message):
-    response = httpx.post(f"{address}/v1/images/generations", content=body)
+    response = httpx.post(f"{address}/v1/images/generations", content=body, headers=JSON)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
@@ -309,7 +311,7 @@ def test_large_bodies_are_not_read(address):
             yield b" " * 2**16
 
     for content in (b" " * (size + 1), chunks()):
-        response = httpx.post(url, content=content, timeout=60)
+        response = httpx.post(url, content=content, headers=JSON, timeout=60)
         assert response.status_code == 413 and "send smaller pictures" in response.json()["error"]["message"]
 
 
@@ -357,8 +359,9 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     for count in (0, 1):
         body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
         head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         sockets.append(socket.create_connection(("127.0.0.1", port)))
-        sockets[-1].sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        sockets[-1].sendall(head.encode() + body)
         assert held.entered.wait(60)
         wait_for(lambda count=count: engine.waiting == count)
     passes = []
@@ -414,18 +417,18 @@ def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
 def test_others_than_this_machine_need_a_token(tmp_path, monkeypatch):
     monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
     for host in ("127.0.0.1", "localhost", "::1"):
-        assert check_access(host, None, no_auth=False) is None
+        assert check_token(host, None, no_auth=False) is None
     for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
         with pytest.raises(ValueError, match="give --token-file, set ARIMAGE_TOKEN, or say --no-auth"):
-            check_access(host, None, no_auth=False)
-    assert check_access("0.0.0.0", None, no_auth=True) is None
+            check_token(host, None, no_auth=False)
+    assert check_token("0.0.0.0", None, no_auth=True) is None
     (tmp_path / "token").write_text("from-file\n")
     monkeypatch.setenv("ARIMAGE_TOKEN", "from-environment")
-    assert check_access("0.0.0.0", tmp_path / "token", no_auth=False) == "from-file"
-    assert check_access("0.0.0.0", None, no_auth=False) == "from-environment"
+    assert check_token("0.0.0.0", tmp_path / "token", no_auth=False) == "from-file"
+    assert check_token("0.0.0.0", None, no_auth=False) == "from-environment"
     monkeypatch.setenv("ARIMAGE_TOKEN", " ")
     with pytest.raises(ValueError, match="ARIMAGE_TOKEN holds no token"):
-        check_access("127.0.0.1", None, no_auth=False)
+        check_token("127.0.0.1", None, no_auth=False)
 
 
 @pytest.mark.parametrize(
