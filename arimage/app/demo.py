@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import gradio as gr
-from anyio import CapacityLimiter
 from fastapi import FastAPI
 from PIL import Image
 from starlette.middleware import Middleware
@@ -79,7 +78,7 @@ def demo_app(engine: Engine, host: str, port: int, auth: tuple[str, str] | None)
     """The demo as an application to be served at `host`. No page of another site reads what it answers, and none sends it
     requests where it asks for no password."""
     demo = build_demo(engine)
-    demo.max_threads, demo.limiter = threads(engine), CapacityLimiter(threads(engine))
+    demo.max_threads = threads(engine)
     # Gradio lets pages of any site read its answers unless the application around it says who may: nobody.
     middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)

@@ -1,16 +1,18 @@
 """The engine: batches that nobody can tell from single images, limits, and work that ends when nobody waits for it."""
 
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 import tiny
+import tiny_lumina_mgpt
 import torch
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.app.engine import Engine
+from arimage.app.engine import Engine, _Watch
 from arimage.app.models import load_models
 from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
@@ -206,6 +208,54 @@ def test_progress_is_told_and_pictures_are_shown_on_the_way(held_engine, held):
     assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
 
 
+def test_progress_counts_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    *progress, result = engine.submit(request).events()
+    engine.close()
+    assert progress[-1].decided == progress[-1].codes == result.deciding_pass.size == result.passes
+
+
+def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    progress = []
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    engine.submit(request, progress.append).result(60)
+    engine.close()
+    total = progress[-1].codes
+    assert [event.decided for event in progress if event.previews] == [total // 4, total // 2, 3 * total // 4]
+
+
+@torch.no_grad()
+def test_a_preview_tells_drafts_from_tokens_not_known_yet(engine):
+    pipe, info = engine._pipelines["text"], engine.models["text"]
+    tokens = torch.full((3, 16), 5)
+    # A draft of token 0 is a draft, too.
+    tokens[:, -1] = torch.tensor([-1, 0, 5])
+    decided = torch.ones_like(tokens, dtype=torch.bool)
+    decided[:, -1] = False
+    unknown, first, other = (
+        np.asarray(image)[-2:, -2:] for image in _Watch([], info)._preview(pipe, tokens, decided, (8, 8))
+    )
+    assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
+
+
+def test_an_engine_that_fails_gives_up_what_waits(held):
+    failures = []
+    engine = Engine({"text": held})
+    engine.on_failure = lambda: failures.append(engine.failure)
+    occupy(engine, held)
+    waiting = engine.submit(Request("text", prompt="a"))
+    engine.on_batch = lambda images, stats: sys.exit("out of here")
+    held.go.set()
+    with pytest.raises(Cancelled):
+        waiting.result(60)
+    engine._worker.join(60)
+    assert not engine.alive and engine.waiting == 0 and isinstance(failures[0], SystemExit)
+    with pytest.raises(Refused, match="closed"):
+        engine.submit(Request("text", prompt="a"))
+
+
 def test_an_edit_changes_what_the_mask_says(engine):
     picture = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
     mask = Image.new("L", picture.size, 0)
@@ -234,6 +284,7 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"negative_prompt": "blue"}, "negative_prompt", "knows no negative_prompt"),
         ({"count": 9}, "count", "ask for 1 to 8"),
         ({"count": 0}, "count", "ask for 1 to 8"),
+        ({"count": 10**23}, "count", "ask for 1 to 8"),
         ({"seed": -1}, "seed", "from 0 to"),
         ({"seed": 2**53}, "seed", "from 0 to"),
         ({"height": 4096, "width": 4096}, "size", "draws no 4096x4096 pixels"),
