@@ -1,4 +1,4 @@
-"""The Gradio demo: pictures while they are decoded, decodings side by side, and edits."""
+"""The Gradio demo: pictures while they are generated, decodings side by side, and edits."""
 
 import os
 import tempfile
@@ -20,16 +20,16 @@ from .engine import Engine
 from .generate_tab import generate_tab
 
 
-# Of an upload; 4096 x 4096.
+# Pixels of an upload; 4096 x 4096.
 MAX_PIXELS = 2**24
 
 
 def build_demo(engine: Engine) -> gr.Blocks:
-    """The demo on the models of an engine, to be launched with `launch_settings`."""
-    # Gradio reads an upload whole before its size can be looked at: Pillow refuses what has more than twice as many.
+    """The demo for the models of an engine, to be launched with `launch_settings`."""
+    # Gradio decodes an upload before its size can be checked: Pillow refuses pictures with more than twice as many pixels.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
-    # What is older than an hour is deleted from Gradio's folder every ten minutes.
+    # Every ten minutes, files older than an hour are deleted from Gradio's folder.
     with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
         gr.HTML(markup.INTRO)
         with gr.Tab("Generate"):
@@ -39,7 +39,7 @@ def build_demo(engine: Engine) -> gr.Blocks:
         with gr.Tab("Edit"):
             edit_tab(engine, last)
         add_endpoints(engine, comparison)
-    # The engine has a queue of its own and draws together what goes together: all that fits into it may begin at once.
+    # The engine has its own queue and batches requests: all that fit into its queue may start at once.
     demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
     return demo
 

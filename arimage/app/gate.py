@@ -15,7 +15,7 @@ COUNTED = ("/v1/images/generations", "/v1/images/edits")
 
 
 class TooLarge(Exception):
-    """A body of more bytes than are taken."""
+    """The body of a request has too many bytes."""
 
 
 class Gate:

@@ -1,4 +1,4 @@
-"""What the server tells Prometheus."""
+"""The metrics of the server."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -7,7 +7,7 @@ from .engine import Engine
 
 
 class Metrics:
-    """What Prometheus reads."""
+    """Counters and histograms for Prometheus."""
 
     def __init__(self, engine: Engine):
         self.registry = CollectorRegistry()
@@ -20,16 +20,16 @@ class Metrics:
             buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
             registry=self.registry,
         )
-        self.images = Counter("arimage_images", "Images drawn.", registry=self.registry)
+        self.images = Counter("arimage_images", "Images generated.", registry=self.registry)
         self.batch = Histogram(
             "arimage_batch_images",
-            "Images of a batch.",
+            "Images per batch.",
             buckets=range(1, engine.limits.batch + 1),
             registry=self.registry,
         )
         self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
-        self.tokens = Counter("arimage_tokens", "Codes decided.", registry=self.registry)
-        queue = Gauge("arimage_queue_length", "Requests that wait.", registry=self.registry)
+        self.tokens = Counter("arimage_tokens", "Tokens decided.", registry=self.registry)
+        queue = Gauge("arimage_queue_length", "Waiting requests.", registry=self.registry)
         queue.set_function(lambda: engine.waiting)
 
     def observe_batch(self, images: int, stats: DecodingStats) -> None:

@@ -18,22 +18,28 @@ MAX_PREVIEWS = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked request with its defaults filled in; requests of equal plans are drawn together."""
+    """A checked request with its defaults filled in; requests with equal plans are generated together.
+
+    Attributes:
+        size: height and width in pixels.
+        tokens: tokens per image.
+        edits: whether there is a picture to change.
+    """
 
     model: str
     decoding: Decoding
     sampling: Sampling
     size: tuple[int, int]
-    codes: int
+    tokens: int
     negative_prompt: str | None
     edits: bool
 
 
 def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:
-    """Refuse a request that `pipe` cannot draw or `limits` do not allow, before any work.
+    """Refuse a request that `pipe` is not able to do or `limits` do not allow, before any work.
 
     Raises:
-        Refused: if it is so.
+        Refused: with the reason.
     """
     _check_condition(request, info, limits)
     if not isinstance(request.count, int) or not 1 <= request.count <= limits.images:
@@ -42,10 +48,10 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
     _whole("preview_every", request.preview_every, 0, MAX_SEED)
     _whole("previews", request.previews, 0, MAX_PREVIEWS)
     size = _check_size(request, info, limits)
-    codes = info.codes * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
-    if request.count * codes > limits.work:
+    tokens = info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
+    if request.count * tokens > limits.work:
         raise Refused(
-            f"{request.count} images of {codes} codes are more than the {limits.work} codes of a request: ask for "
+            f"{request.count} images of {tokens} tokens are more than the {limits.work} tokens of a request: ask for "
             "fewer or smaller images",
             "count",
         )
@@ -54,7 +60,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         decoding=_check_decoding(request, pipe, info, limits),
         sampling=_check_sampling(request, pipe),
         size=size,
-        codes=codes,
+        tokens=tokens,
         negative_prompt=request.negative_prompt,
         edits=_check_pictures(request, limits),
     )
@@ -63,16 +69,18 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
 def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
     if info.classes is not None:
         if request.prompt is not None:
-            raise Refused(f"{request.model} draws classes, not text: give class_label and no prompt", "prompt")
+            raise Refused(f"{request.model} generates classes, not text: give class_label and no prompt", "prompt")
         if request.class_label is None:
-            raise Refused(f"{request.model} draws classes: give class_label, 0 to {info.classes - 1}", "class_label")
+            raise Refused(
+                f"{request.model} generates classes: give class_label, 0 to {info.classes - 1}", "class_label"
+            )
         _whole("class_label", request.class_label, 0, info.classes - 1)
     elif request.class_label is not None:
-        raise Refused(f"{request.model} draws from text: give a prompt and no class_label", "class_label")
+        raise Refused(f"{request.model} generates from text: give a prompt and no class_label", "class_label")
     elif not (request.prompt or "").strip():
-        raise Refused(f'the prompt is empty: say what {request.model} shall draw, as in "a red heart"', "prompt")
+        raise Refused(f'the prompt is empty: say what {request.model} should generate, as in "a red heart"', "prompt")
     if request.negative_prompt is not None and not info.negative_prompt:
-        raise Refused(f"{request.model} knows no negative_prompt: leave it out", "negative_prompt")
+        raise Refused(f"{request.model} does not accept negative_prompt: leave it out", "negative_prompt")
     for name in ("prompt", "negative_prompt"):
         text = getattr(request, name) or ""
         if len(text) > limits.prompt_characters:
@@ -89,7 +97,8 @@ def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int,
     if size not in info.sizes:
         sizes = ", ".join(f"{height}x{width}" for height, width in info.sizes)
         raise Refused(
-            f"{request.model} draws no {size[0]}x{size[1]} pixels (height x width): it draws {sizes}", "size"
+            f"{request.model} does not generate {size[0]}x{size[1]} pixels (height x width): choose among {sizes}",
+            "size",
         )
     if size[0] * size[1] > limits.pixels:
         raise Refused(f"{size[0]}x{size[1]} pixels are more than {limits.pixels}: ask for a smaller picture", "size")
@@ -114,7 +123,7 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
         raise Refused(str(error), "decoding") from error
     except TypeError as error:
         raise Refused(
-            f"a setting of {request.decoding[:80]!r} is of the wrong kind: `arimage decodings` lists them", "decoding"
+            f"a setting of {request.decoding[:80]!r} has the wrong type: `arimage decodings` lists them", "decoding"
         ) from error
 
 
@@ -148,10 +157,10 @@ def _check_pictures(request: Request, limits: Limits) -> bool:
 
 
 def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
-    """Refuse a picture that is too large; one that was only opened is not read.
+    """Refuse a picture that is too large, without reading its pixels.
 
     Raises:
-        Refused: if it is so.
+        Refused: with the reason.
     """
     if picture.width * picture.height > limits.pixels:
         raise Refused(f"{name} has {picture.width}x{picture.height} pixels: give one of at most {limits.pixels}", name)

@@ -1,4 +1,4 @@
-"""What can be asked of the engine, within which limits, and what comes back."""
+"""Requests to the engine, their limits, progress and results."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from ..eval.manifest import image_seed
 
 
 class Refused(ValueError):
-    """A request that is not drawn: one sentence that names the thing and the remedy.
+    """A refused request: one sentence that names the thing and the remedy.
 
     Attributes:
         parameter: the field of `Request` at fault, where it is one.
-        busy: the queue is full; the same request may be drawn later.
+        busy: the queue is full; the same request may be accepted later.
     """
 
     def __init__(self, message: str, parameter: str | None = None, busy: bool = False):
@@ -27,20 +27,20 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine takes on.
+    """Which requests the engine accepts.
 
     Attributes:
-        queue: requests that wait.
-        prompt_characters: of a prompt, and of a negative prompt.
-        images: of a request.
-        pixels: height * width of a picture, drawn or uploaded.
-        work: images * codes of a request.
+        queue: number of waiting requests.
+        prompt_characters: length of a prompt or negative prompt.
+        images: number of images per request.
+        pixels: height * width of a picture, generated or uploaded.
+        work: images * tokens per image of a request.
         setting: the largest number in the settings of a decoding.
-        batch: images that are drawn together.
-        gathering: seconds that an idle engine waits after a request for others that go with it.
+        batch: number of images generated together.
+        gathering: seconds that an idle engine waits after a request for others of the same batch.
 
     Raises:
-        ValueError: if a number of these leaves nothing to draw.
+        ValueError: if a number below 1 leaves nothing to generate.
     """
 
     queue: int = 64
@@ -60,21 +60,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Request:
-    """Images of one prompt or class. None stands for the model's default.
+    """Images of one prompt or class. None means the default of the model.
 
     Attributes:
         model: a name of `Engine.models`.
-        prompt: what to draw, for models that draw from text.
-        class_label: the class to draw, for models that draw classes.
-        count: images.
+        prompt: for models that generate from text.
+        class_label: for class-conditional models.
+        count: number of images.
         seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
         decoding: a name with settings, as in "sjd-lazy:window=64".
         guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
-        height, width: in pixels, one of the model's sizes.
-        negative_prompt: what to guide away from, for models that know such prompts.
-        image, mask_image: a picture to change, and white where it is drawn anew; both or neither.
-        preview_every: passes between partial pictures; 0 is none.
-        previews: partial pictures in all, spread evenly over the codes, beside those of `preview_every`.
+        height, width: in pixels, one of the sizes of the model.
+        negative_prompt: what to guide away from, for models that accept one.
+        image, mask_image: a picture to change, and a mask that is white where to change it; both or neither.
+        preview_every: forward passes between partial pictures; 0 means none.
+        previews: number of partial pictures, spread evenly over the tokens, in addition to those of `preview_every`.
     """
 
     model: str
@@ -98,19 +98,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request is.
+    """The progress of a request.
 
     Attributes:
         passes: forward passes so far.
-        decided: codes decided so far, of the `codes` of all its images.
-        previews: partial pictures of the images being drawn, where codes not decided yet are greyed; None mostly, see
+        decided: tokens decided so far.
+        tokens: tokens of all its images.
+        previews: partial pictures of the running images, where tokens not decided yet are greyed; mostly None, see
             `Request.preview_every` and `Request.previews`.
-        queue_position: its place among the waiting requests, from 1; 0 while it is drawn.
+        queue_position: its place among the waiting requests, from 1; 0 while it is running.
     """
 
     passes: int
     decided: int
-    codes: int
+    tokens: int
     previews: list[Image.Image] | None = None
     queue_position: int = 0
 
@@ -121,14 +122,14 @@ class Result:
 
     Attributes:
         images: its pictures.
-        seeds: the seed of each; a request of one image with that seed draws it again.
-        passes: forward passes until its last image was decided; of a request drawn in several batches, their sum.
-        tokens_per_pass: codes of an image over the passes that it took, mean of the images.
-        seconds: from when it began to be drawn, its company in the batch included.
-        exact: whether the decoding samples the model's own law.
+        seeds: the seed of each; a request of one image with that seed generates it again.
+        passes: forward passes until its last image was decided, summed over its batches.
+        tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
+        seconds: the duration of its batches, including the other requests in them.
+        exact: whether the decoding samples from the model's own distribution.
         decoding: its name and settings, as in `Request.decoding`.
-        deciding_pass: int64 [count, rows, columns], the pass, from 1, that decided each code; None of next-scale models.
-        settings: what was drawn, ready for JSON, defaults filled in.
+        deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
+        settings: the request as JSON values, with the defaults filled in.
     """
 
     images: list[Image.Image]

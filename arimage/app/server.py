@@ -1,4 +1,4 @@
-"""A server of the OpenAI Images API in front of the engine."""
+"""The OpenAI Images API in front of the engine."""
 
 import asyncio
 import base64
@@ -42,11 +42,11 @@ from .ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
-# How long a body may take to come, in seconds.
+# How long the body of a request may take to arrive, in seconds.
 BODY_SECONDS = 30
 # The files of an edit are two; with more, the error says which one there are several of.
 MAX_FILES = 16
-# Pictures by url: how many, and for how many seconds.
+# Pictures by url: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
 
 
@@ -74,8 +74,8 @@ def build_server(
     """The application: OpenAI's Images API, /health, and /metrics for Prometheus.
 
     Args:
-        engine: draws the pictures; its owner closes it.
-        token: what clients must send as `Authorization: Bearer`, but for /health and pictures by url; None lets everybody in.
+        engine: generates the images; its owner closes it.
+        token: what clients must send as `Authorization: Bearer`, except for /health and pictures by url; None lets everybody in.
         base_url: what the urls of pictures begin with, by default as the client called the server.
         host: where it listens. Without a token, a server on this machine's own address answers only requests that are
             made to such an address or to `base_url`, and none that pages of other sites send.
@@ -95,7 +95,7 @@ def build_server(
     app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
 
-    async def draw(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+    async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
         if not engine.alive:
             raise Cancelled
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -111,7 +111,7 @@ def build_server(
             return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
         result = await _wait(ticket, events, http)
         if result is None:
-            # Nobody reads this; the status is nginx's for a client that is gone.
+            # Nobody reads this; nginx logs this status for a client that has gone.
             return Response(status_code=499)
         files = [await run_in_threadpool(fields.encode, image) for image in result.images]
         if fields.response_format == "url":
@@ -124,16 +124,16 @@ def build_server(
 
     @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
     async def generations(http: HTTPRequest) -> Response:
-        """Draw images of a prompt or a class."""
+        """Generate images of a prompt or a class."""
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return error_response("the body is not JSON: send Content-Type: application/json", 415)
         async with asyncio.timeout(BODY_SECONDS):
             body = await http.body()
-        return await draw(http, Fields.model_validate_json(body), "image_generation", {})
+        return await generate(http, Fields.model_validate_json(body), "image_generation", {})
 
     @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
     async def edits(http: HTTPRequest) -> Response:
-        """Draw a part of an image anew: that where `mask`, or else the image, is transparent."""
+        """Generate a part of an image again: where `mask`, or else the image, is transparent."""
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
             raise Refused("an edit is not multipart/form-data: send image and mask as files")
         parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
@@ -151,37 +151,37 @@ def build_server(
             raise Refused(
                 f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
             )
-        return await draw(http, Fields.model_validate(texts), "image_edit", files)
+        return await generate(http, Fields.model_validate(texts), "image_edit", files)
 
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
-        """A picture that was asked for by url."""
+        """A picture that was asked for as a url."""
         found = pictures.get(name)
         if found is None:
-            return error_response("there is no such picture, or no more: pictures by url expire", 404)
+            return error_response("there is no such picture, or it has expired: generate it again", 404)
         return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/v1/models")
     async def models() -> dict:
-        """The models that this server was started with, and what each can do."""
+        """The models of this server and their abilities."""
         data = [describe_model(name, info, started) for name, info in engine.models.items()]
         return {"object": "list", "data": data}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict:
-        """What one model can do."""
+        """The abilities of one model."""
         if name not in engine.models:
             raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(engine.models)}", "model")
         return describe_model(name, engine.models[name], started)
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine draws, 503 after it was closed."""
+        """200 while the engine is running, 503 after it was closed or failed."""
         return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
@@ -195,7 +195,7 @@ def _submit(engine: Engine, fields: Fields, default_model: str, uploads: dict[st
 
 
 async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
-    """The result, or None if the client goes away first: then its request is cancelled."""
+    """The result, or None if the client disconnects first, which cancels its request."""
     done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +212,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
-    """Server-sent events: the partial pictures, then the picture or an error. A client that goes away closes this."""
+    """Server-sent events: the partial pictures, then the picture or an error. A client that disconnects closes this."""
 
     def message(body: dict, name: str) -> str:
         return f"event: {name}\ndata: {json.dumps(body)}\n\n"
@@ -236,7 +236,7 @@ async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: s
         yield message(error_body("the server is closing: try again later", 503), "error")
     except Exception:
         logger.exception("a stream failed")
-        yield message(error_body("the image could not be drawn: the server's log says why", 500), "error")
+        yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
     finally:
         ticket.cancel()
 
@@ -270,7 +270,7 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
 
     @app.exception_handler(TimeoutError)
     async def slow(http: HTTPRequest, error: TimeoutError) -> Response:
-        return error_response(f"the body did not come within {BODY_SECONDS} seconds: send it faster", 408)
+        return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(http: HTTPRequest, error: ClientDisconnect) -> Response:
@@ -287,4 +287,4 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
 
     @app.exception_handler(Exception)
     async def broken(http: HTTPRequest, error: Exception) -> Response:
-        return error_response("the image could not be drawn: the server's log says why", 500)
+        return error_response("the image could not be generated: see the log of the server", 500)

@@ -185,7 +185,7 @@ def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
         ({"prompt": "a", "model": "text", "count": 5}, "ask for 1 to 4"),
         ({"prompt": "a", "model": "text", "decoding": "next-scale"}, "cannot run the decoding"),
         ({"prompt": "a", "model": "text", "seed": -1}, "seed is -1"),
-        ({"prompt": "a", "model": "class"}, "draws classes"),
+        ({"prompt": "a", "model": "class"}, "generates classes"),
         ({"prompt": "a", "model": "/etc/passwd"}, "not in the list"),
         ({"decodings": ["ar"], "prompt": "a", "model": "text", "api_name": "/compare"}, "choose 2 to 4"),
     ],

@@ -240,7 +240,7 @@ def test_models_are_listed(client, address):
         ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
-        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "text draws no 1024x1024 pixels"),
+        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "1024x1024 pixels"),
         ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
         ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
         ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
@@ -280,10 +280,10 @@ def test_edits_that_are_none_are_refused(client, address):
     huge = png(Image.new("1", (3000, 3000)))
     for files, message in (
         ({"image": whole}, "the mask has no transparency"),
-        ({"image": b"GIF89a"}, "image is no picture that can be read"),
-        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image is no picture that can be read"),
+        ({"image": b"GIF89a"}, "image cannot be read"),
+        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
         ({"image": huge}, "image has 3000x3000 pixels"),
-        ({"image": whole, "mask": b""}, "mask is no picture that can be read"),
+        ({"image": whole, "mask": b""}, "mask cannot be read"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.images.edit(prompt="a", **files)
@@ -407,7 +407,7 @@ def test_a_full_queue_answers_429(held_address, held):
         assert held.entered.wait(60)
         asked += [pool.submit(client.images.generate, prompt="a") for _ in range(4)]
         wait_for(lambda: engine.waiting == 4)
-        with pytest.raises(openai.RateLimitError, match="4 requests wait already: try again later") as raised:
+        with pytest.raises(openai.RateLimitError, match="4 requests") as raised:
             client.images.generate(prompt="a")
         assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
         assert metric(address, "arimage_queue_length", Authorization=f"Bearer {TOKEN}") == 4
