@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 # How long the head of a request may take to arrive, in seconds.
 HEAD_SECONDS = 10
-# Connections besides one for each request that waits in the engine's queue.
+# Connections in addition to one for each request that may wait in the queue of the engine.
 SPARE_CONNECTIONS = 128
-# Connections accepted before the event loop looks at those it has, and with it how far their number overshoots.
+# Connections accepted at once, before those beyond the bound are closed: this many need a file more than the bound says.
 BACKLOG = 64
 
 

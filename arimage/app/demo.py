@@ -70,7 +70,7 @@ def page_settings() -> dict:
 
 
 def threads(engine: Engine) -> int:
-    """Each waiting request keeps a thread."""
+    """How many threads Gradio needs: each waiting request occupies one."""
     return engine.limits.queue + 40
 
 
