@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 HEAD_SECONDS = 10
 # Connections in addition to one for each request that may wait in the queue of the engine.
 SPARE_CONNECTIONS = 128
+# How long answers may take after the engine has been closed, in seconds; an open page listens for ever.
+CLOSING_SECONDS = 3
 # Connections accepted at once, before those beyond the bound are closed: this many need a file more than the bound says.
 BACKLOG = 64
 
@@ -86,6 +88,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),
                 ws="none",
+                timeout_graceful_shutdown=CLOSING_SECONDS,
                 backlog=BACKLOG,
             )
         )
