@@ -2,7 +2,6 @@
 holds, and writing the result as a whole or not at all."""
 
 import argparse
-import json
 import pickle
 import re
 import shutil
@@ -57,27 +56,6 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
                 f"tensors lie at its top or under {', '.join(wrappings)}"
             )
     return dict(loaded)
-
-
-def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an index; see
-    `load_original`.
-
-    Raises:
-        CheckpointError: if there are none, or a file cannot be read.
-    """
-    folder = Path(folder)
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return load_original(folder / name, ())
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return {key: value for file in files for key, value in load_original(folder / file, ()).items()}
-    raise CheckpointError(
-        f"{folder} has neither model.safetensors nor pytorch_model.bin nor an index of several: give the folder of a "
-        "complete checkpoint"
-    )
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -201,13 +179,18 @@ def save_whole(save: Callable[[Path], object], out: str | Path) -> None:
 
     Raises:
         CheckpointError: if `out` is neither absent nor an empty folder.
+        OSError: if it cannot be written; nothing is left behind.
     """
     check_vacant(out)
     out = Path(out).absolute()
     partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:
-        save(partial)
+        try:
+            save(partial)
+        # What safetensors raises for a full disk.
+        except SafetensorError as error:
+            raise OSError(f"{out} cannot be written ({error}): make room, and convert again") from error
         if out.exists():
             out.rmdir()
         partial.rename(out)

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
-from arimage.convert.published import PUBLISHED
+from arimage.convert.registry import PUBLISHED
 from arimage.pipelines import auto, base
 
 
