@@ -404,7 +404,8 @@ def test_a_damaged_config_is_refused(refused, models, tmp_path, key, value):
     folder = shutil.copytree(models["text"], tmp_path / "damaged")
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    assert str(folder) in refused("generate", "x", "--model", folder)
+    line = refused("generate", "x", "--model", folder)
+    assert str(folder) in line or key in line
 
 
 @pytest.mark.parametrize("part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors"])

@@ -73,6 +73,35 @@ def test_a_published_checkpoint_is_fetched_and_converted_once(entry, hub, tmp_pa
     assert len(hub) == 2 and (folder / "model_index.json").stat().st_mtime_ns == written
 
 
+def test_token_revision_and_force_download_reach_the_hub(monkeypatch, tmp_path):
+    asked, converted = [], []
+
+    def download(repository, file="text encoder", **kwargs):
+        asked.append((repository, kwargs["token"], kwargs.get("revision"), kwargs["force_download"]))
+        return file
+
+    def convert(*files, out, **kwargs):
+        assert not out.exists()
+        out.mkdir()
+        (out / "model_index.json").write_text(str(len(converted)))
+        converted.append(out)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(fetch, "convert_llamagen", convert)
+    name = "llamagen-t2i-xl-512"
+    for force_download in (False, False, True):
+        options = {"token": "secret", "revision": "refs/pr/1", "force_download": force_download}
+        folder = load_published(name, cache_dir=tmp_path, **options)
+    assert folder.name == f"{name}@refs--pr--1" and converted == [folder, folder]
+    # The revision is one of the checkpoint's repository.
+    revisions = {"peizesun/llamagen_t2i": "refs/pr/1", "google/flan-t5-xl": None}
+    for i, (repository, token, revision, forced) in enumerate(asked):
+        assert (token, revision, forced) == ("secret", revisions[repository], i >= 3)
+    assert len(asked) == 6
+    assert load_published(name, cache_dir=tmp_path, force_download=False, revision=None) != folder
+
+
 def test_the_hubs_home_is_the_default_place(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     assert load_published("tiny") == tmp_path / "arimage" / "tiny"
