@@ -59,8 +59,8 @@ def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             with damaged_files(index):
-                files = sorted(set(read_json(index)["weight_map"].values()))
-            return {key: value for file in files for key, value in load_original(folder / file, ()).items()}
+                files = sorted({folder / file for file in read_json(index)["weight_map"].values()})
+            return {key: value for file in files for key, value in load_original(file, ()).items()}
     raise CheckpointError(
         f"{folder} has neither {' nor '.join(WEIGHTS)} nor an index of several files: give a complete folder"
     )

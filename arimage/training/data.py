@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 
@@ -119,3 +120,10 @@ def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
 def to_unit_range(images: torch.Tensor) -> torch.Tensor:
     """uint8 images to float32 in [-1, 1]."""
     return images.float() / 127.5 - 1
+
+
+def save_grid(images: torch.Tensor, path: Path, columns: int) -> None:
+    """Save images [M, 3, S, S] in [0, 1] as one image, row by row, with white in place of missing ones."""
+    images = F.pad(images.float().cpu(), [0] * 7 + [-len(images) % columns], value=1)
+    grid = images.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(0, 1).flatten(1, 2)
+    Image.fromarray((grid * 255).round().byte().numpy()).save(path)

@@ -119,7 +119,7 @@ def test_a_folder_named_like_a_published_or_packaged_model_comes_first(tmp_path,
     monkeypatch.chdir(tmp_path)
     for name in ("llamagen-c2i-b-256", "emoji-llamagen"):
         tiny.text_pipeline().save_pretrained(name)
-        assert AutoPipeline.from_pretrained(name).transformer.config.vocab_size == tiny.VOCAB_SIZE
+        assert AutoPipeline.from_pretrained(name).transformer.config.vocab_size == tiny.CODES
     # A folder of something else does not.
     shutil.rmtree("emoji-llamagen")
     (tmp_path / "emoji-llamagen").mkdir()
