@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training import transformer as transformer_module
 from arimage.training.captions import train_text_tokenizer
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
@@ -562,7 +562,7 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     run_transformer(recipe, data, data, runs[0], "cpu")
     undisturbed = dict(losses)
     with monkeypatch.context() as broken:
-        interrupt(broken, TransformerTask, transformer_module, 5)
+        interrupt(broken, TransformerTask, captions_module, 5)
         with pytest.raises(KeyboardInterrupt):
             run_transformer(recipe, data, data, runs[1], "cpu")
     # The interrupted run has already left a model that loads.
