@@ -89,7 +89,7 @@ def emu3_vq_from_original(
     """
     missing = TOKENIZER_SETTINGS.keys() - config.keys()
     if missing:
-        raise CheckpointError(f"config.json beside {source} has no {min(missing)!r}: give an unaltered folder")
+        raise CheckpointError(f"config.json next to {source} has no {min(missing)!r}: give an unaltered folder")
     settings = {theirs: config[original] for original, theirs in TOKENIZER_SETTINGS.items()}
     # Attention is that of the deepest level.
     with damaged_files(source), torch.device("meta"):
@@ -155,7 +155,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     except (binascii.Error, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} is no table of tokens in base64 and ranks: download it again") from error
+        raise CheckpointError(f"{path} is not a table of base64 tokens and ranks: download it again") from error
 
 
 def convert_emu3(

@@ -30,9 +30,9 @@ from .checkpoint import (
 from .folder import damaged_files, load_model, load_original_folder, read_json
 
 
-# What the two speakers are called in a prompt, which no file tells.
+# Names of the two speakers in a prompt; no file holds them.
 ROLES = {"janus": ("User", "Assistant"), "janus-pro": ("<|User|>", "<|Assistant|>")}
-# What stands for words where there is no condition, and around and for a picture.
+# The padding of unconditional prompts, and the tokens around and for an image.
 PAD_TOKEN = "<｜▁pad▁｜>"
 IMAGE_TOKENS = {
     "image_token": "<image_placeholder>",
@@ -216,7 +216,7 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
-        CheckpointError: if the folder is no Janus or not complete, or `out` is taken.
+        CheckpointError: if the folder is not a complete Janus, or `out` is taken.
     """
     if out is not None:
         check_vacant(out)

@@ -81,7 +81,7 @@ def llamagen_transformer_from_original(
         source: what errors call the file.
 
     Raises:
-        CheckpointError: if the image size is no multiple of `downsample`, the heads are unknown or do not fit, or a
+        CheckpointError: if the image size is not a multiple of `downsample`, the heads are unknown or do not fit, or a
             tensor is missing, unknown or of an unexpected shape.
     """
     if image_size < 1 or image_size % downsample:

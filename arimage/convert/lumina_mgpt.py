@@ -206,7 +206,7 @@ def chameleon_state_from_meta(
     try:
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
     except KeyError as error:
-        raise CheckpointError(f"params.json beside {source} has no {error}: give an unaltered folder") from error
+        raise CheckpointError(f"params.json next to {source} has no {error}: give an unaltered folder") from error
     vocab_size, hidden_size = shape_of(state, "tok_embeddings.weight", 2, source=source, kind="Chameleon")
     head_dim = hidden_size // heads
     converted = {}

@@ -229,11 +229,11 @@ def convert_var(
     vq = var_tokenizer_from_original(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
     )
-    drawn = model.config.vocab_size, model.config.codebook_dim
+    predicted = model.config.vocab_size, model.config.codebook_dim
     known = vq.config.codebook_size, vq.config.codebook_dim
-    if drawn != known:
+    if predicted != known:
         raise CheckpointError(
-            f"{transformer} draws {drawn[0]} codes of width {drawn[1]} but {tokenizer} has {known[0]} of width "
+            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of width "
             f"{known[1]}: give the tokenizer that this transformer was trained with"
         )
     pipeline = VARPipeline(transformer=model, vq=vq)

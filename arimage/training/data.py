@@ -25,7 +25,7 @@ class ImageCaptions:
         images: uint8 [M, 3, S, S] on white.
         alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
         captions: the caption variants of each image; the first is the primary one. None in a folder of images.
-        names, bases: the concept drawn, and the code points of its variant without skin tone.
+        names, bases: the concept shown, and the code points of its variant without skin tone.
         weights: float32 [M], how often to draw each image.
     """
 
@@ -40,7 +40,7 @@ class ImageCaptions:
         return len(self.captions)
 
     def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Indices [count] drawn with replacement in proportion to `weights`."""
+        """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
 
 
@@ -58,7 +58,7 @@ def load_captioned_images(
         ValueError: if there is no such file, or it lacks a column, or no row is left.
     """
     if not Path(path).is_file():
-        raise ValueError(f"{path} is no file: give a parquet file, or, for a tokenizer, a folder of images")
+        raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
     table = pq.read_table(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:

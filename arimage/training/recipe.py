@@ -86,7 +86,7 @@ def run_tokenizer(
     folder of images, all of which are taken. The result lies in `out`/tokenizer.
 
     Raises:
-        ValueError: if `class` is no tokenizer.
+        ValueError: if `class` is not a tokenizer.
     """
     part = recipe["tokenizer"]
     model_class = part.get("class", "LlamaGenVQModel")

@@ -165,7 +165,9 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     if (folder / "vq").is_dir():
         folder = folder / "vq"
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{start_from} is no tokenizer: give a packaged model's name or a folder of save_pretrained")
+        raise ValueError(
+            f"{start_from} is not a tokenizer: give a packaged model's name or a folder of save_pretrained"
+        )
     kind = json.loads((folder / "config.json").read_text())["_class_name"]
     if kind not in TOKENIZERS:
         raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(TOKENIZERS)}")

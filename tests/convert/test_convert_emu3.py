@@ -194,8 +194,8 @@ def test_an_image_tokenizer_with_other_tensors_is_refused(original, key, tensor,
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("emu3.tiktoken", "IQ== 0 1\n", "is no table of tokens"),
-        ("emu3.tiktoken", "no base64! 0\n", "is no table of tokens"),
+        ("emu3.tiktoken", "IQ== 0 1\n", "is not a table of"),
+        ("emu3.tiktoken", "no base64! 0\n", "is not a table of"),
         ("emu3.tiktoken", None, "is not a file"),
         ("emu3_vision_tokens.txt", "<|image token|>\n", "64 visual tokens in a row"),
     ],

@@ -223,7 +223,7 @@ def test_queries_and_keys_meet_as_in_metas_attention(meta_folder):
 def test_an_incomplete_folder_of_meta_is_refused(meta_folder):
     settings = meta_folder / "models" / "7b" / "params.json"
     settings.write_text("{}")
-    with pytest.raises(CheckpointError, match="params.json beside .* has no 'n_heads'"):
+    with pytest.raises(CheckpointError, match="params.json next to .* has no 'n_heads'"):
         convert_anole(meta_folder)
     settings.unlink()
     with pytest.raises(CheckpointError, match="params.json cannot be read"):

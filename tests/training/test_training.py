@@ -214,7 +214,7 @@ def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"none.parquet is no file: give a parquet file"):
+    with pytest.raises(ValueError, match=r"none.parquet is not a file"):
         load_captioned_images(tmp_path / "none.parquet", SIZE)
 
 
