@@ -281,7 +281,7 @@ def test_a_tokenizer_of_other_codes_is_refused_naming_both_files(vae_state, rows
             shape = [width if size == 8 else size for size in shape]
         changed[key] = torch.zeros(shape)
     torch.save(changed, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=rf"var_d2.pth draws 64 codes of width 8 but .*other.pth {said}"):
+    with pytest.raises(CheckpointError, match=rf"var_d2.pth predicts 64 codes of width 8 but .*other.pth {said}"):
         convert_var(FILES[0], tmp_path / "other.pth")
 
 

@@ -9,8 +9,8 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 
-from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
-from arimage.convert.published import PUBLISHED
+from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
+from arimage.convert.registry import PUBLISHED
 from arimage.pipelines import base
 
 
