@@ -28,6 +28,7 @@ from ..decoding import (
     decoding_names,
     decoding_to_dict,
 )
+from ..decoding.loop import INTERVAL
 from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
 from .output import DecodingStats, ImagePipelineOutput, Tokens
@@ -329,28 +330,28 @@ class ARImagePipeline(DiffusionPipeline):
 
         with self.progress_bar(total=call.model.num_tokens) as progress:
 
-            def on_step(state: DecodingState) -> bool:
+            def on_step(state: DecodingState, step: int) -> bool:
                 nonlocal prefill_seconds
-                passes = state.forward_passes
-                if passes == 1:
+                if step == 1:
                     prefill_seconds = self._now() - began
                 # Reading progress from an accelerator waits for it.
-                if on_cpu or passes % 8 == 0:
+                if on_cpu or step % INTERVAL == 0:
                     progress.update(int(state.decided.sum(1).min()) - progress.n)
                 if call.callback is not None:
                     tensors = {name: getattr(state, name) for name in call.callback_tensor_inputs}
-                    call.callback(self, passes - 1, passes, tensors)
+                    call.callback(self, step - 1, step, tensors)
                 return call.interrupted
 
             state = decode(call.model, call.decoding, call.sampling, call.seeds, on_step)
             progress.update(int(state.decided.sum(1).min()) - progress.n)
+        accepted = state.accepted_per_step()
         return state, {
-            "forward_passes": state.forward_passes,
-            "tokens_per_pass": float(state.decided.sum(1).float().mean()) / state.forward_passes,
+            "forward_passes": len(accepted),
+            "tokens_per_pass": float(accepted.sum(0).float().mean()) / len(accepted),
             "exact": call.decoding.exact,
             "prefill_seconds": prefill_seconds,
             "decode_seconds": self._now() - began - prefill_seconds,
-            "accepted": torch.stack(state.accepted).cpu(),
+            "accepted": accepted,
         }
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
