@@ -1,7 +1,7 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
+import functools
 import importlib.util
-import inspect
 import os
 import re
 import sys
@@ -132,11 +132,10 @@ def generate(
 
     from .decoding import decoding_from_text
     from .eval.trace import Trace, animate, draw_acceptance_map
-    from .pipelines.pipeline_var import VARPipeline
 
     method = None if decoding is None else decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype)
-    if acceptance_map is not None and isinstance(pipe, VARPipeline):
+    if acceptance_map is not None and pipe.generates_scales:
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
@@ -145,7 +144,6 @@ def generate(
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
         "task": task,
-        "guided_tokens": guided_tokens,
     }
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
@@ -160,6 +158,7 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        guided_tokens=guided_tokens,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )
@@ -187,7 +186,8 @@ def generate(
         title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
         if trace is not None:
             with torch.no_grad():
-                animate(tokens, decided, grid, pipe.draw_codes, title, trace)
+                first = recorder.call.select(slice(1))
+                animate(tokens, decided, grid, functools.partial(pipe.decode_tokens, first), title, trace)
             written.append(trace)
         if acceptance_map is not None:
             draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
@@ -224,7 +224,7 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
     """The `arguments` that are given, after a check that the pipeline takes them."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name in given:
-        if name not in inspect.signature(pipe.__call__).parameters:
+        if not getattr(pipe, f"accepts_{name}"):
             raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
     return given
 

@@ -101,7 +101,7 @@ def main() -> None:
                 model.evaluated, began = 0, time.perf_counter()
                 states = [decode(model, decoding, Sampling(), batch) for batch in seeds.split(batch_size)]
                 seconds, evaluated = time.perf_counter() - began, model.evaluated
-                passes = sum(int((torch.stack(state.accepted) > 0).sum()) for state in states)
+                passes = sum(int((state.accepted_per_step() > 0).sum()) for state in states)
                 found = deviation(*token_places(model, Sampling(), torch.cat([state.tokens for state in states])))
                 each = passes / arguments.images
                 print(

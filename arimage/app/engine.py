@@ -48,17 +48,18 @@ class _Watch:
             so_far = ticket.finished.tokens + (int(decided[rows].sum()) if counts is None else sum(counts[rows]))
             share = min(request.previews, so_far * (request.previews + 1) // ticket.tokens)
             due, ticket.shown = due or share > ticket.shown, share
-            previews = self._preview(pipe, tokens[rows], decided[rows], ticket.plan.size) if due else None
+            previews = self._preview(pipe, rows, tokens[rows], decided[rows]) if due else None
             ticket.report(ticket.finished.passes + passes, so_far, previews)
 
     def _preview(
-        self, pipe: ARImagePipeline, tokens: torch.LongTensor, decided: torch.BoolTensor, size: tuple[int, int]
+        self, pipe: ARImagePipeline, rows: slice, tokens: torch.LongTensor, decided: torch.BoolTensor
     ) -> list[Image.Image]:
-        pixels = pipe.draw_codes(tokens.clamp(min=0), decided).float().clamp(-1, 1)
-        if self.info.grid is not None:
-            rows = self.info.grid[0] * size[0] // self.info.sizes[0][0]
+        call = pipe.current_call.select(rows)
+        pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
+        if not pipe.generates_scales:
             # Drafts shine through; tokens not known yet (-1) are grey.
-            veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0)).view(len(decided), 1, rows, -1)
+            veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0))
+            veil = call.model.layout.to_places(veil)[:, None]
             veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")

@@ -1,18 +1,14 @@
 """Loads the models of an engine, and finds out their abilities."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..auto import packaged_models
-from ..decoding import decoding_to_text
-from ..eval.bench import choose_decodings
+from ..decoding import decoding_from_name, decoding_to_text
 from ..options import load_pipeline
 from ..pipelines.base import ARImagePipeline
-from ..pipelines.class_or_text import ClassOrTextPipeline
-from ..pipelines.pipeline_emu3 import Emu3Pipeline
 
 
 # The ratios offered for a model that generates any.
@@ -62,29 +58,20 @@ def load_models(models: list[str] | None, device: str | None) -> dict[str, ARIma
 
 @torch.no_grad()
 def describe(pipe: ARImagePipeline) -> ModelInfo:
-    """Find out the abilities of a pipeline by starting every decoding on it.
-
-    Raises:
-        ValueError: if it takes neither text nor classes, or no decoding starts on it.
-    """
-    classes = None
-    if isinstance(pipe, ClassOrTextPipeline) and pipe.transformer.config.conditioning == "class":
-        classes = pipe.transformer.config.num_classes
-    condition = {"prompt": ["a red heart"]} if classes is None else {"class_labels": [0]}
-    decodings, _ = choose_decodings(pipe, condition, [], [], {})
-    model = pipe.bind(**condition)
-    tokens = torch.zeros(1, model.num_tokens, dtype=torch.long, device=model.device)
-    size = tuple(pipe.draw_codes(tokens, torch.ones_like(tokens, dtype=torch.bool)).shape[-2:])
-    sizes = [size, *getattr(pipe, "image_sizes", [])]
-    if isinstance(pipe, Emu3Pipeline):
-        sizes += [pipe.image_size(ratio=ratio) for ratio in RATIOS]
+    """The abilities of a pipeline."""
+    condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
+    model = pipe.prepare(**condition).model
+    sizes = pipe.image_sizes
+    if pipe.accepts_ratio:
+        sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
+    decodings = {name: decoding_from_name(name) for name in pipe.decoding_names}
     return ModelInfo(
-        classes=classes,
-        sizes=list(dict.fromkeys(map(tuple, sizes))),
+        classes=pipe.num_classes,
+        sizes=list(dict.fromkeys(sizes)),
         tokens=model.num_tokens,
-        grid=None if hasattr(model, "scales") else model.layout.shape,
-        decodings={name: decoding.exact for name, decoding in decodings.items()},
+        grid=None if pipe.generates_scales else model.layout.shape,
+        decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
-        negative_prompt="negative_prompt" in inspect.signature(pipe.__call__).parameters,
+        negative_prompt=pipe.accepts_negative_prompt,
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from ..decoding import Sampling, ScaleModel, TokenModel
-from ..decoding.next_scale import scale_probabilities
+from ..decoding.interface import generates_scales
+from ..decoding.next_scale import scale_positions, scale_sampling
 
 
 BINS = 20
@@ -87,13 +88,13 @@ def token_places(
         own.append(probability.squeeze(-1))
 
     cache, logits = model.prefill(batch_size)
-    if hasattr(model, "scales"):
+    if generates_scales(model):
         latents = None
         for scale in range(len(model.scales)):
             if scale:
                 logits = model.forward(scale, latents, cache)
-            probabilities, positions = scale_probabilities(model, sampling, scale, logits)
-            place(probabilities, positions)
+            positions = scale_positions(model, scale, batch_size)
+            place(scale_sampling(sampling, scale, len(model.scales)).probabilities(logits, positions), positions)
             latents = model.accumulate(scale, latents, model.codebook[tokens.gather(1, positions)])
         return torch.cat(before, 1), torch.cat(own, 1)
 

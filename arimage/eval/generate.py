@@ -87,12 +87,10 @@ def make_config(
         settings = decoding_to_dict(pipe.decoding)
         presets = [name for name in decoding_names() if decoding_to_dict(decoding_from_name(name)) == settings]
         decoding = presets[0] if presets else type(pipe.decoding).__name__
-        pipe.bind(**condition(rows[-1:]), guidance_scale=sampling.get("guidance_scale"))
     else:
         chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], sampling)
         settings = decoding_to_dict(chosen[decoding])
-    if (height, width) != (None, None):
-        _try_size(pipe, rows[-1:], height, width)
+    pipe.prepare(**condition(rows[-1:]), **sampling, height=height, width=width)
     return {
         "model": model,
         "weights": weights_digest(pipe),
@@ -109,17 +107,6 @@ def make_config(
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "machine": machine(pipe._execution_device),
     }
-
-
-def _try_size(pipe: ARImagePipeline, rows: list[dict], height: int | None, width: int | None) -> None:
-    """Let the pipeline refuse a size that it cannot generate, by a call that stops after its first step."""
-
-    def stop(pipe, step, passes, tensors):
-        pipe._interrupt = True
-        return {}
-
-    pipe.set_progress_bar_config(disable=True)
-    pipe(**condition(rows), height=height, width=width, output_type="latent", callback_on_step_end=stop)
 
 
 def condition(rows: list[dict]) -> dict[str, list]:

@@ -41,13 +41,13 @@ def judge(
     for start in range(0, images, 16):
         count = min(16, images - start)
         batch = take(condition, start, count)
-        model = pipe.bind(**batch, guidance_scale=sampling.get("guidance_scale"))
-        counted = model if hasattr(model, "scales") else CountedModel(model)
+        model = pipe.prepare(**batch, **sampling).model
+        counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
         state = decode(counted, decoding, pipe.sampling(**sampling), seeds)
         if counted is not model:
             fed += int(counted.fed)
-            passes += int((torch.stack(state.accepted)[1:] > 0).sum())
+            passes += int((state.accepted_per_step()[1:] > 0).sum())
         places.append(token_places(model, pipe.sampling(**sampling), state.tokens))
     found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))
     return {"deviation": dataclasses.asdict(found), **({"tokens_fed": fed / passes} if passes else {})}

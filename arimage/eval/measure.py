@@ -10,9 +10,6 @@ from tqdm import tqdm
 from .. import __version__
 from ..decoding import (
     Decoding,
-    ScaleModel,
-    TokenModel,
-    check_kind,
     decoding_from_name,
     decoding_names,
     decoding_to_dict,
@@ -37,13 +34,11 @@ def choose_decodings(
     Raises:
         ValueError: if one of `texts` is not a decoding or does not run on the model, or if no preset does.
     """
-    model = pipe.bind(**take(condition, 0, 1), guidance_scale=sampling.get("guidance_scale"))
+    model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
-    for text in texts or decoding_names(scales=hasattr(model, "scales")):
+    for text in texts or decoding_names(scales=pipe.generates_scales):
         variants = _variants(text, windows)
-        reason = next(
-            filter(None, (_why_not(pipe, model, decoding, sampling) for decoding in variants.values())), None
-        )
+        reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:
             chosen |= variants
         elif texts:
@@ -62,17 +57,6 @@ def _variants(text: str, windows: list[int]) -> dict[str, Decoding]:
         return {text: decoding}
     separator = "," if settings else ":"
     return {f"{text}{separator}window={window}": dataclasses.replace(decoding, window=window) for window in windows}
-
-
-@torch.no_grad()
-def _why_not(pipe: ARImagePipeline, model: TokenModel | ScaleModel, decoding: Decoding, sampling: dict) -> str | None:
-    """The reason why a decoding does not run on a model, or None."""
-    try:
-        check_kind(model, decoding)
-        decoding.start(model, pipe.sampling(**sampling), torch.zeros(1, dtype=torch.long, device=model.device))
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def measure(

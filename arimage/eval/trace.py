@@ -51,7 +51,7 @@ def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
     grid: tuple[int, int] | None,
-    draw_codes: Callable[[torch.LongTensor, torch.BoolTensor], torch.Tensor],
+    decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     path: Path,
 ) -> None:
@@ -60,11 +60,11 @@ def animate(
     Args:
         tokens, decided: from `Trace.of_image`.
         grid: rows and columns, to mark the tokens of each step; None for the scales of a next-scale model.
-        draw_codes: that of the pipeline: from the rows of `tokens` and `decided` of a step [1, N] to pixels [1, 3, H, W].
+        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
     """
     pictures = []
-    for step, done in zip(tokens[:, None], decided[:, None], strict=True):
-        pixels = ((draw_codes(step, done).float().clamp(-1, 1) + 1) * 127.5).round().byte()
+    for step in tokens[:, None]:
+        pixels = ((decode_tokens(step).float().clamp(-1, 1) + 1) * 127.5).round().byte()
         pictures.append(_enlarge(pixels[0].permute(1, 2, 0).cpu().numpy()))
     frames = []
     known = torch.zeros_like(decided[0])

@@ -57,8 +57,8 @@ class ARImagePipeline(DiffusionPipeline):
     _callback_tensor_inputs = ["tokens", "decided"]
     # Whether the authors' code rounds the levels of images down instead of to the nearest.
     _truncates_levels = False
-    # Whether the model generates scale by scale.
-    _has_scales = False
+    # Whether the model generates scale by scale, not token by token.
+    generates_scales = False
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class ARImagePipeline(DiffusionPipeline):
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
-        return [name for name in decoding_names(self._has_scales) if PRESETS[name].method not in lacking]
+        return [name for name in decoding_names(self.generates_scales) if PRESETS[name].method not in lacking]
 
     # State
 
@@ -198,12 +198,7 @@ class ARImagePipeline(DiffusionPipeline):
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: `settings` that are not None over the checkpoint's defaults."""
         given = {name: value for name, value in settings.items() if value is not None}
-        settings = {**self.generation_config, **given}
-        for name, value in settings.items():
-            kind, words = (numbers.Integral, "a whole number") if name in _WHOLE else (numbers.Real, "a number")
-            if name in _WHOLE | _REAL and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise ValueError(f"{name} is {value!r}: give {words}")
-        return Sampling(**settings)
+        return Sampling(**{**self.generation_config, **given})
 
     def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Height and width of the images of a call. Refuses all but the trained size."""
@@ -378,10 +373,6 @@ class ARImagePipeline(DiffusionPipeline):
         if self._execution_device.type == "cuda":
             torch.cuda.synchronize(self._execution_device)
         return time.perf_counter()
-
-
-_WHOLE = {"top_k", "guided_tokens"}
-_REAL = {"guidance_scale", "temperature", "top_p"}
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -50,6 +50,11 @@ class GenerationCall:
     def per_image(self, values: torch.Tensor) -> torch.Tensor:
         """One row per prompt to one row per image, on the device of the seeds."""
         return values.to(self.seeds.device).repeat_interleave(self.num_images_per_prompt, dim=0)
+
+    def select(self, rows: slice) -> "GenerationCall":
+        """The call for some of its images, to decode their tokens to pixels."""
+        parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above")}
+        return replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})
 
 
 # The running calls of this thread, the innermost last, each with its pipeline.

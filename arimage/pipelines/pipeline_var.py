@@ -46,7 +46,7 @@ class VARPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "text_encoder->transformer->refiner->vq"
     _optional_components = ["tokenizer", "text_encoder", "refiner"]
     _accepts_no_class = True
-    _has_scales = True
+    generates_scales = True
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
 
     def __init__(

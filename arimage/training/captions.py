@@ -1,6 +1,5 @@
 """What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample images."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,9 +107,8 @@ class CaptionTask(nn.Module):
         self.data, self.settings, self.decoding = data, settings, decoding
         # Not a module: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
-        clean = functools.partial(pipe._text_preprocessing, clean_caption=True)
-        self.captions = [clean(variants) for variants in data.captions]
-        self.heldout_captions = clean([variants[0] for variants in heldout.captions])
+        self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
+        self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
 
     def embed(self, captions: list[str], length: int) -> tuple[torch.Tensor, torch.LongTensor]:
         """Embeddings [B, `length`, D] and mask [B, `length`] of the captions."""

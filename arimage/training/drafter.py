@@ -81,7 +81,7 @@ class DrafterTask(nn.Module):
         pipe, features = self.frozen.pipe, []
         for start in range(0, len(codes), 32):
             # Guided, for the rows without the condition.
-            model = pipe.bind(captions[start : start + 32], guidance_scale=2.0)
+            model = pipe.prepare(captions[start : start + 32], guidance_scale=2.0).model
             batch = codes[start : start + 32].to(model.device).repeat(2, 1)
             _, found = pipe.transformer.predict(batch, return_features=True, **model.condition)
             features.append(found.unflatten(0, (2, -1)).transpose(0, 1).half().cpu())

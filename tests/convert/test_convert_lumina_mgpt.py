@@ -51,7 +51,7 @@ def change_config(folder, change):
 
 def first_logits(pipe, expected, group=0):
     pipe.to(dtype=torch.float32)
-    return pipe.bind(input_ids=expected["prefix_ids"][None]).prefill(1)[1][group, 0]
+    return pipe.prepare(input_ids=expected["prefix_ids"][None]).model.prefill(1)[1][group, 0]
 
 
 def assert_close_to_original(pipe, expected):

@@ -92,7 +92,7 @@ def test_a_converted_pipeline_edits_as_the_original(golden):
     output = pipe(
         class_labels=labels, image=pixels, mask_image=repaint, guidance_scale=scale, top_k=1, output_type="pt"
     )
-    forced = pipe.kept_codes(expected["vae_image"], repaint.bool())
+    forced = pipe.encode_known_tokens(expected["vae_image"], repaint.bool())
     tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
     assert torch.equal(tokens, torch.where(forced < 0, expected["edit_greedy_tokens"], expected["vae_tokens"]))
     drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)

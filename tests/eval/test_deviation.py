@@ -136,10 +136,10 @@ def test_the_law_is_the_one_that_a_pipeline_samples(groups):
     prompts = ["a red heart", "tree"]
     sampling = pipe.sampling(guidance_scale=scale, top_k=1)
     tokens = pipe(prompts, guidance_scale=scale, top_k=1, output_type="latent").tokens.flatten(1)
-    _, own = token_places(pipe.bind(prompts, guidance_scale=scale), sampling, tokens)
+    _, own = token_places(pipe.prepare(prompts, guidance_scale=scale).model, sampling, tokens)
     # Greedy codes are certain under the law of the same prompts, and impossible under that of others.
     assert (own == 1).all()
-    other = pipe.bind(prompts[::-1], guidance_scale=scale)
+    other = pipe.prepare(prompts[::-1], guidance_scale=scale).model
     assert deviation(*token_places(other, sampling, tokens)).impossible > 0.1
 
 
@@ -147,7 +147,7 @@ def test_the_law_is_the_one_that_a_pipeline_samples(groups):
 def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
     pipe = tiny.class_pipeline()
     labels, seeds = [i % tiny.NUM_CLASSES for i in range(200)], torch.arange(200)
-    model, sampling = pipe.bind(class_labels=labels), Sampling(top_k=20)
+    model, sampling = pipe.prepare(class_labels=labels).model, Sampling(top_k=20)
     with torch.no_grad():
         tokens = decode(model, decoding_from_name(decoding), sampling, seeds).tokens
     found = deviation(*token_places(model, sampling, tokens))
@@ -159,7 +159,7 @@ def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_scales_of_the_model_itself_are_at_the_floor_and_those_of_a_refiner_are_not(guidance_scale):
     pipe = tiny.scale_pipeline("class")
-    model = pipe.bind(class_labels=[1] * 600, guidance_scale=guidance_scale)
+    model = pipe.prepare(class_labels=[1] * 600, guidance_scale=guidance_scale).model
     sampling, seeds = Sampling(guidance_scale=guidance_scale, temperature=3.0), torch.arange(600)
     with torch.no_grad():
         own, refined = (

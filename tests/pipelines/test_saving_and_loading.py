@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 
-from arimage import AutoPipeline, AutoregressiveDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
+from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
 from arimage.convert.registry import PUBLISHED
 from arimage.pipelines import base
 
