@@ -45,7 +45,6 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
 Models = Annotated[
@@ -324,7 +323,10 @@ def bench(
             if not 1 <= number <= MAX_IMAGES:
                 raise ValueError(f"{option} is {number}: give 1 to {MAX_IMAGES}")
 
-    from .eval import bench
+    from .eval.judge import judge
+    from .eval.measure import choose_decodings, machine, measure
+    from .eval.tables import plot as write_plot
+    from .eval.tables import to_markdown, write_json
 
     condition = {"class_labels": class_label} if class_label else {"prompt": prompt or ["a red heart"]}
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -332,32 +334,30 @@ def bench(
     rows = []
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)
-        chosen, left_out = bench.choose_decodings(pipe, condition, decoding or [], window or [], sampling)
+        chosen, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling)
         if left_out:
             reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
             typer.echo(f"{name}: left out {reasons}", err=True)
         measured = []
         for size in batch_size or [1]:
-            measured += bench.measure(
-                pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling
-            )
+            measured += measure(pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling)
         judged = {}
         if images:
             for text, one in chosen.items():
-                judged[text] = bench.judge(pipe, condition, one, images=images, seed=seed, sampling=sampling)
+                judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling)
         rows += [{"model": name, **row, **judged.get(row["decoding"], {})} for row in measured]
     results = {
-        "machine": bench.machine(pipe._execution_device),
+        "machine": machine(pipe._execution_device),
         "settings": {"condition": condition, "runs": runs, "images": images, "seed": seed},
         "rows": rows,
     }
-    typer.echo(bench.to_markdown(results))
+    typer.echo(to_markdown(results))
     for path in filter(None, (out, plot)):
         path.parent.mkdir(parents=True, exist_ok=True)
     if out is not None:
-        bench.write_json(results, out)
+        write_json(results, out)
     if plot is not None:
-        bench.plot(results, plot)
+        write_plot(results, plot)
 
 
 @app.command()
@@ -382,14 +382,16 @@ def serve(
     """Serve the OpenAI Images API."""
     _check_port(port)
     try:
-        from .app.serving import check_access, serve_forever
+        from .app.access import check_token
+        from .app.serving import serve_forever
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
-    from .app.engine import Engine, Limits
+    from .app.engine import Engine
     from .app.models import load_models
+    from .app.protocol import Limits
 
-    token = check_access(host, token_file, no_auth)
+    token = check_token(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, images=images)
     engine = Engine(load_models(model, device, dtype), limits)
     serve_forever(engine, host, port, token, base_url)
@@ -410,12 +412,8 @@ def app_command(
 ) -> None:
     """Open the demo: watch images while they are decoded, compare decodings, edit images."""
     _check_port(port)
-    user, _, password = (auth or "").partition(":")
-    if auth is not None and not (user and password):
-        raise ValueError("--auth is not of the form user:password: give both, with a colon between")
-    if auth is None and host not in LOOPBACK_HOSTS:
-        raise ValueError(f"--host {host} lets others in: give --auth user:password")
     try:
+        from .app.access import check_password
         from .app.demo import serve_demo
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
@@ -423,7 +421,8 @@ def app_command(
     from .app.engine import Engine
     from .app.models import load_models
 
-    serve_demo(Engine(load_models(model, device, dtype)), host, port, (user, password) if auth else None)
+    password = check_password(host, auth)
+    serve_demo(Engine(load_models(model, device, dtype)), host, port, password)
 
 
 def _check_port(port: int) -> None:
@@ -437,7 +436,7 @@ def bench_compare(
     new: Annotated[Path, typer.Argument(help="Another one, for the same models on the same machine.")],
 ) -> None:
     """Compare two results of `arimage bench` side by side."""
-    from .eval.bench import compare, read_json
+    from .eval.tables import compare, read_json
 
     typer.echo(compare(read_json(old), read_json(new)))
 

@@ -40,7 +40,7 @@ class ModelInfo:
     negative_prompt: bool
 
 
-def load_models(models: list[str] | None, device: str | None) -> dict[str, ARImagePipeline]:
+def load_models(models: list[str] | None, device: str | None, dtype: str = "auto") -> dict[str, ARImagePipeline]:
     """The pipelines of `models`, names, folders or Hub repositories, the packaged ones by default. A folder is known by
     the last part of its path, so that clients do not see the rest.
 
@@ -52,7 +52,7 @@ def load_models(models: list[str] | None, device: str | None) -> dict[str, ARIma
         name = Path(model).resolve().name if Path(model).is_dir() else model
         if name in pipelines:
             raise ValueError(f"two models have the name {name}: rename a folder")
-        pipelines[name] = load_pipeline(model, device)
+        pipelines[name] = load_pipeline(model, device, dtype)
     return pipelines
 
 

@@ -2,7 +2,6 @@
 
 import logging
 
-from .access import check_token as check_access  # noqa: F401  until the command line imports it from there
 from .connections import Server, serve_until_stopped
 from .engine import Engine
 from .gate import PICTURES

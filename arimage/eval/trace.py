@@ -27,9 +27,10 @@ class Trace:
     inputs = ["tokens", "decided"]
 
     def __init__(self):
-        self._tokens, self._decided = [], []
+        self._tokens, self._decided, self.call = [], [], None
 
     def __call__(self, pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        self.call = pipe.current_call
         self._tokens.append(tensors["tokens"].clone())
         self._decided.append(tensors["decided"].clone())
 

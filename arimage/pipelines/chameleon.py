@@ -7,10 +7,10 @@ from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerB
 
 from ..decoding import Layout
 from ..kernels.codebook import nearest_code
+from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline
 from .call import GenerationCall
-from .compiled import decoder_in
 from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 
 
@@ -144,7 +144,7 @@ class ChameleonPipeline(ARImagePipeline):
         transformer = self.on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
         call.model = LanguageTokenModel(
-            decoder_in(transformer, transformer.model),
+            compiled_like(transformer, transformer.model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
             layout=Layout((rows, columns)),

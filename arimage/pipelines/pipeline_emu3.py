@@ -6,9 +6,9 @@ import torch
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, Layout
+from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
 from .call import GenerationCall
-from .compiled import decoder_in
 from .conditioning import check_one_of, left_pad_ids
 from .docstrings import fill_docstring
 from .emu3_image import decode_image
@@ -100,7 +100,7 @@ class Emu3Pipeline(Emu3Prompts):
         # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
         # sides, so that guided logits of the image tokens alone give the same distribution.
         call.model = LanguageTokenModel(
-            decoder_in(self.model, text_model),
+            compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(self.model.lm_head, first, self._vocab_size),
             layout=Layout((size[0] // factor, size[1] // factor)),

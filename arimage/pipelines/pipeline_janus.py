@@ -7,9 +7,9 @@ import torch
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, Layout
+from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel
 from .call import GenerationCall
-from .compiled import decoder_in
 from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from .docstrings import fill_docstring
 from .janus_parts import JanusParts
@@ -76,7 +76,7 @@ class JanusPipeline(JanusParts):
             mask = mask.repeat(2, 1)
         parts = self.parts
         call.model = LanguageTokenModel(
-            decoder_in(self.model, parts.language_model),
+            compiled_like(self.model, parts.language_model),
             embed=self.model.prepare_embeddings_for_image_generation,
             head=parts.generation_head,
             layout=Layout(self.grid),

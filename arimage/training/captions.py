@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from ..decoding import Decoding
+from ..pipelines.captions import clean_caption
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions, save_grid

@@ -1,5 +1,7 @@
 """The pictures of a decoding tell what happened: frame by frame, cell by cell."""
 
+import functools
+
 import numpy as np
 import pytest
 import tiny
@@ -105,8 +107,8 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         assert decided[-1].all() and (len(decided) == 1 or not decided[-2].all())
         counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
         assert torch.equal(counts, output.stats.accepted[: len(decided), image])
-    with torch.no_grad():
-        animate(tokens, decided, (4, 4), pipe.draw_codes, decoding, tmp_path / "x.webp")
+    decode_tokens = functools.partial(pipe.decode_tokens, recorder.call.select(slice(1, 2)))
+    animate(tokens, decided, (4, 4), decode_tokens, decoding, tmp_path / "x.webp")
     with Image.open(tmp_path / "x.webp") as animation:
         assert animation.n_frames == len(tokens) + 1
 
