@@ -119,6 +119,16 @@ class ARImagePipeline(DiffusionPipeline):
         return running_call(self)
 
     @property
+    def guidance_scale(self) -> float | None:
+        """The guidance scale of the running call, for callbacks; None outside of a call."""
+        return None if self.current_call is None else self.current_call.sampling.guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the running call computes logits without the condition."""
+        return self.current_call is not None and self.current_call.guided
+
+    @property
     def interrupt(self) -> bool:
         """Whether the running call was asked to stop."""
         return self.current_call is not None and self.current_call.interrupted

@@ -43,14 +43,14 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     """Images of a class or of a text by LlamaGen.
 
     Args:
-        transformer (`LlamaGenTransformer`): the next-code model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): turns its codes into images.
+        transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
+        vq (`LlamaGenVQModel`): turns its tokens into images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
 
     Raises:
-        ValueError: if the parts do not fit together.
+        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"

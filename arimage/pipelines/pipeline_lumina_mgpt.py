@@ -32,12 +32,12 @@ class LuminaMGPTPipeline(LuminaPrompts):
 
     Args:
         transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
-        vq (`VQModel`): turns image codes into images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
+        vq (`VQModel`): turns image tokens into images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): of the text. Without it the pipeline takes `input_ids`.
         image_size (`int`): side in pixels of the square of the area that the weights were trained for: 512, 768 or 1024.
 
     Raises:
-        ValueError: if the parts do not fit together.
+        ValueError: if the components do not fit together.
     """
 
     @torch.no_grad()

@@ -34,13 +34,13 @@ class VARPipeline(ClassOrTextPipeline):
 
     Args:
         transformer (`VARTransformer`): the next-scale model, conditioned on a class or on text.
-        vq (`VARVQModel`): turns its codes into images.
+        vq (`VARVQModel`): turns its tokens into images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
-        refiner (`VARTransformer`, *optional*): a smaller one with the same condition and codes, for `CollaborativeDecoding`.
+        refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for `CollaborativeDecoding`.
 
     Raises:
-        ValueError: if the parts do not fit together.
+        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->refiner->vq"

@@ -195,6 +195,19 @@ def test_an_interrupt_stops_the_call_that_runs_the_callback_only(pipes):
     assert passes == {"stopped": 3, "other": 16}
 
 
+def test_a_callback_may_ask_for_the_guidance_of_its_call(pipe):
+    seen = []
+
+    def callback(pipe, step, passes, tensors):
+        seen.append((pipe.guidance_scale, pipe.do_classifier_free_guidance))
+        pipe._interrupt = True
+
+    for scale in (3.0, 1.0):
+        pipe(**condition_of(pipe), guidance_scale=scale, callback_on_step_end=callback, **LATENT)
+    assert seen == [(3.0, True), (1.0, False)]
+    assert pipe.guidance_scale is None and not pipe.do_classifier_free_guidance
+
+
 def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     pipe._interrupt = False
     with pytest.raises(RuntimeError, match="_interrupt"):

@@ -1,4 +1,4 @@
-"""Changing a part of a given picture: what is kept, what is drawn, and what is refused."""
+"""Changing a part of a given picture: what is kept, what is generated, and what is refused."""
 
 import numpy as np
 import pytest

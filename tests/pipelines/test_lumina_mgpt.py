@@ -1,4 +1,4 @@
-"""What calls of `LuminaMGPTPipeline` and `AnolePipeline` draw, and that it is what the authors' code draws."""
+"""What calls of `LuminaMGPTPipeline` and `AnolePipeline` generate, and that it equals the authors' code."""
 
 from pathlib import Path
 

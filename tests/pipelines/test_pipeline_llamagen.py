@@ -1,4 +1,4 @@
-"""What a call of `LlamaGenPipeline` draws, returns and refuses."""
+"""What a call of `LlamaGenPipeline` generates, returns and refuses."""
 
 import logging
 import time

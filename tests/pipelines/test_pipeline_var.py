@@ -1,4 +1,4 @@
-"""What a call of `VARPipeline` draws, returns and refuses."""
+"""What a call of `VARPipeline` generates, returns and refuses."""
 
 import numpy as np
 import pytest
