@@ -21,7 +21,8 @@ from transformers import (
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from ..pipelines.pipeline_emu3 import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, Emu3Pipeline
+from ..pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT
+from ..pipelines.pipeline_emu3 import Emu3Pipeline
 from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole
 from .folder import damaged_files, load_model, read_json
 

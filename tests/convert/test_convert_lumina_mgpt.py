@@ -310,7 +310,7 @@ def test_missing_files_are_refused(folder, tmp_path):
 
 
 def test_an_image_tokenizer_of_another_model_is_refused(folder):
-    with pytest.raises(CheckpointError, match="do not fit: the transformer's vocabulary_map names 8192 image codes"):
+    with pytest.raises(CheckpointError, match="vocabulary_map"):
         convert_lumina_mgpt(folder, tokenizer=MOVQGAN)
 
 

@@ -16,7 +16,7 @@ from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animat
 CELL = 192  # two codes a row make a picture of at least 384 pixels
 
 
-def grey(tokens, decided):
+def grey(tokens):
     """Pictures of 2x2 pixels, each in the grey of its code."""
     return (tokens.view(-1, 1, 2, 2).expand(-1, 3, -1, -1) / 20).float()
 
@@ -65,8 +65,8 @@ def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
     tokens = torch.tensor([[3, -1, -1, -1, -1], [3, 5, 7, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
-    def draw(tokens, decided):
-        return torch.full((1, 3, 8, 8), int(decided.sum()) / 5 - 0.5)
+    def draw(tokens):
+        return torch.full((1, 3, 8, 8), int((tokens >= 0).sum()) / 5 - 0.5)
 
     animate(tokens, decided, None, draw, "a title", tmp_path / "x.gif")
     with Image.open(tmp_path / "x.gif") as animation:
