@@ -1,6 +1,6 @@
 """Next-scale decoding: all tokens of a map in one forward pass, from the coarsest map to the finest."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -78,7 +78,7 @@ class NextScaleDecoding:
         first = sum(side**2 for side in model.scales[:scale])
         positions = first + torch.arange(logits.shape[2], device=logits.device).expand(logits.shape[1], -1)
         sampling = state.sampling
-        ramped = replace(sampling, guidance_scale=max(1 + (sampling.guidance_scale - 1) * ratio, 0))
+        ramped = sampling.with_guidance(max(1 + (sampling.guidance_scale - 1) * ratio, 0))
         probabilities = state.probabilities(logits, positions, sampling=ramped)
         if self.more_smooth:
             gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, 0, model.vocab_size).log()
@@ -89,7 +89,8 @@ class NextScaleDecoding:
         else:
             tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
             vectors = model.codebook[tokens]
-        state.latents = model.accumulate(scale, state.latents, vectors)
+        latents = model.accumulate(scale, state.latents, vectors)
+        state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
         state.decided.scatter_(1, positions, True)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
