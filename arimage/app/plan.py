@@ -121,10 +121,6 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
         return decoding_from_name(name, **settings)
     except ValueError as error:
         raise Refused(str(error), "decoding") from error
-    except TypeError as error:
-        raise Refused(
-            f"a setting of {request.decoding[:80]!r} has the wrong type: `arimage decodings` lists them", "decoding"
-        ) from error
 
 
 def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:

@@ -58,7 +58,7 @@ class CollaborativeDecoding:
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> CollaborativeState:
         state = self._next_scale.open(CollaborativeState, model, sampling, seeds)
-        state.drafted.append(state.latents)
+        state.drafted.append(state.latents.clone())
         return state
 
     def step(self, state: CollaborativeState) -> None:
@@ -72,7 +72,7 @@ class CollaborativeDecoding:
         drafting = state.scale < handover
         self._next_scale.step(state)
         if drafting:
-            state.drafted.append(state.latents)
+            state.drafted.append(state.latents.clone())
 
     @property
     def _next_scale(self) -> NextScaleDecoding:

@@ -1,8 +1,10 @@
 """The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
 
+import copy
 import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import Self
 
 import torch
 
@@ -57,6 +59,12 @@ class Sampling:
             raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
         if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
             raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
+
+    def with_guidance(self, scale: float) -> Self:
+        """The same with another guidance scale. Nothing is checked again: a check of `allowed` waits for the device."""
+        other = copy.copy(self)
+        object.__setattr__(other, "guidance_scale", scale)
+        return other
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""

@@ -1,6 +1,6 @@
 """Next-scale decoding: all tokens of a map in one forward pass, from the coarsest map to the finest."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -29,7 +29,7 @@ class ScaleState(DecodingState):
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
     """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""
     ratio = scale / max(count - 1, 1)
-    return replace(sampling, guidance_scale=max(1 + (sampling.guidance_scale - 1) * ratio, 0))
+    return sampling.with_guidance(max(1 + (sampling.guidance_scale - 1) * ratio, 0))
 
 
 def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:
@@ -99,7 +99,8 @@ class NextScaleDecoding:
         else:
             tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
             vectors = model.codebook[tokens]
-        state.latents = model.accumulate(scale, state.latents, vectors)
+        latents = model.accumulate(scale, state.latents, vectors)
+        state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
         state.decided.scatter_(1, positions, True)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))

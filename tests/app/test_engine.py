@@ -22,6 +22,7 @@ from arimage.decoding import (
     decoding_names,
     decoding_to_text,
 )
+from arimage.pipelines.call import running
 
 
 PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
@@ -234,9 +235,10 @@ def test_a_preview_tells_drafts_from_tokens_not_known_yet(engine):
     tokens[:, -1] = torch.tensor([-1, 0, 5])
     decided = torch.ones_like(tokens, dtype=torch.bool)
     decided[:, -1] = False
-    unknown, first, other = (
-        np.asarray(image)[-2:, -2:] for image in _Watch([], info)._preview(pipe, tokens, decided, (8, 8))
-    )
+    call = pipe.prepare(["a", "b", "c"])
+    with running(pipe, call):
+        images = _Watch([], info)._preview(pipe, slice(3), tokens, decided)
+    unknown, first, other = (np.asarray(image)[-2:, -2:] for image in images)
     assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
 
 
@@ -292,10 +294,10 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"decoding": "next-scale"}, "decoding", "cannot run"),
         ({"decoding": "sjd:window=100000"}, "decoding", "give at most 128"),
         ({"decoding": "sjd:window=auto"}, "decoding", "cannot be chosen here"),
-        ({"decoding": "sjd:window=0"}, "decoding", "at least 1"),
+        ({"decoding": "sjd:window=0"}, "decoding", "window"),
         ({"decoding": "sjd:relax=nan"}, "decoding", "give at most 128"),
         ({"decoding": "eagle:drafter=/etc/passwd"}, "decoding", "cannot be chosen here"),
-        ({"decoding": "sjd++:reuse=much"}, "decoding", "wrong type"),
+        ({"decoding": "sjd++:reuse=much"}, "decoding", "reuse"),
         ({"guidance_scale": float("nan")}, "guidance_scale", "from 0 to 100"),
         ({"guidance_scale": 1e9}, "guidance_scale", "from 0 to 100"),
         ({"temperature": 0.0}, "temperature", "from 0.01"),

@@ -253,9 +253,7 @@ def test_a_folder_without_an_index_is_refused(tmp_path):
 
 def test_a_pipeline_of_another_library_is_refused(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-    with pytest.raises(
-        ValueError, match="StableDiffusionPipeline"
-    ):
+    with pytest.raises(ValueError, match="StableDiffusionPipeline"):
         AutoPipeline.from_pretrained(tmp_path)
 
 

@@ -1,0 +1,260 @@
+"""Every decoding on every family on fake CUDA tensors: a step stays on the device, and writes its state in place."""
+
+import dataclasses
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import pytest
+import tiny
+import tiny_emu3
+import tiny_janus
+import tiny_lumina_mgpt
+import torch
+from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import ChameleonConfig, ChameleonModel, Emu3TextConfig, Emu3TextModel, JanusConfig
+from transformers import JanusForConditionalGeneration as Janus
+
+import arimage.kernels
+from arimage.decoding import Sampling, acceptance, decoding_from_name, decoding_names, speculative_jacobi
+from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.vq_var import VARVQModel
+
+
+STEPS = 2
+MODE = FakeTensorMode()
+EVERYTHING = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
+
+
+class DeviceOnly(TorchDispatchMode):
+    """Raises AssertionError where an operator has a tensor on the CPU, which it copies or waits for. A read of a value raises
+    DataDependentOutputException, and a shape that depends on one DynamicOutputShapeException, since fake tensors have no
+    values."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        results = operator(*args, **(kwargs or {}))
+        if operator.namespace != "prim":
+            tensors = (leaf for leaf in tree_leaves((args, kwargs, results)) if isinstance(leaf, torch.Tensor))
+            assert all(tensor.is_cuda for tensor in tensors), f"{operator} has a tensor on the CPU"
+        return results
+
+
+@pytest.fixture(autouse=True)
+def fake_cuda(monkeypatch):
+    monkeypatch.setattr(arimage.kernels, "_TRITON", False)
+    # A table of neighbours is checked against the codebook in `start`, which reads it.
+    monkeypatch.setattr(acceptance, "_tables", WeakKeyDictionary())
+    with MODE, torch.device("cuda"), torch.no_grad():
+        yield
+
+
+@cache
+def llamagen_parts(kind, dtype):
+    configs = config_of(lambda: tiny.transformer(kind)), config_of(lambda: tiny.drafter(tiny.transformer(kind)))
+    return [built(lambda m=m, c=c: m(**c), dtype) for m, c in zip((LlamaGenTransformer, LlamaGenDrafter), configs)]
+
+
+def llamagen(kind, dtype, guided):
+    transformer, drafter = llamagen_parts(kind, dtype)
+    condition, codebook = condition_of(kind, dtype), torch.randn(tiny.CODES, 4)
+    return LlamaGenTokenModel(transformer, condition, LAYOUT, guided=guided, codebook=codebook, drafter=drafter)
+
+
+@cache
+def var_parts(kind, dtype):
+    small = {"hidden_size": 16, "num_layers": 1}
+    configs = [config_of(lambda c=c: tiny.scale_transformer(kind, **c)) for c in ({}, small)]
+    vq_config = config_of(tiny.scale_tokenizer)
+    return [built(lambda c=c: VARTransformer(**c), dtype) for c in configs] + [
+        built(lambda: VARVQModel(**vq_config), torch.float32)
+    ]
+
+
+def var(kind, dtype, guided):
+    transformer, small, vq = var_parts(kind, dtype)
+    condition = condition_of(kind, dtype)
+    refiner = VARScaleModel(small, vq, condition, guided=guided)
+    return VARScaleModel(transformer, vq, condition, guided=guided, refiner=refiner)
+
+
+@cache
+def language_parts(kind, dtype):
+    """A decoder, embedding, head, and the id of a row end."""
+    if kind == "janus":
+        config = JanusConfig.from_pretrained(tiny_janus.FOLDER)
+        janus = built(lambda: Janus(config), dtype)
+        return (
+            janus.model.language_model,
+            janus.prepare_embeddings_for_image_generation,
+            janus.model.generation_head,
+            None,
+        )
+    if kind == "emu3":
+        text_config = Emu3TextConfig(**tiny_emu3.CONFIG["text_config"])
+        decoder, first, codes = (
+            built(lambda: Emu3TextModel(text_config), dtype),
+            tiny_emu3.VOCABULARY["<|visual token 000000|>"],
+            64,
+        )
+        row_end = tiny_emu3.VOCABULARY["<|extra_200|>"]
+    else:
+        names = tiny_lumina_mgpt.vocabulary()
+        config = config_of_transformers(lambda: tiny_lumina_mgpt.transformer(names))
+        decoder, first, codes = (
+            built(lambda: ChameleonModel(ChameleonConfig(**config)), dtype),
+            4,
+            tiny_lumina_mgpt.CODES,
+        )
+        row_end = names["<reserved08799>"]
+    text = decoder.config
+    head = torch.nn.Linear(text.hidden_size, text.vocab_size, bias=False, dtype=dtype)
+    return decoder, lambda tokens: decoder.embed_tokens(tokens + first), code_head(head, first, codes), row_end
+
+
+def config_of_transformers(build):
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.device("cpu"):
+        return build().config.to_dict()
+
+
+def language_model(kind, dtype, guided):
+    decoder, embed, head, row_end = language_parts(kind, dtype)
+    groups = 2 if guided else 1
+    prompts = torch.zeros(groups * BATCH, 5, dtype=torch.long)
+    model = LanguageTokenModel(
+        decoder, embed=embed, head=head, layout=LAYOUT, input_ids=prompts, row_end=row_end, groups=groups
+    )
+    model.codebook = torch.randn(model.vocab_size, 4)
+    return model
+
+
+FAMILIES = {
+    "llamagen-class": lambda *settings: llamagen("class", *settings),
+    "llamagen-text": lambda *settings: llamagen("text", *settings),
+    "var-class": lambda *settings: var("class", *settings),
+    "var-text": lambda *settings: var("text", *settings),
+    "janus": lambda *settings: language_model("janus", *settings),
+    "emu3": lambda *settings: language_model("emu3", *settings),
+    "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
+}
+
+
+def buffers(state):
+    """All tensors that a state holds, by name, and those of its cache."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    cache = {f"cache.{name}": getattr(state.cache, name) for name in ("keys", "values")}
+    found = {}
+    for name, value in (fields | cache).items():
+        if name == "drafted":
+            # One more per scale, until the refiner reads them.
+            continue
+        for i, tensor in enumerate(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)):
+            found[name, i] = tensor
+    return found
+
+
+def run(decoding, model, sampling):
+    """Start and take two steps. A model that hands over to its refiner also hands over its cache."""
+    state = decoding.start(model, sampling, torch.zeros(BATCH, dtype=torch.long))
+    before = buffers(state)
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in before.items()}
+    for _ in range(STEPS):
+        with DeviceOnly():
+            decoding.step(state)
+    after = buffers(state)
+    assert list(after) == list(before)
+    handed_over = state.model is not model
+    moved = [key for key in after if after[key] is not before[key] and not (handed_over and "cache" in key[0])]
+    assert not moved, f"replaced in a step: {moved}"
+    for key, tensor in before.items():
+        assert (tensor.shape, tensor.dtype) == shapes[key], f"{key} changed its shape in a step"
+
+
+def cases():
+    for family in FAMILIES:
+        for name in decoding_names("var" in family):
+            # The drafter is LlamaGen's.
+            if "llamagen" in family or "eagle" not in name:
+                yield family, name
+
+
+@pytest.mark.parametrize(("family", "name"), cases())
+def test_a_step_stays_on_the_device(family, name):
+    run(decoding_from_name(name), FAMILIES[family](torch.float32, True), Sampling(guidance_scale=3.0))
+
+
+def all_settings(model):
+    """A sampling that uses all of its settings. Its own check of `allowed` reads the host, before a run."""
+    sampling = Sampling(**EVERYTHING, guided_tokens=9)
+    object.__setattr__(sampling, "allowed", torch.ones(model.vocab_size, dtype=torch.bool))
+    object.__setattr__(sampling, "forced", torch.full((BATCH, model.num_tokens), -1))
+    return sampling
+
+
+@pytest.mark.parametrize("name", decoding_names())
+def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name):
+    family = "var-class" if name in decoding_names(True) else "llamagen-class"
+    model = FAMILIES[family](torch.bfloat16, False)
+    run(decoding_from_name(name), model, all_settings(model))
+
+
+VARIANTS = [
+    "sjd-coupled:init=left",
+    "sjd-coupled:init=above",
+    "sjd-coupled:relax=1.5",
+    "sjd-coupled:window=auto",
+    "zipar:window=1,adaptive=true",
+    "zipar:window=2",
+    "pjd:context=1,refresh=independent",
+    "eagle:tree=static",
+    "next-scale:more_smooth=true",
+    "code:drafter_scales=1",
+]
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_a_step_of_other_settings(text, monkeypatch):
+    monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
+    name, settings = arimage.decoding.parse_decoding(text)
+    family = "var-class" if name in decoding_names(True) else "llamagen-class"
+    run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
+
+
+def broken(change):
+    """Autoregressive decoding with a defect in its step."""
+    decoding = decoding_from_name("ar")
+    step = type(decoding).step
+
+    class Broken(type(decoding)):
+        def step(self, state):
+            step(self, state)
+            change(state)
+
+    return Broken()
+
+
+def replace_a_buffer(state):
+    state.steps = state.steps + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda state: state.steps.max().item(), DataDependentOutputException),
+        (lambda state: bool(state.finished.all()), DataDependentOutputException),
+        (lambda state: state.finished.nonzero(), torch._subclasses.fake_tensor.DynamicOutputShapeException),
+        (lambda state: state.tokens[:, 0].cpu(), AssertionError),
+        (lambda state: torch.zeros(2, device="cpu"), AssertionError),
+        (lambda state: state.steps.add_(torch.tensor([1, 1], device="cuda")), AssertionError),
+        (lambda state: state.tokens[:, [0, 1]], AssertionError),
+        (replace_a_buffer, AssertionError),
+    ],
+    ids=["item", "bool", "nonzero", "to the CPU", "on the CPU", "from Python", "list as index", "replaced buffer"],
+)
+def test_a_broken_step_is_noticed(change, error):
+    with pytest.raises(error):
+        run(broken(change), FAMILIES["llamagen-class"](torch.float32, True), Sampling())
