@@ -1,10 +1,9 @@
 """Codes that stand already: every decoding draws the others by the model's law given all codes before them."""
 
-import itertools
-
 import pytest
 import torch
-from decoding.test_exactness import assert_follows, draws
+from decoding.pairwise import pairwise
+from decoding.test_exactness import assert_follows, sample_images
 
 from arimage.decoding import (
     DraftTreeDecoding,
@@ -33,29 +32,12 @@ EXACT = {name: decoding for name, decoding in DECODINGS.items() if decoding.exac
 SEEDS = torch.arange(6)
 
 
-def sequential_law(model, sampling, forced):
-    """Probabilities [V ** N] of all images if each free code follows its law given the codes before it."""
-    size, law = model.vocab_size, []
-    for position, table in enumerate(model.tables):
-        laws = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
-        law.append(laws / laws.sum(-1, keepdim=True))
-    joint = []
-    for image in itertools.product(range(size), repeat=len(law)):
-        probability, row = 1.0, 0
-        for position, code in enumerate(image):
-            stands = forced[position] >= 0
-            probability *= float(code == forced[position]) if stands else float(law[position][row, code])
-            row = row * size + code
-        joint.append(probability)
-    return torch.tensor(joint, dtype=torch.float64)
-
-
 def some_forced(model, batch_size, share=0.5, seed=0):
     """Codes [B, N] of which about a `share` is forced, in another place in every image."""
     generator = torch.Generator().manual_seed(seed)
     shape = batch_size, model.num_tokens
-    codes = torch.randint(model.vocab_size, shape, generator=generator)
-    return torch.where(torch.rand(shape, generator=generator) < share, codes, -1)
+    tokens = torch.randint(model.vocab_size, shape, generator=generator)
+    return torch.where(torch.rand(shape, generator=generator) < share, tokens, -1)
 
 
 @pytest.fixture(params=DECODINGS)
@@ -69,26 +51,34 @@ def decoding(request, table_model):
 def test_free_codes_follow_their_law_given_the_codes_before(table_model, name, forced):
     decoding, size = EXACT[name], 20_000
     model, sampling = table_model(**GRID, groups=2), {"guidance_scale": 1.5, "top_p": 0.95}
-    codes = torch.tensor(FORCED[forced])
-    tokens = draws(model, decoding, Sampling(**sampling, forced=codes.expand(size, -1)), size, forced)
-    assert_follows(tokens, sequential_law(model, Sampling(**sampling), codes.tolist()), 3)
+    given = torch.tensor(FORCED[forced])
+    tokens = sample_images(model, decoding, Sampling(**sampling, forced=given.expand(size, -1)), size, forced)
+    assert_follows(tokens, model.joint_given(Sampling(**sampling), given.tolist()), 3)
 
 
-@pytest.mark.parametrize("init", ["uniform", "left", "above"])
-@pytest.mark.parametrize("window", [1, 2, 4])
-@pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
-def test_no_window_changes_the_law(table_model, window, refresh, init):
-    model, size, codes = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
-    decoding = SpeculativeJacobiDecoding(window, refresh, init)
-    tokens = draws(model, decoding, Sampling(forced=codes.expand(size, -1)), size)
-    assert_follows(tokens, sequential_law(model, Sampling(), codes.tolist()), 3)
+@pytest.mark.parametrize(
+    "settings",
+    pairwise(
+        {
+            "window": [1, 2, 4],
+            "refresh": ["independent", "coupled", "gumbel"],
+            "init": ["uniform", "left", "above"],
+        }
+    ),
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_no_window_changes_the_law(table_model, settings):
+    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    decoding = SpeculativeJacobiDecoding(**settings)
+    tokens = sample_images(model, decoding, Sampling(forced=given.expand(size, -1)), size)
+    assert_follows(tokens, model.joint_given(Sampling(), given.tolist()), 3)
 
 
 def test_it_is_not_the_law_given_the_codes_after(table_model):
     # What a code is likely to be, knowing what follows, is another law: the check has to tell.
-    model, size, codes = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
-    tokens = draws(model, DECODINGS["ar"], Sampling(forced=codes.expand(size, -1)), size)
-    fits = (sequential_law(model, Sampling(), codes.tolist()) > 0).double()
+    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    tokens = sample_images(model, DECODINGS["ar"], Sampling(forced=given.expand(size, -1)), size)
+    fits = (model.joint_given(Sampling(), given.tolist()) > 0).double()
     conditioned = model.joint(Sampling()) * fits
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, conditioned / conditioned.sum(), 3)
@@ -128,8 +118,8 @@ def test_an_image_does_not_depend_on_what_is_forced_in_others(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6)
     batch = decode(model, decoding, Sampling(forced=forced), SEEDS).tokens
-    for tokens, codes, seed in zip(batch, forced, SEEDS, strict=True):
-        alone = decode(model, decoding, Sampling(forced=codes[None]), seed[None]).tokens
+    for tokens, given, seed in zip(batch, forced, SEEDS, strict=True):
+        alone = decode(model, decoding, Sampling(forced=given[None]), seed[None]).tokens
         assert torch.equal(tokens, alone[0])
 
 
