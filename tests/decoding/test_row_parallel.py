@@ -6,6 +6,7 @@ import math
 import pytest
 import tiny
 import torch
+from decoding.pairwise import pairwise
 
 import arimage.decoding.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
@@ -123,15 +124,24 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     assert torch.equal(tokens, expected)
 
 
-@pytest.mark.parametrize("refresh", ["coupled", "independent"])
-@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)], ids=["plain", "all"]
+    ("grid", "sampling", "window", "refresh"),
+    [
+        tuple(choice.values())
+        for choice in pairwise(
+            {
+                "grid": [(2, 3), (3, 2), (2, 2, 2)],
+                "sampling": [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)],
+                "window": [1, 3],
+                "refresh": ["coupled", "independent"],
+            }
+        )
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("grid", [(2, 3), (3, 2)], ids=str)
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
     model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
-    tokens = draws(model, ParallelJacobiDecoding(window, grid[1], refresh), sampling, 20_000)
+    tokens = draws(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 20_000)
     assert chance(tokens, model.joint(sampling), 2) > 1e-4
 
 
@@ -233,11 +243,11 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
     size, columns, decided = math.prod(grid), grid[1], []
     decode(model, decoding, Sampling(), SEEDS, on_step=lambda state, step: decided.append(state.decided.clone()))
     for before, asked in zip(decided, record, strict=False):
-        lanes = asked["positions"].shape[1]
+        queries = asked["positions"].shape[1]
         for image in range(len(SEEDS)):
             stand_ins = 0
             fed = []
-            for query in range(lanes):
+            for query in range(queries):
                 at, slot = int(asked["positions"][image, query]), int(asked["slots"][image, query])
                 if at < 0:
                     continue
@@ -292,7 +302,7 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
     transformer = tiny.transformer("class")
     model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
 
-    def poison(state):
+    def poison(state, step):
         cache = state.cache
         undecided = torch.nn.functional.pad(~state.decided, (cache.prefix, cache.slots + 1 - 16), value=True)
         undecided[:, : cache.prefix] = False
@@ -323,10 +333,10 @@ def test_rows_begin_a_window_apart(grid, window):
 class Mesh:
     """A `TokenModel` of any size whose codes depend on those to the left and above, which must be visible."""
 
-    device, codebook, vocab_size = torch.device("cpu"), None, 16
+    device, codebook, drafter, vocab_size = torch.device("cpu"), None, None, 16
 
     def __init__(self, grid, sharpness=1.5):
-        self.layout, self.num_tokens = Layout(grid), math.prod(grid)
+        self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self
         tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
         self.left, self.above = sharpness * tables
 
@@ -365,7 +375,7 @@ def test_parallel_jacobi_saves_most_passes_where_codes_depend_on_their_neighbour
 def test_every_pass_decides_codes_and_decided_codes_stay(table_model, grid, decoding):
     model, seen = table_model(grid=grid, vocab_size=3, truncated=True), []
 
-    def watch(state):
+    def watch(state, step):
         counts = state.decided.unflatten(1, grid)
         # A row is decided from left to right and never overtakes the one above.
         assert (counts.long().diff(dim=2) <= 0).all() and (counts.sum(2).diff(dim=1) <= 0).all()
@@ -374,7 +384,7 @@ def test_every_pass_decides_codes_and_decided_codes_stay(table_model, grid, deco
             decided, tokens = seen[-1]
             assert state.decided[decided].all() and torch.equal(state.tokens[decided], tokens[decided])
             gained = state.decided.sum(1) - decided.sum(1)
-            assert torch.equal(gained, state.accepted[-1]) and ((gained > 0) | decided.all(1)).all()
+            assert torch.equal(gained, state.accepted_per_step()[-1]) and ((gained > 0) | decided.all(1)).all()
         seen.append((state.decided.clone(), state.tokens.clone()))
 
     state = decode(model, decoding, Sampling(), SEEDS, on_step=watch)
@@ -387,8 +397,7 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model = table_model(grid=(3, 3), vocab_size=2, groups=2, truncated=True)
     sampling = Sampling(guidance_scale=1.5, top_p=0.95)
     together = decode(model, decoding, sampling, SEEDS)
-    passes = (torch.stack(together.accepted) > 0).sum(0)
-    for seed, tokens, count in zip(SEEDS, together.tokens, passes, strict=True):
+    for seed, tokens, count in zip(SEEDS, together.tokens, together.steps, strict=True):
         alone = decode(model, decoding, sampling, seed[None])
         assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
 
@@ -403,17 +412,29 @@ def test_padding_has_no_say(table_model, decoding):
 
 
 @pytest.mark.parametrize(
-    ("decoding", "settings", "message"),
+    ("decoding", "setting", "value"),
     [
-        (ZipARDecoding, {"window": 0}, "window is 0: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"window": 1.5}, "window is 1.5: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"context": 0}, "context is 0: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"refresh": "gumbel"}, "refresh is 'gumbel': choose among independent, coupled"),
+        (ZipARDecoding, "window", 0),
+        (ZipARDecoding, "adaptive", "x"),
+        (ParallelJacobiDecoding, "window", 1.5),
+        (ParallelJacobiDecoding, "context", 0),
+        (ParallelJacobiDecoding, "refresh", "gumbel"),
     ],
 )
-def test_wrong_settings_are_refused(decoding, settings, message):
-    with pytest.raises(ValueError, match=message):
-        decoding(**settings)
+def test_wrong_settings_are_refused(decoding, setting, value):
+    with pytest.raises(ValueError, match=setting):
+        decoding(**{setting: value})
+
+
+@pytest.mark.parametrize(("columns", "context"), [(8, 8), (12, 12), (24, 12), (48, 16)])
+def test_a_row_waits_for_a_third_of_the_row_above_by_default(columns, context):
+    model = Mesh((3, columns))
+    for default, explicit in (
+        (ZipARDecoding(), ZipARDecoding(context)),
+        (ParallelJacobiDecoding(), ParallelJacobiDecoding(context=context)),
+    ):
+        states = [decode(model, decoding, Sampling(), SEEDS[:2]) for decoding in (default, explicit)]
+        assert torch.equal(states[0].tokens, states[1].tokens) and torch.equal(states[0].steps, states[1].steps)
 
 
 def test_neither_claims_to_be_exact():
