@@ -4,8 +4,7 @@ import pytest
 import torch
 from decoding.test_exactness import assert_follows
 
-from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
-from arimage.decoding import loop
+from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name, loop
 from arimage.decoding.adaptive_window import SIZES, AdaptiveWindow, step_seconds
 from arimage.decoding.loop import INTERVAL
 from arimage.decoding.window import resize_window

@@ -33,7 +33,7 @@ def test_each_map_follows_the_law_of_the_model_that_drew_it(drafter_scales, samp
     both = ScaleTable(SCALES, SIZE, model.groups)
     both.tables = model.tables[:drafter_scales] + refiner.tables[drafter_scales:]
     assert_follows(tokens, both.joint(law), SIZE)
-    with pytest.raises(AssertionError, match="chi-square|total variation|cannot be"):
+    with pytest.raises(AssertionError, match="chi-square|total variation|impossible"):
         assert_follows(tokens, model.joint(law), SIZE)
 
 
@@ -65,11 +65,11 @@ def test_forced_codes_stand():
 
 
 def test_a_model_without_refiner_and_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="needs a second, smaller model: give the pipeline a refiner"):
-        CollaborativeDecoding(1).start(ScaleTable(), Sampling(), SEEDS)
-    with pytest.raises(ValueError, match="drafter_scales is 3: give at most 2 of this model's 3 scales"):
-        CollaborativeDecoding(3).start(pair()[0], Sampling(), SEEDS)
-    with pytest.raises(ValueError, match="drafter_scales is 0: give a whole number of at least 1"):
+    with pytest.raises(ValueError, match="refiner"):
+        decode(ScaleTable(), CollaborativeDecoding(1), Sampling(), SEEDS)
+    with pytest.raises(ValueError, match="drafter_scales is 3.* 2"):
+        decode(pair()[0], CollaborativeDecoding(3), Sampling(), SEEDS)
+    with pytest.raises(ValueError, match="drafter_scales"):
         CollaborativeDecoding(0)
 
 
@@ -128,9 +128,9 @@ def test_the_cache_of_the_model_is_freed_before_the_refiner_allocates_its_own(bo
     freed = []
     prefill = bound.refiner.prefill
     bound.refiner.prefill = lambda *inputs: freed.append(keys() is None) or prefill(*inputs)
-    state = decoding.step(state)
+    decoding.step(state)
     assert keys() is not None and freed == []
-    state = decoding.step(state)
+    decoding.step(state)
     assert freed == [True] and state.model is bound.refiner and state.drafted == []
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from arimage.decoding import Sampling
 
 
+NAN, INF = float("nan"), float("inf")
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = [
     f"filter_probs_t{t}_k{k}_p{p}" for t, k, p in [(0.7, 10, 1), (1.3, 20, 0.9), (1, 0, 0.8), (1, 0, 1), (1, 1, 1)]
@@ -136,18 +137,40 @@ def test_laws_sum_to_one(top_k, top_p):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "values"),
     [
-        ({"temperature": 0}, "temperature is 0: .*top_k=1"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0}, "top_p is 0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"top_p": float("nan")}, "top_p is nan"),
+        ("guidance_scale", [NAN, INF, -INF, -1, True, None, "3", torch.tensor(3.0), torch.tensor([1.0, 2.0])]),
+        ("temperature", [0, -1.0, 1e-40, NAN, INF, True, "1"]),
+        ("top_k", [-1, 5.0, NAN, INF, True, "5"]),
+        ("top_p", [0, -0.5, 1.5, NAN, True]),
+        ("guided_tokens", [-1, 2.0, True]),
+        ("allowed", [torch.zeros(4, dtype=torch.bool), torch.tensor([0, 1, 1])]),
     ],
-    ids=lambda value: "-".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_numbers_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**settings)
+def test_settings_out_of_range_are_refused(setting, values):
+    for value in values:
+        with pytest.raises(ValueError, match=setting):
+            Sampling(**{setting: value})
+
+
+def test_the_ends_of_the_ranges_are_taken():
+    Sampling(
+        guidance_scale=0, temperature=1e-4, top_k=0, top_p=1, guided_tokens=0, allowed=torch.tensor([False, True])
+    )
+
+
+BROKEN = {
+    "NaN": lambda logits: logits.index_fill(-1, torch.tensor([3]), NAN),
+    "+inf": lambda logits: logits.index_fill(-1, torch.tensor([3]), INF),
+    "all -inf": lambda logits: torch.full_like(logits, -INF),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_logits_that_are_not_finite_give_no_distribution(broken, settings, groups):
+    logits = random_logits(groups, 3, 1, 8)
+    logits[:, 1] = BROKEN[broken](logits[:, 1])
+    actual = Sampling(guidance_scale=2.0, **settings).probabilities(logits, torch.zeros(3, 1, dtype=torch.long))
+    assert actual[1].isnan().all() and not actual[::2].isnan().any()

@@ -153,7 +153,9 @@ def test_pairwise_meets_every_pair_with_few_choices():
     for (first, xs), (second, ys) in itertools.combinations(settings.items(), 2):
         assert {(choice[first], choice[second]) for choice in chosen} == set(itertools.product(xs, ys))
     assert len(chosen) <= 12
-    assert all(choice["a"] < 3 or choice["d"] == 1 for choice in pairwise(settings, lambda c: c["a"] < 3 or c["d"] == 1))
+    assert all(
+        choice["a"] < 3 or choice["d"] == 1 for choice in pairwise(settings, lambda c: c["a"] < 3 or c["d"] == 1)
+    )
     assert pairwise({}) == [{}] and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
@@ -222,8 +224,14 @@ BROKEN = {
     "survivors stay without a residual": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > u)}),
     "every survivor stays": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio >= 0)}),
     "steps share their noise": (COUPLED, {"uniforms": same_noise_at_every_step}),
-    "stale probabilities, coupled": ({**COUPLED, "method": StaleProbabilities}, {"slide_window": slide_stale_probabilities}),
-    "stale probabilities, independent": ({**INDEPENDENT, "method": StaleProbabilities}, {"slide_window": slide_stale_probabilities}),
+    "stale probabilities, coupled": (
+        {**COUPLED, "method": StaleProbabilities},
+        {"slide_window": slide_stale_probabilities},
+    ),
+    "stale probabilities, independent": (
+        {**INDEPENDENT, "method": StaleProbabilities},
+        {"slide_window": slide_stale_probabilities},
+    ),
     "siblings follow another distribution": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
         {"sample_siblings": siblings_of_another_distribution},

@@ -183,9 +183,7 @@ def test_every_pass_is_reported_and_decided_codes_stay(table_model, preset):
 def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):
     model = table_model(grid=(2, 4), vocab_size=3)
     sampling = Sampling()
-    state = decode(
-        model, decoding_from_name(preset), sampling, SEEDS, on_step=lambda state, step: step == stop_at
-    )
+    state = decode(model, decoding_from_name(preset), sampling, SEEDS, on_step=lambda state, step: step == stop_at)
     assert state.forward_passes == model.forward_passes == stop_at
     whole = decode(model, decoding_from_name(preset), sampling, SEEDS)
     assert torch.equal(state.tokens[state.decided], whole.tokens[state.decided])
