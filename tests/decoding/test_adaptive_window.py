@@ -11,7 +11,7 @@ from arimage.decoding.window import resize_window
 
 
 def decode_with(seconds, kept, num_tokens=2048):
-    """The windows and the seconds of an image whose drafts are kept with probability `kept` each, beside another that is done."""
+    """The windows and the seconds of an image whose drafts are accepted with probability `kept` each, in a batch with one that is done."""
     adaptive, generator = AdaptiveWindow(seconds, num_tokens), torch.Generator().manual_seed(0)
     decided, running = torch.tensor([1, num_tokens]), torch.tensor([True, False])
     windows, spent = [], 0.0
@@ -31,7 +31,7 @@ def test_a_longer_window_is_taken_where_it_costs_nothing():
     assert windows[-1] == 128
 
 
-def test_one_code_a_pass_where_every_draft_costs_as_much_as_a_pass():
+def test_one_token_per_step_where_every_draft_costs_as_much_as_a_step():
     windows, _ = decode_with({size: float(size) for size in SIZES}, 0.6)
     assert set(windows) == {1}
 
@@ -50,7 +50,7 @@ def test_trying_costs_a_twentieth_at_most(fixed, num_tokens):
     assert spent <= 1.05 * num_tokens * seconds[1]
 
 
-def test_passes_are_timed_once_for_a_network_and_batch_size(table_model):
+def test_steps_are_timed_once_for_a_network_and_batch_size(table_model):
     model, made = table_model(grid=(2, 5), vocab_size=2), []
 
     def run(size):
@@ -65,7 +65,7 @@ def test_passes_are_timed_once_for_a_network_and_batch_size(table_model):
 
 
 @pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
-def test_whatever_window_is_picked_images_follow_the_joint_law(table_model, monkeypatch, refresh):
+def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh):
     # The two windows in turn, at every step.
     monkeypatch.setattr(loop, "INTERVAL", 1)
     monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})

@@ -1,6 +1,6 @@
-"""Trees of drafts: what is verified, that the drafter has no say in what is drawn, and how many passes a good one saves.
+"""Trees of drafts: what is verified, that the drafter does not change what is sampled, and how many steps a good one saves.
 
-That images follow the joint law at every setting is a row of test_exactness.py.
+That images follow the joint distribution at every setting is a row of test_exactness.py.
 """
 
 import itertools
@@ -72,11 +72,11 @@ def test_a_small_tree_is_verified_whole():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):
-    law = SAMPLINGS[sampling]
-    model = table_model(groups=1 if law.guidance_scale == 1 else 2)
+    sampling = SAMPLINGS[sampling]
+    model = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
     seeds = torch.arange(300)
-    state = decode(model, decoding_of("dynamic", shape), law, seeds)
-    assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), law, seeds).tokens)
+    state = decode(model, decoding_of("dynamic", shape), sampling, seeds)
+    assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, seeds).tokens)
 
 
 @TREES
@@ -95,14 +95,14 @@ def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_greedy_decoding_is_that_of_one_code_a_pass(table_model, tree, shape, groups):
+def test_greedy_decoding_is_that_of_one_token_per_step(table_model, tree, shape, groups):
     model, sampling = table_model(**GRID, groups=groups), Sampling(top_k=1, guidance_scale=float(groups))
     state = decode(model, decoding_of(tree, shape), sampling, SEEDS)
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, SEEDS).tokens)
 
 
 def prophet(model):
-    """A drafter whose laws are those of `model`."""
+    """A drafter whose distributions are those of `model`."""
     drafter = model.drafter
     drafter.table = model
     return drafter
@@ -110,19 +110,21 @@ def prophet(model):
 
 @TREES
 @pytest.mark.parametrize(("depth", "sampling"), list(itertools.product([1, 2, 9], ["plain", "top-k"])))
-def test_a_drafter_that_is_always_right_decides_a_whole_branch_and_one_code_a_pass(table_model, tree, depth, sampling):
-    # Where drafts are not drawn the model would have to be certain.
-    law = Sampling(top_k=1) if tree == "dynamic" else SAMPLINGS[sampling]
+def test_a_drafter_that_is_always_right_decides_a_whole_branch_and_one_token_per_step(
+    table_model, tree, depth, sampling
+):
+    # Where drafts are not sampled the model would have to be certain.
+    sampling = Sampling(top_k=1) if tree == "dynamic" else SAMPLINGS[sampling]
     decoding = DraftTreeDecoding(prophet(table_model(**GRID)), tree, depth, width=2, nodes=2 * depth)
-    state = decode(table_model(**GRID), decoding, law, SEEDS)
+    state = decode(table_model(**GRID), decoding, sampling, SEEDS)
     assert set(steps(state)) == {1 + math.ceil(7 / (depth + 1))}
 
 
 def test_wider_and_deeper_trees_take_fewer_steps(table_model):
-    model, law, seeds = table_model(), Sampling(), torch.arange(2000)
+    model, sampling, seeds = table_model(), Sampling(), torch.arange(2000)
     for tree in ("dynamic", "static"):
         shapes = [(1, 1, 1), (1, 3, 3), (3, 3, 21)]
-        counts = [sum(steps(decode(model, decoding_of(tree, shape), law, seeds))) for shape in shapes]
+        counts = [sum(steps(decode(model, decoding_of(tree, shape), sampling, seeds))) for shape in shapes]
         assert counts[0] > counts[1] > counts[2]
 
 
@@ -131,30 +133,30 @@ def test_wider_and_deeper_trees_take_fewer_steps(table_model):
 
 @TREES
 @pytest.mark.parametrize("relative", [False, True])
-def test_neighbours_that_do_not_count_leave_the_law_alone(table_model, tree, relative):
+def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
     decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
     assert decoding.exact
-    model, law = table_model(groups=2), Sampling(guidance_scale=2.5)
-    assert_follows(sample_images(model, decoding, law, 20_000), model.joint(law), 3)
+    model, sampling = table_model(groups=2), Sampling(guidance_scale=2.5)
+    assert_follows(sample_images(model, decoding, sampling, 20_000), model.joint(sampling), 3)
 
 
 @TREES
-def test_neighbours_that_count_save_passes_and_bend_the_law(table_model, tree):
+def test_neighbours_that_count_save_steps_and_bend_the_distribution(table_model, tree):
     shape = (3, 1, 3)
     decoding = decoding_of(tree, shape, acceptance=NeighbourAcceptance(1000, delta=0.6))
     assert not decoding.exact
-    model, law = table_model(), SAMPLINGS["allowed"]
+    model, sampling = table_model(), SAMPLINGS["allowed"]
     seeds = torch.arange(10_000)
-    state, strict = (decode(model, d, law, seeds) for d in (decoding, decoding_of(tree, shape)))
+    state, strict = (decode(model, d, sampling, seeds) for d in (decoding, decoding_of(tree, shape)))
     assert sum(steps(state)) < sum(steps(strict))
     with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(state.tokens, model.joint(law), 3)
-    # What the law excludes is excluded still.
+        assert_follows(state.tokens, model.joint(sampling), 3)
+    # What the distribution excludes is excluded still.
     counts = torch.bincount((state.tokens * torch.tensor([27, 9, 3, 1])).sum(1), minlength=81)
-    assert (counts[model.joint(law) == 0] == 0).all()
+    assert (counts[model.joint(sampling) == 0] == 0).all()
 
 
-# What is wrong in published code, and would be here: the check of the joint law has to tell.
+# What is wrong in published code, and would be here: the check of the joint distribution must reject it.
 
 
 def siblings_of_another_distribution(q, noise):
@@ -189,7 +191,7 @@ FLAWS = {
         {"couple_siblings": sample_again_from_the_target},
     ),
     "every sibling is tried against the target": (DraftTreeDecoding, {"couple_siblings": try_all_against_the_target}),
-    "drafts have a say in which are verified": (ChosenByProbability, {}),
+    "drafts change which are verified": (ChosenByProbability, {}),
 }
 
 
@@ -198,10 +200,10 @@ def test_the_check_rejects_a_tree_in_which(flaw, table_model, monkeypatch):
     method, patches = FLAWS[flaw]
     for attribute, value in patches.items():
         monkeypatch.setattr(draft_tree, attribute, value)
-    model, law = table_model(), Sampling()
-    tokens = sample_images(model, method(tree="static", depth=2, width=2, nodes=3), law, 50_000)
+    model, sampling = table_model(), Sampling()
+    tokens = sample_images(model, method(tree="static", depth=2, width=2, nodes=3), sampling, 50_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(tokens, model.joint(law), 3)
+        assert_follows(tokens, model.joint(sampling), 3)
 
 
 # Settings

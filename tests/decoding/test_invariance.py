@@ -84,7 +84,7 @@ def test_equal_seeds_give_equal_images_and_others_do_not(table_model, decoding):
         assert len(tokens.unique(dim=0)) == 10
 
 
-def test_padding_and_what_was_never_written_have_no_say(table_model, decoding):
+def test_padding_and_what_was_never_written_have_no_effect(table_model, decoding):
     # The model refuses to read a slot before it is written; here the logits of padding are NaN or zero.
     tokens = [
         decode(table_model(**GRID, padding=padding), decoding, Sampling(), SEEDS[:7]).tokens
@@ -106,7 +106,7 @@ def greedy(model, guidance_scale=1.0):
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_greedy_codes_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
+def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
         model = table_model(**GRID, groups=2, seed=seed)
         sampling = Sampling(guidance_scale=3.0, top_k=1)
@@ -116,7 +116,7 @@ def test_greedy_codes_are_those_of_the_greatest_logits(table_model, decoding, ba
         assert state.forward_passes <= model.num_tokens
 
 
-def test_autoregressive_greedy_codes_are_those_of_the_greatest_logits(table_model):
+def test_autoregressive_greedy_tokens_are_those_of_the_greatest_logits(table_model):
     for seed in (1, 2):
         model = table_model(**GRID, groups=2, seed=seed)
         state = decode(model, AutoregressiveDecoding(), Sampling(guidance_scale=3.0, top_k=1), SEEDS)

@@ -1,4 +1,4 @@
-"""Relaxed verification: nothing changes at the neutral settings, and elsewhere the law is the one that is claimed."""
+"""Relaxed verification: nothing changes at the neutral settings, and elsewhere the distribution is the one that is claimed."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_the_presets_of_relaxed_methods_are_not_exact(preset):
     assert decoding_from_name(preset, acceptance=ExactAcceptance(), reuse=None).exact
 
 
-# The law of one code, from the definitions and one code at a time.
+# The distribution of one token, from the definitions and one token at a time.
 
 
 def keep_rate(acceptance, x, p, q, codebook):
@@ -99,23 +99,23 @@ def keep_rate(acceptance, x, p, q, codebook):
     exact = p[x] / q[x] if q[x] > 0 else math.inf
     distances = (codebook - codebook[x]).norm(dim=-1).tolist()
     if isinstance(acceptance, GroupAcceptance):
-        ranking = sorted((code for code in range(len(p)) if p[code] > 0), key=lambda code: p[code])
+        ranking = sorted((token for token in range(len(p)) if p[token] > 0), key=lambda token: p[token])
         rank, side = ranking.index(x), acceptance.size // 2
         group = [
-            code
-            for code in ranking[max(0, rank - side) : rank + side + 1]
-            if code == x
-            or (abs(p[code] - p[x]) < acceptance.max_probability_gap and distances[code] < acceptance.max_distance)
+            token
+            for token in ranking[max(0, rank - side) : rank + side + 1]
+            if token == x
+            or (abs(p[token] - p[x]) < acceptance.max_probability_gap and distances[token] < acceptance.max_distance)
         ]
-        q_group = sum(q[code] for code in group)
-        return max(exact, sum(p[code] for code in group) / q_group if q_group > 0 else math.inf)
+        q_group = sum(q[token] for token in group)
+        return max(exact, sum(p[token] for token in group) / q_group if q_group > 0 else math.inf)
     if isinstance(acceptance, NeighbourAcceptance):
         bound = acceptance.delta * (p[x] if acceptance.relative else 1.0)
         mass = 0.0
-        for code in sorted(set(range(len(p))) - {x}, key=lambda code: distances[code])[: acceptance.neighbours]:
-            if mass + p[code] > bound:
+        for token in sorted(set(range(len(p))) - {x}, key=lambda token: distances[token])[: acceptance.neighbours]:
+            if mass + p[token] > bound:
                 break
-            mass += p[code]
+            mass += p[token]
         return (p[x] + mass) / q[x] if q[x] > 0 else math.inf
     return exact
 
@@ -126,7 +126,7 @@ def keep_rates(acceptance, relax, p, q, codebook):
 
 
 def relaxed_distribution(rates, p, q, residual=None):
-    """The law of a code drafted from q, kept at `rates`, else drawn from a residual law, by default norm(max(p - q, 0))."""
+    """The distribution of a token drafted from q, kept at `rates`, else sampled from a residual distribution, by default norm(max(p - q, 0))."""
     if residual is None:
         residual = (p - q).clamp(min=0)
         residual = (residual if residual.sum() > 0 else p) / residual.sum().clamp(min=1e-30)
@@ -134,11 +134,11 @@ def relaxed_distribution(rates, p, q, residual=None):
 
 
 def random_case(seed, size=9):
-    """Laws p and q, some codes excluded, and a codebook; distances differ."""
+    """Distributions p and q, some tokens excluded, and a codebook; distances differ."""
     generator = torch.Generator().manual_seed(seed)
-    laws = torch.empty(2, size, dtype=torch.float64).exponential_(generator=generator) ** 1.5
-    laws[torch.rand(2, size, generator=generator) < 0.2] = 0
-    return *(laws / laws.sum(-1, keepdim=True)), torch.randn(size, 2, generator=generator)
+    distributions = torch.empty(2, size, dtype=torch.float64).exponential_(generator=generator) ** 1.5
+    distributions[torch.rand(2, size, generator=generator) < 0.2] = 0
+    return *(distributions / distributions.sum(-1, keepdim=True)), torch.randn(size, 2, generator=generator)
 
 
 class Codebook:
@@ -169,15 +169,15 @@ def test_a_draft_is_kept_as_often_as_defined(acceptance, relax, seed):
     p, q, codebook = random_case(seed)
     steps, size = 4000, len(p)
     uniform = ((torch.arange(steps) + 0.5) / steps)[:, None].expand(-1, size)
-    laws = (law.float().expand(steps, size, -1) for law in (p, q))
-    kept = acceptance.bind(Codebook(codebook))(*laws, torch.arange(size).expand(steps, -1), uniform / relax)
+    distributions = (distribution.float().expand(steps, size, -1) for distribution in (p, q))
+    kept = acceptance.bind(Codebook(codebook))(*distributions, torch.arange(size).expand(steps, -1), uniform / relax)
     torch.testing.assert_close(
         kept.double().mean(0), keep_rates(acceptance, relax, p, q, codebook), atol=1.01 / steps, rtol=0
     )
 
 
 def bound(acceptance, relax, p, q):
-    """The total variation that the docstrings promise not to exceed at one code."""
+    """The total variation that the docstrings promise not to exceed at one token."""
     distance = (p - q).abs().sum() / 2
     if isinstance(acceptance, ExactAcceptance):
         return min(distance, 1 - 1 / relax)
@@ -189,7 +189,7 @@ def bound(acceptance, relax, p, q):
 
 
 @pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
-def test_the_law_of_a_code_is_as_far_off_as_claimed_and_no_other_residual_is_nearer(acceptance, relax):
+def test_the_distribution_of_a_token_is_as_far_off_as_claimed_and_no_other_residual_is_nearer(acceptance, relax):
     generator = torch.Generator().manual_seed(0)
     for seed in range(20):
         p, q, codebook = random_case(seed)
@@ -205,7 +205,7 @@ def test_the_law_of_a_code_is_as_far_off_as_claimed_and_no_other_residual_is_nea
             assert (other - p).abs().sum() / 2 > distance - 1e-12
 
 
-# The law of an image.
+# The distribution of an image.
 
 
 def joint_of(tokens, vocab_size):
@@ -214,7 +214,7 @@ def joint_of(tokens, vocab_size):
 
 
 def distance_and_limit(tokens, joint, vocab_size):
-    """Total variation from `joint`, and what as many draws from it exceed one time in 10,000 (McDiarmid)."""
+    """Total variation from `joint`, and what as many samples from it exceed one time in 10,000 (McDiarmid)."""
     distance = (joint_of(tokens, vocab_size) - joint).abs().sum() / 2
     floor = (2 * joint * (1 - joint) / (math.pi * len(tokens))).sqrt().sum() / 2
     return float(distance), float(floor + math.sqrt(math.log(1e4) / (2 * len(tokens))))
@@ -301,12 +301,12 @@ def promised(decoding, num_tokens, vocab_size):
     if decoding.reuse is not None or isinstance(acceptance, GroupAcceptance):
         return 1.0
     if isinstance(acceptance, ExactAcceptance):
-        code = 1 - 1 / decoding.relax
+        token = 1 - 1 / decoding.relax
     elif acceptance.relative:
-        code = 1 - 1 / (decoding.relax * (1 + acceptance.delta))
+        token = 1 - 1 / (decoding.relax * (1 + acceptance.delta))
     else:
-        code = (vocab_size - 1) * acceptance.delta
-    return 1 - (1 - code) ** (num_tokens - 1)
+        token = (vocab_size - 1) * acceptance.delta
+    return 1 - (1 - token) ** (num_tokens - 1)
 
 
 @pytest.mark.parametrize("strong", STRONG)
@@ -322,7 +322,7 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
 
 @pytest.mark.parametrize("sampling", ["everything", "allowed"])
 @pytest.mark.parametrize("strong", STRONG)
-def test_codes_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
+def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
     sampling, model = SAMPLINGS[sampling], table_model(groups=2)
     for window in (1, 3):
         tokens = decode(model, jacobi(window, init="left", **STRONG[strong]), sampling, torch.arange(2000)).tokens
@@ -330,7 +330,7 @@ def test_codes_that_the_sampling_excludes_are_never_decided(table_model, strong,
 
 
 @pytest.mark.parametrize("strong", STRONG)
-def test_greedy_codes_stay_those_of_the_greatest_logits(table_model, strong):
+def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
     model, sampling, seeds = table_model(grid=(2, 4), vocab_size=3), Sampling(top_k=1), torch.arange(50)
     expected = decode(model, decoding_from_name("ar"), sampling, seeds).tokens
     assert torch.equal(decode(model, jacobi(4, **STRONG[strong]), sampling, seeds).tokens, expected)
@@ -356,7 +356,7 @@ KNOBS = {
 
 
 @pytest.mark.parametrize("knob", KNOBS)
-def test_the_stronger_the_knob_the_fewer_the_passes(table_model, knob):
+def test_the_stronger_the_knob_the_fewer_the_steps(table_model, knob):
     model, passes = table_model(grid=(2, 4)), []
     for settings in KNOBS[knob]:
         state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(4000))

@@ -147,7 +147,7 @@ def test_wrong_settings_are_refused(preset, settings, named):
 
 
 @FOR_TOKENS
-def test_a_decoding_that_ends_has_decided_every_code_once(table_model, preset):
+def test_a_decoding_that_ends_has_decided_every_token_once(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=2)
     state = decode(model, decoding_from_name(preset), Sampling(), SEEDS)
     assert state.tokens.shape == state.decided.shape == (5, 8)
@@ -158,7 +158,7 @@ def test_a_decoding_that_ends_has_decided_every_code_once(table_model, preset):
 
 
 @FOR_TOKENS
-def test_every_pass_is_reported_and_decided_codes_stay(table_model, preset):
+def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=3)
     seen = []
 

@@ -86,7 +86,7 @@ def test_triton_keeps_all_ties_of_top_k(on_triton, top_k):
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(1e-6, 1), (0.2, 13), (0.25, 17), (0.5, 33), (0.99, 64)])
-def test_triton_keeps_of_equally_probable_codes_those_first_in_order(on_triton, top_p, kept):
+def test_triton_keeps_of_equally_probable_tokens_those_first_in_order(on_triton, top_p, kept):
     # 64 probabilities of 2 ** -6: the sums are exact, so a bound may be reached exactly.
     logits = torch.full((1, 1, 1, 100), -torch.inf)
     logits[..., 20:84] = 5.0
