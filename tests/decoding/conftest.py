@@ -154,7 +154,7 @@ class TableDrafter:
 
 
 def some_order(name, shape, batch_size):
-    """An order [B, N]: "raster", "random", another for each image, or "spread-out", far places first; None for "none"."""
+    """An order [B, N]: "raster", "random", another for each image, or or "spread-out", every third place first; None for "none"."""
     size = math.prod(shape)
     if name == "none":
         return None
