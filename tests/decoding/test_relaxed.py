@@ -126,7 +126,8 @@ def keep_rates(acceptance, relax, p, q, codebook):
 
 
 def relaxed_distribution(rates, p, q, residual=None):
-    """The distribution of a token drafted from q, kept at `rates`, else sampled from a residual distribution, by default norm(max(p - q, 0))."""
+    """The distribution of a token drafted from q, kept at `rates`, else sampled from a residual distribution, by default
+    norm(max(p - q, 0))."""
     if residual is None:
         residual = (p - q).clamp(min=0)
         residual = (residual if residual.sum() > 0 else p) / residual.sum().clamp(min=1e-30)
