@@ -154,7 +154,8 @@ class TableDrafter:
 
 
 def some_order(name, shape, batch_size):
-    """An order [B, N]: "raster", "random", another for each image, or "spread-out", far places first; None for "none"."""
+    """An order [B, N]: "raster", "random" (another for each image) or "spread-out" (every third place first); "none" is
+    None."""
     size = math.prod(shape)
     if name == "none":
         return None
@@ -162,7 +163,6 @@ def some_order(name, shape, batch_size):
         return torch.rand(batch_size, size, generator=torch.Generator().manual_seed(3)).argsort(dim=1)
     order = torch.arange(size)
     if name == "spread-out":
-        # Every third place, then those next to them, then the rest.
         order = torch.cat([order[first::3] for first in range(3)])
     return order.expand(batch_size, -1)
 

@@ -1,4 +1,4 @@
-"""Collaborative decoding: the first maps follow the model's distribution, the others the refiner's, in one forward pass per map."""
+"""Collaborative decoding: the first maps follow the model's distribution, the others the refiner's, one forward pass each."""
 
 import weakref
 from dataclasses import replace

@@ -38,12 +38,12 @@ def output_distribution(p, q, steps=2000):
         arguments = p.expand(steps, -1), q.expand(steps, -1), x.expand(steps)
         y, kept = couple(*arguments, first)
         assert (y[kept] == x).all()
-        keeps = kept.double().mean()
-        distribution[x] += q[x].double() * keeps
-        kept_mass += float(q[x].double() * keeps)
+        rate = kept.double().mean()
+        distribution[x] += q[x].double() * rate
+        kept_mass += float(q[x].double() * rate)
         y, kept = couple(*arguments, second)
         if not kept.all():
-            distribution += q[x].double() * (1 - keeps) * torch.bincount(y, minlength=size).double() / steps
+            distribution += q[x].double() * (1 - rate) * torch.bincount(y, minlength=size).double() / steps
     return distribution, kept_mass
 
 

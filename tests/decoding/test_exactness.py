@@ -42,7 +42,7 @@ ROWS = [
     (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": INITS}),
     (
         DraftTreeDecoding,
-        {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 2, 3], "nodes": [4, 8]},
+        {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 3], "nodes": [4, 8]},
     ),
     (LazyJacobiDecoding, {"window": [4], "chain": [1, 2], "tokens": [2, 3], "init": INITS}),
 ]

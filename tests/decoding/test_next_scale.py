@@ -1,5 +1,5 @@
-"""Next-scale decoding samples images from the model's joint distribution: on a model of tables small enough to enumerate, and on a VAR
-of random weights."""
+"""Next-scale decoding samples images from the model's joint distribution: on a model of tables small enough to enumerate, and
+on a VAR of random weights."""
 
 import math
 from dataclasses import replace
@@ -33,8 +33,8 @@ class FedCache:
 
 
 class ScaleTable:
-    """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of a map, given all
-    maps before it. Its latents are the number of the tokens so far among all such tokens."""
+    """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of a map,
+    given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
     device = torch.device("cpu")
     refiner = None

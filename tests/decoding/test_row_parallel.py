@@ -163,7 +163,7 @@ def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid,
     groups = 1 if sampling.guidance_scale == 1 else 2
     model = table_model(grid=grid, vocab_size=2, groups=groups, truncated=True)
     joint = truncated_joint(model, sampling, window)
-    # One draft a row keeps the rows in step.
+    # One draft per row keeps the rows in step.
     for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
         tokens = sample_images(model, decoding, sampling, 20_000)
         assert chance(tokens, joint, 2) > 1e-4

@@ -53,8 +53,8 @@ def share_below(condition, shape):
 
 
 def output_distribution(p, q, count, verify=couple_siblings, drafts_from=None, chosen=None):
-    """The distribution [V] of y if `count` drafts are sampled from `drafts_from` (by default `q`) without replacement, or are the
-    `chosen` ones."""
+    """The distribution [V] of y if `count` drafts are sampled from `drafts_from` (by default `q`) without replacement, or are
+    the `chosen` ones."""
     x, chance = without_replacement(q if drafts_from is None else drafts_from, count)
     if chosen is not None:
         x, chance = torch.tensor([chosen]), torch.ones(1, dtype=torch.float64)
@@ -63,12 +63,12 @@ def output_distribution(p, q, count, verify=couple_siblings, drafts_from=None, c
     distribution = torch.zeros(size, dtype=torch.float64)
     for k in range(count):
 
-        def keeps(uniform, k=k):
+        def accepts(uniform, k=k):
             noise = torch.full((len(x), count + 1), LAST, dtype=torch.float64)
             noise[:, k] = uniform
             return verify(p, q, x, noise)[1] == k
 
-        share = share_below(keeps, len(x))
+        share = share_below(accepts, len(x))
         distribution.index_add_(0, x[:, k].clamp(min=0), chance * share)
         chance = chance * (1 - share)
 
@@ -147,9 +147,11 @@ def verify_with_replacement(p, q, x, noise):
 
 
 FLAWS = {
-    "drafts are drawn from the residual but verified as draws of another law": {"drafts_from": "residual"},
+    "drafts are sampled from the residual but verified as samples of another distribution": {
+        "drafts_from": "residual"
+    },
     "every draft is tried against the first target": {"verify": verify_without_residual},
-    "drafts are verified as drawn with replacement": {"verify": verify_with_replacement},
+    "drafts are verified as sampled with replacement": {"verify": verify_with_replacement},
 }
 
 

@@ -122,9 +122,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
-@pytest.mark.parametrize(("groups", "size"), [(1, 30), (2, 5003)])
+@pytest.mark.parametrize(
+    ("settings", "groups", "size"), [("softmax", 2, 30), ("top-k", 1, 5003), ("top-p", 2, 30), ("top-k, top-p", 1, 30)]
+)
 def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, groups, size, broken, settings):
     logits = random_logits(groups, 1, 3, size)
     if broken == "all -inf":
