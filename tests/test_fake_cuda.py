@@ -56,7 +56,7 @@ def fake_cuda(monkeypatch):
 @cache
 def llamagen_parts(kind, dtype):
     configs = config_of(lambda: tiny.transformer(kind)), config_of(lambda: tiny.drafter(tiny.transformer(kind)))
-    return [built(lambda m=m, c=c: m(**c), dtype) for m, c in zip((LlamaGenTransformer, LlamaGenDrafter), configs)]
+    return [built(lambda m=m, c=c: m(**c), dtype) for m, c in zip((LlamaGenTransformer, LlamaGenDrafter), configs, strict=True)]
 
 
 def llamagen(kind, dtype, guided):
