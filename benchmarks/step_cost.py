@@ -14,7 +14,8 @@ Components and inputs are fake CUDA tensors, which have shapes but no memory. Ev
 - The kernels of `arimage.kernels` count as their definition in torch. On a GPU each is one launch of Triton.
 
 `model` is `TokenModel.forward` or `ScaleModel.forward`, `outside` everything else. The floor reads every weight that the forward pass
-uses once, and the keys and values of the prompt and half of the image (of a next-scale model: of the scales so far).
+uses once, and the keys and values of the prompt and half of the image (of a next-scale model: of the scales so far). The ratio
+is all bytes over the floor. Launches are the same at every batch size.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
 """
@@ -217,7 +218,7 @@ def var_d30() -> Callable[[int], Bound]:
 def janus_pro_7b() -> Callable[[int], Bound]:
     width = {"hidden_size": 4096, "intermediate_size": 11008}
     text = {"num_hidden_layers": 30, "num_attention_heads": 32, "vocab_size": 102400, **width}
-    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "num_embeddings": 16384})
+    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "projection_dim": 4096})
     janus = build(lambda: JanusForConditionalGeneration(config))
 
     def bind(batch: int) -> Bound:
