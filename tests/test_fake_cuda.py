@@ -55,8 +55,9 @@ def fake_cuda(monkeypatch):
 
 @cache
 def llamagen_parts(kind, dtype):
-    configs = config_of(lambda: tiny.transformer(kind)), config_of(lambda: tiny.drafter(tiny.transformer(kind)))
-    return [built(lambda m=m, c=c: m(**c), dtype) for m, c in zip((LlamaGenTransformer, LlamaGenDrafter), configs, strict=True)]
+    config = config_of(lambda: tiny.transformer(kind, num_layers=1))
+    drafter_config = config_of(lambda: tiny.drafter(tiny.transformer(kind)))
+    return built(lambda: LlamaGenTransformer(**config), dtype), built(lambda: LlamaGenDrafter(**drafter_config), dtype)
 
 
 def llamagen(kind, dtype, guided):
@@ -67,12 +68,10 @@ def llamagen(kind, dtype, guided):
 
 @cache
 def var_parts(kind, dtype):
-    small = {"hidden_size": 16, "num_layers": 1}
-    configs = [config_of(lambda c=c: tiny.scale_transformer(kind, **c)) for c in ({}, small)]
-    vq_config = config_of(tiny.scale_tokenizer)
-    return [built(lambda c=c: VARTransformer(**c), dtype) for c in configs] + [
-        built(lambda: VARVQModel(**vq_config), torch.float32)
-    ]
+    """A transformer, its refiner and the tokenizer, which stays in float32."""
+    config, vq_config = config_of(lambda: tiny.scale_transformer(kind, num_layers=1)), config_of(tiny.scale_tokenizer)
+    transformer, refiner = (built(lambda: VARTransformer(**config), dtype) for _ in range(2))
+    return transformer, refiner, built(lambda: VARVQModel(**vq_config), torch.float32)
 
 
 def var(kind, dtype, guided):
@@ -84,9 +83,10 @@ def var(kind, dtype, guided):
 
 @cache
 def language_parts(kind, dtype):
-    """A decoder, embedding, head, and the id of a row end."""
+    """A decoder, how it embeds image tokens, its head, and the id of a row end."""
     if kind == "janus":
         config = JanusConfig.from_pretrained(tiny_janus.FOLDER)
+        config.text_config.num_hidden_layers = 1
         janus = built(lambda: Janus(config), dtype)
         return (
             janus.model.language_model,
@@ -95,30 +95,29 @@ def language_parts(kind, dtype):
             None,
         )
     if kind == "emu3":
-        text_config = Emu3TextConfig(**tiny_emu3.CONFIG["text_config"])
-        decoder, first, codes = (
-            built(lambda: Emu3TextModel(text_config), dtype),
-            tiny_emu3.VOCABULARY["<|visual token 000000|>"],
-            64,
-        )
-        row_end = tiny_emu3.VOCABULARY["<|extra_200|>"]
+        config = Emu3TextConfig(**tiny_emu3.CONFIG["text_config"] | {"num_hidden_layers": 1})
+        decoder = built(lambda: Emu3TextModel(config), dtype)
+        names, first, row_end, codes = tiny_emu3.VOCABULARY, "<|visual token 000000|>", "<|extra_200|>", 64
     else:
-        names = tiny_lumina_mgpt.vocabulary()
-        config = config_of_transformers(lambda: tiny_lumina_mgpt.transformer(names))
-        decoder, first, codes = (
-            built(lambda: ChameleonModel(ChameleonConfig(**config)), dtype),
-            4,
+        names, first, row_end, codes = (
+            tiny_lumina_mgpt.vocabulary(),
+            "IMGIMGAZ",
+            "<reserved08799>",
             tiny_lumina_mgpt.CODES,
         )
-        row_end = names["<reserved08799>"]
-    text = decoder.config
-    head = torch.nn.Linear(text.hidden_size, text.vocab_size, bias=False, dtype=dtype)
-    return decoder, lambda tokens: decoder.embed_tokens(tokens + first), code_head(head, first, codes), row_end
-
-
-def config_of_transformers(build):
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.device("cpu"):
-        return build().config.to_dict()
+        vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+        shape = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+        config = ChameleonConfig(**shape, vocab_size=len(names), vocabulary_map=names, vq_config=vq)
+        decoder = built(lambda: ChameleonModel(config), dtype)
+    head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+    first = names[first]
+    return decoder, lambda tokens: decoder.embed_tokens(tokens + first), code_head(head, first, codes), names[row_end]
 
 
 def language_model(kind, dtype, guided):

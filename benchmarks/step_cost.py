@@ -1,0 +1,377 @@
+"""Kernel launches and bytes of one decoding step at the sizes of published models, counted without a GPU or any weights.
+
+Components and inputs are fake CUDA tensors, which have shapes but no memory. Every operator that a step calls is counted:
+
+- One launch per operator, whatever it is made of (a sort, a top-k and a sum over blocks are several kernels in truth). Views
+  and `empty` launch nothing.
+- The bytes of an operator are those of its tensors, inputs read and outputs written, elements of an expanded tensor once.
+  An in-place operator reads and writes its tensor; `copy_`, `fill_` and `out=` only write it.
+- `gather`, indexing and embeddings read the indices and only the elements that they look up. `scatter_`, `index_put_` and
+  `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are not in
+  place copy the whole tensor first.
+- Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and writes its
+  output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
+- The kernels of `arimage.kernels` count as their definition in torch. On a GPU each is one launch of Triton.
+
+`model` is `TokenModel.forward` or `ScaleModel.forward`, `outside` everything else. The floor reads every weight that the forward pass
+uses once, and the keys and values of the prompt and half of the image (of a next-scale model: of the scales so far). The ratio
+is all bytes over the floor. Launches are the same at every batch size.
+
+python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
+"""
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import ChameleonConfig, ChameleonModel, JanusConfig, JanusForConditionalGeneration
+
+import arimage.kernels
+from arimage.decoding import Layout, Sampling, decoding_from_text
+from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.vq_var import VARVQModel
+
+
+PROMPT = 32
+DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32", "sjd-coupled:window=64")
+DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
+LOOKUPS = {"gather", "index", "index_select", "embedding"}
+SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
+WRITES = {"copy_", "fill_", "zero_"}
+FREE = {"_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+def tensors(values) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def size(tensor: torch.Tensor) -> int:
+    """Bytes of its distinct elements."""
+    return tensor.itemsize * math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+
+
+def touched(name: str, args: tuple) -> int:
+    """Elements of args[0] that a scatter writes."""
+    target = args[0]
+    if name == "scatter":
+        return args[2].numel()
+    if name == "index_put":
+        indices = dict(enumerate(args[1]))
+    else:
+        indices = {args[1] % target.ndim: args[2]}
+    indices = {axis: index for axis, index in indices.items() if index is not None}
+    looked_up = math.prod(torch.broadcast_shapes(*(index.shape for index in indices.values())))
+    return looked_up * math.prod(n for axis, n in enumerate(target.shape) if axis not in indices)
+
+
+def is_view(operator) -> bool:
+    returned = operator._schema.returns
+    return bool(returned) and all(value.alias_info and not value.alias_info.is_write for value in returned)
+
+
+class StepCounter(TorchDispatchMode):
+    """Counts what is called while it is entered.
+
+    Attributes:
+        launches, bytes: by place, "model" or "outside".
+        weights: bytes of each parameter, or part of one, that was read as a whole.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter] = ()):
+        super().__init__()
+        self.launches, self.bytes, self.weights = Counter(), Counter(), {}
+        self._storages = {parameter.untyped_storage()._cdata for parameter in parameters}
+        self._place, self._attention = "outside", AttentionCounter(self)
+
+    def __enter__(self):
+        self._attention.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._attention.__exit__(*error)
+
+    def inside(self, function: Callable) -> Callable:
+        """`function`, counted as the model."""
+
+        def counted(*args, **kwargs):
+            self._place = "model"
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._place = "outside"
+
+        return counted
+
+    def add(self, launches: int, moved: int) -> None:
+        self.launches[self._place] += launches
+        self.bytes[self._place] += moved
+
+    def read(self, values) -> int:
+        """Bytes of the tensors among `values`, whose parameters are taken down."""
+        for tensor in tensors(values):
+            storage = tensor.untyped_storage()._cdata
+            if storage in self._storages:
+                key = storage, tensor.storage_offset()
+                self.weights[key] = max(self.weights.get(key, 0), size(tensor))
+        return sum(map(size, tensors(values)))
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        results = operator(*args, **kwargs)
+        name = operator._schema.name.removeprefix("aten::")
+        if operator.namespace == "prim" or name in FREE or is_view(operator):
+            return results
+        base = name.removesuffix("_")
+        if name in LOOKUPS:
+            # As many elements of the source as there are in the result.
+            moved = 2 * size(results) + self.read(args[1:])
+        elif base in SCATTERS:
+            copied = 0 if name.endswith("_") else size(args[0]) + size(results)
+            moved = copied + touched(base, args) * args[0].itemsize + self.read(args[1:])
+        else:
+            inputs = args[1:] if name in WRITES else args, {k: v for k, v in kwargs.items() if k != "out"}
+            moved = self.read(inputs) + sum(map(size, tensors(results)))
+        self.add(1, moved)
+        return results
+
+
+class AttentionCounter(TorchFunctionMode):
+    """Takes the place of attention, which has no fused form on fake tensors."""
+
+    def __init__(self, counter: StepCounter):
+        self.counter = counter
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not F.scaled_dot_product_attention:
+            return function(*args, **(kwargs or {}))
+        query, key, value = args[:3]
+        mask = (kwargs or {}).get("attn_mask")
+        moved = sum(map(size, (query, key, value, query)))
+        if mask is not None and mask.dtype == torch.bool:
+            self.counter.add(1, size(mask) * (1 + query.itemsize))
+            moved += size(mask) * query.itemsize
+        elif mask is not None:
+            moved += size(mask)
+        self.counter.add(1, moved)
+        # In the layout of the fused kernels, in which the heads of a token lie together.
+        return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+class Bound(NamedTuple):
+    """A model bound to the images of one call, how its tokens are sampled, how many K/V slots its image has, and the networks
+    whose weights count."""
+
+    model: object
+    sampling: Sampling
+    slots: int
+    networks: tuple[nn.Module, ...]
+
+
+def build(make: Callable[[], nn.Module], dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    torch.set_default_dtype(dtype)
+    try:
+        return make().eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def class_condition(batch: int) -> dict[str, torch.Tensor]:
+    return {"class_labels": torch.zeros(batch, dtype=torch.long)}
+
+
+def llamagen_xl(side: int) -> Callable[[int], Bound]:
+    shape = {"hidden_size": 1280, "intermediate_size": 3584, "num_layers": 36, "num_attention_heads": 20}
+    network = build(lambda: LlamaGenTransformer(grid_size=side, **shape))
+
+    def bind(batch: int) -> Bound:
+        model = LlamaGenTokenModel(network, class_condition(batch), Layout((side, side)), guided=True)
+        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), side**2, (network,))
+
+    return bind
+
+
+def var_d30() -> Callable[[int], Bound]:
+    network = build(lambda: VARTransformer(hidden_size=1920, num_layers=30, num_attention_heads=30))
+    vq = build(VARVQModel, torch.float32)
+
+    def bind(batch: int) -> Bound:
+        model = VARScaleModel(network, vq, class_condition(batch), guided=True)
+        return Bound(model, Sampling(guidance_scale=2.5, top_k=900, top_p=0.96), model.num_tokens, (network, vq))
+
+    return bind
+
+
+def janus_pro_7b() -> Callable[[int], Bound]:
+    width = {"hidden_size": 4096, "intermediate_size": 11008}
+    text = {"num_hidden_layers": 30, "num_attention_heads": 32, "vocab_size": 102400, **width}
+    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "projection_dim": 4096})
+    janus = build(lambda: JanusForConditionalGeneration(config))
+
+    def bind(batch: int) -> Bound:
+        model = LanguageTokenModel(
+            janus.model.language_model,
+            embed=janus.prepare_embeddings_for_image_generation,
+            head=janus.model.generation_head,
+            layout=Layout((24, 24)),
+            input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
+            groups=2,
+        )
+        return Bound(model, Sampling(guidance_scale=5.0), 24**2, (janus,))
+
+    return bind
+
+
+def lumina_mgpt_7b() -> Callable[[int], Bound]:
+    width = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    # The tokenizer is part of the decoder in transformers, and of no step.
+    vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+    config = ChameleonConfig(vocab_size=65536, vocabulary_map={"<image>": 8711}, vq_config=vq, **width)
+    decoder = build(lambda: ChameleonModel(config))
+    head = build(lambda: nn.Linear(4096, 65536, bias=False))
+
+    def bind(batch: int) -> Bound:
+        model = LanguageTokenModel(
+            decoder,
+            embed=lambda tokens: decoder.embed_tokens(tokens + 4),
+            head=code_head(head, 4, 8192),
+            layout=Layout((48, 48)),
+            input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
+            row_end=8803,
+            groups=2,
+        )
+        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), 48 * 49 - 1, (decoder, head))
+
+    return bind
+
+
+MODELS = {
+    "llamagen-xl-256": partial(llamagen_xl, 16),
+    "llamagen-xl-512": partial(llamagen_xl, 32),
+    "var-d30": var_d30,
+    "janus-pro-7b": janus_pro_7b,
+    "lumina-mgpt-7b-768": lumina_mgpt_7b,
+}
+
+
+class Cost(NamedTuple):
+    """Launches and bytes of a step, in the model and outside of it, and the bytes of the floor."""
+
+    launches: tuple[int, int]
+    bytes: tuple[int, int]
+    floor: int
+
+    @property
+    def ratio(self) -> float:
+        return sum(self.bytes) / self.floor
+
+
+@contextmanager
+def fake_cuda():
+    """Tensors on a CUDA device that need no memory, and kernels by their definition in torch."""
+    triton, arimage.kernels._TRITON = arimage.kernels._TRITON, False
+    try:
+        with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+            yield
+    finally:
+        arimage.kernels._TRITON = triton
+
+
+def count(bound: Bound, run: Callable, filled: Callable[[], int]) -> Cost:
+    """The cost of `run()`, whose attention has to read `filled()` bytes of keys and values."""
+    counter = StepCounter(parameter for network in bound.networks for parameter in network.parameters())
+    model = bound.model
+    model.forward, model.prefill = (
+        counter.inside(getattr(type(model), name).__get__(model)) for name in ("forward", "prefill")
+    )
+    with counter:
+        run()
+    launches, moved = (
+        tuple(values[place] for place in ("model", "outside")) for values in (counter.launches, counter.bytes)
+    )
+    return Cost(launches, moved, sum(counter.weights.values()) + filled())
+
+
+def slot_bytes(cache) -> int:
+    """Bytes of the keys and values of one slot of all rows."""
+    return sum(layer[:, :, :1].numel() * layer.itemsize for layer in (*cache.keys, *cache.values))
+
+
+def token_cost(bound: Bound, decoding, batch: int) -> Cost:
+    """The cost of a step, half-way through the image."""
+    state = decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
+    filled = slot_bytes(state.cache) * (state.cache.prefix + bound.slots // 2)
+    return count(bound, lambda: decoding.step(state), lambda: filled)
+
+
+def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
+    """The cost of every scale, the first with its prefill, and of the image."""
+    states = []
+
+    def start():
+        states.append(decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long)))
+
+    def filled():
+        return slot_bytes(states[0].cache) * states[0].cache.length
+
+    costs = {}
+    for side in bound.model.scales:
+        run = start if not states else lambda: decoding.step(states[0])
+        costs[f"scale {side}x{side}"] = count(bound, run, filled)
+    launches, moved = (
+        tuple(map(sum, zip(*values, strict=True))) for values in list(zip(*costs.values(), strict=True))[:2]
+    )
+    costs["all scales"] = Cost(launches, moved, sum(cost.floor for cost in costs.values()))
+    return costs
+
+
+def rows(name: str, decodings: list[str], batch_sizes: list[int]) -> Iterable[tuple[str, list[Cost]]]:
+    """A label and the costs at each batch size of every row of the table of a model."""
+    bind = MODELS[name]()
+    bounds = [bind(batch) for batch in batch_sizes]
+    if hasattr(bounds[0].model, "scales"):
+        decoding = decoding_from_text("next-scale")
+        costs = [scale_costs(bound, decoding, batch) for bound, batch in zip(bounds, batch_sizes, strict=True)]
+        yield from ((f"next-scale, {label}", [cost[label] for cost in costs]) for label in costs[0])
+        return
+    for text in decodings:
+        decoding = decoding_from_text(text)
+        yield text, [token_cost(*case) for case in zip(bounds, [decoding] * len(bounds), batch_sizes, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--decoding", nargs="+", default=list(DECODINGS), help="name:setting=value,...; not for var-d30"
+    )
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 8])
+    args = parser.parse_args()
+    columns = ["model", "decoding", "launches: model", "outside"]
+    for batch in args.batch_size:
+        columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio"]
+    print("| " + " | ".join(columns) + " |\n|---|---|" + "---:|" * (len(columns) - 2))
+    with fake_cuda():
+        for name in args.model:
+            for label, costs in rows(name, args.decoding, args.batch_size):
+                cells = [name, label, *map(str, costs[0].launches)]
+                for cost in costs:
+                    cells += [f"{moved / 1e9:.3f}" for moved in (*cost.bytes, cost.floor)] + [f"{cost.ratio:.2f}"]
+                print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`benchmarks/step_cost.py` on modules whose launches and bytes are counted by hand."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from arimage.decoding import Layout, Sampling, decoding_from_name
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+
+
+PATH = Path(__file__).parents[1] / "benchmarks" / "step_cost.py"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("step_cost", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+step_cost = load()
+FLOAT, LONG = 4, 8
+
+
+@pytest.fixture(autouse=True)
+def fake_cuda():
+    with step_cost.fake_cuda():
+        yield
+
+
+def counted(function, parameters=()):
+    """Launches and bytes of a call, outside of any model, and the counter."""
+    counter = step_cost.StepCounter(parameters)
+    with counter:
+        function()
+    return counter.launches["outside"], counter.bytes["outside"], counter
+
+
+X, IDS, FOUND = 35 * FLOAT, 10 * LONG, 10 * FLOAT
+# On x [5, 7], ids [5, 2] and row [1, 7]: the launches and bytes of each call.
+CALLS = {
+    "views": (lambda x, ids, row: x.t()[1:].unsqueeze(0).expand(3, -1, -1), 0, 0),
+    "empty": (lambda x, ids, row: torch.empty_like(x), 0, 0),
+    "two": (lambda x, ids, row: x + x.clone(), 2, 5 * X),
+    "one row to all": (lambda x, ids, row: x + row.expand(5, -1), 1, 2 * X + 7 * FLOAT),
+    "in place": (lambda x, ids, row: x.add_(1), 1, 2 * X),
+    "fill": (lambda x, ids, row: x.zero_(), 1, X),
+    "copy": (lambda x, ids, row: x.copy_(row), 1, X + 7 * FLOAT),
+    "out": (lambda x, ids, row: torch.neg(row, out=row), 1, 2 * 7 * FLOAT),
+    "cat": (lambda x, ids, row: torch.cat([x, row]), 1, 2 * X + 2 * 7 * FLOAT),
+    "gather": (lambda x, ids, row: x.gather(1, ids), 1, IDS + 2 * FOUND),
+    "scatter": (lambda x, ids, row: x.scatter(1, ids, 1.0), 1, 2 * X + IDS + FOUND),
+    "scatter in place": (lambda x, ids, row: x.scatter_(1, ids, 1.0), 1, IDS + FOUND),
+    "index": (lambda x, ids, row: x[ids], 1, IDS + 2 * 7 * FOUND),
+    "rows in place": (lambda x, ids, row: x.__setitem__(ids[:, 0], x), 1, IDS // 2 + 2 * X),
+    "places in place": (lambda x, ids, row: x.__setitem__((ids, ids), x[:, :2]), 1, 2 * IDS + 2 * FOUND),
+    "columns filled": (lambda x, ids, row: x.index_fill_(1, ids[0], 0), 1, IDS // 5 + FOUND),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_launches_and_bytes_of_an_operator(name):
+    call, launches, moved = CALLS[name]
+    x, ids, row = torch.zeros(5, 7), torch.zeros(5, 2, dtype=torch.long), torch.zeros(1, 7)
+    assert counted(lambda: call(x, ids, row))[:2] == (launches, moved)
+
+
+@pytest.mark.parametrize(
+    ("mask", "launches", "extra"), [(None, 1, 0), (torch.float, 1, 48 * 4), (torch.bool, 2, 48 * 9)]
+)
+def test_attention_is_one_launch_and_a_bool_mask_one_more(mask, launches, extra):
+    query, keys = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 6, 8)
+    mask = None if mask is None else torch.zeros(2, 1, 4, 6, dtype=mask)
+
+    def attend():
+        attended = F.scaled_dot_product_attention(query, keys, keys, attn_mask=mask)
+        # No copy, as after the fused kernels.
+        attended.transpose(1, 2).flatten(2)
+
+    assert counted(attend)[:2] == (launches, FLOAT * (2 * 192 + 2 * 288) + extra)
+
+
+def test_the_model_is_counted_apart_and_its_weights_once():
+    embedding, linear = nn.Embedding(11, 6), nn.Linear(6, 5)
+
+    class Model:
+        def forward(self, tokens):
+            hidden = embedding(tokens)
+            return linear(linear.weight[1:2] + hidden), linear(hidden)
+
+    model, tokens = Model(), torch.zeros(3, dtype=torch.long)
+    parameters = [*embedding.parameters(), *linear.parameters()]
+    counter = step_cost.StepCounter(parameters)
+    forward = counter.inside(model.forward)
+    with counter:
+        first, second = forward(tokens)
+        first - second
+    assert counter.launches == {"model": 4, "outside": 1}
+    hidden, output = 18 * FLOAT, 15 * FLOAT
+    look_up, add = 3 * LONG + 2 * hidden, 6 * FLOAT + 2 * hidden
+    assert counter.bytes == {"model": look_up + add + 2 * (35 * FLOAT + hidden + output), "outside": 3 * output}
+    # A row of the weight was read apart from the whole of it, and no row of the embedding as a whole.
+    assert sum(counter.weights.values()) == (30 + 6 + 5) * FLOAT
+
+
+def bound(batch):
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_attention_heads": 2, "vocab_size": 24}
+    network = LlamaGenTransformer(grid_size=4, **shape).eval()
+    condition = {"class_labels": torch.zeros(batch, dtype=torch.long)}
+    model = LlamaGenTokenModel(network, condition, Layout((4, 4)), guided=True)
+    return step_cost.Bound(model, Sampling(guidance_scale=3.0), 16, (network,))
+
+
+def test_the_floor_of_a_step_is_its_weights_and_half_of_the_image():
+    cost = step_cost.token_cost(bound(3), decoding_from_name("ar"), 3)
+    weights = 4 * 16 * 16 + 3 * 16 * 32 + 3 * 16 + 24 * 16
+    # Keys and values of the class and of 8 tokens, in 6 rows.
+    assert cost.floor == FLOAT * (weights + 2 * 9 * 6 * 16)
+    assert cost.ratio == sum(cost.bytes) / cost.floor > 1
+
+
+def test_a_longer_window_moves_more_bytes_in_as_many_launches():
+    short, long = (
+        step_cost.token_cost(bound(1), decoding_from_name("sjd-coupled", window=window), 1) for window in (4, 8)
+    )
+    assert short.launches == long.launches and short.floor == long.floor
+    assert all(few < many for few, many in zip(short.bytes, long.bytes, strict=True))
