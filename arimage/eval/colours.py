@@ -5,15 +5,15 @@ import torch
 from PIL import Image
 
 
-# Hue in degrees, and the saturation relative to a pure colour.
+# Hue in degrees, saturation relative to a pure colour, and how light an object of this colour is, to 255.
 COLOURS = {
-    "red": (2, 1.0),
-    "orange": (28, 1.0),
-    "yellow": (50, 1.0),
-    "green": (125, 0.85),
-    "blue": (212, 1.0),
-    "purple": (275, 0.8),
-    "pink": (325, 0.65),
+    "red": (2, 1.0, 225),
+    "orange": (28, 1.0, 240),
+    "yellow": (50, 1.0, 240),
+    "green": (125, 0.8, 180),
+    "blue": (212, 0.95, 230),
+    "purple": (275, 0.75, 205),
+    "pink": (325, 0.6, 240),
 }
 # Where one colour ends and the next begins; the last range is red again.
 _BOUNDS = (15, 40, 68, 165, 248, 300, 345)
@@ -52,7 +52,9 @@ def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np
     """The commonest hue of each image in degrees [M], and the share [M] of the pixels in `masks` that are near it."""
     hsv, masks = _hsv(images), masks.numpy()
     chosen = _saturated(hsv) & masks
-    counts = np.stack([np.bincount(hue[some] // 10, minlength=36) for hue, some in zip(hsv[..., 0], chosen, strict=True)])
+    counts = np.stack(
+        [np.bincount(hue[some] // 10, minlength=36) for hue, some in zip(hsv[..., 0], chosen, strict=True)]
+    )
     smooth = counts + np.roll(counts, 1, 1) + np.roll(counts, -1, 1)
     hues = smooth.argmax(1) * 10 + 5
     near = chosen & (_distance(hsv[..., 0], hues[:, None, None]) < _NEAR)
@@ -62,7 +64,7 @@ def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np
 def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tensor:
     """`images` uint8 [M, 3, S, S] with the hues near `hues` [M] turned into `colour`, a name of `COLOURS`; shading, white
     and other hues stay."""
-    target, saturation = COLOURS[colour]
+    target, saturation, lightness = COLOURS[colour]
     hsv = _hsv(images)
     hue, hues = hsv[..., 0], np.asarray(hues)[:, None, None]
     near = (_distance(hue, hues) < _NEAR) & (hsv[..., 1] > 0)
@@ -72,7 +74,7 @@ def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tenso
     some = near & _saturated(hsv)
     main = np.array([np.median(one[chosen]) if chosen.any() else 255 for one, chosen in zip(value, some, strict=True)])
     # Dark orange is brown and dark yellow olive.
-    gain = np.clip(235 / main.clip(1), 1, 1.8)[:, None, None]
+    gain = np.clip(lightness / main.clip(1), 0.7, 1.8)[:, None, None]
     share = hsv[..., 1] / 255
     value = np.minimum(255, value * (1 + (gain - 1) * share))
     pixels = np.stack([turned * 256 // 360, hsv[..., 1] * saturation, value], -1).astype(np.uint8)

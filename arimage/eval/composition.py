@@ -3,13 +3,16 @@
 object's name that of its nearest picture in a gallery, and its colour the commonest hue."""
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from .colours import COLOURS, colour_shares, main_hues, recolour
-from .retrieval import retrieval_hits
+from .features import image_paths
+from .run_folder import read_rows
 
 
 # Sides in pixels of the images that parts are looked for in, and of the parts that are compared.
@@ -55,7 +58,7 @@ def cut_out(image: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 class Judge:
-    """Compares images with a gallery float [K, 3, T, T] in [0, 1] of pictures on white, and their `names`."""
+    """Compares images with a gallery float [K, 3, 32, 32] in [0, 1] of pictures on white, and their `names`."""
 
     def __init__(self, gallery: torch.Tensor, names: list[str]):
         self.gallery, self.names = gallery, names
@@ -78,9 +81,11 @@ class Judge:
         return self._recoloured[colour]
 
     def is_named(self, image: torch.Tensor, names: list[str], gallery: torch.Tensor, among: int) -> bool:
-        """Whether one of the `among` nearest pictures of `gallery` has one of `names`."""
-        hits = [retrieval_hits(image[None] / 255, [name], gallery, self.names)[0, :among].any() for name in names]
-        return any(map(bool, hits))
+        """Whether one of the `among` nearest pictures of `gallery` has one of `names`; distances are those of
+        `retrieval.retrieval_hits`."""
+        pixels = F.interpolate(image[None] / 255, size=(PART_SIZE, PART_SIZE), mode="area").flatten(1)
+        nearest = torch.cdist(pixels, gallery.flatten(1))[0].topk(among, largest=False).indices
+        return any(self.names[i] in names for i in nearest.tolist())
 
     def colour(self, image: torch.Tensor, colour: str) -> bool:
         """Whether most of the object in `image` uint8 [3, S, S] that has a colour has this one."""
@@ -118,8 +123,24 @@ def check_image(judge: Judge, image: torch.Tensor, row: dict) -> dict[str, bool]
         return {check: judge.is_named(image, parts[0], judge.gallery, 1)}
     if check == "colours":
         right = judge.colour(image, row["colour"])
-        return {"colours": right, "coloured-objects": right and judge.is_named(image, parts[0], judge.recoloured(row["colour"]), 5)}
+        named = judge.is_named(image, parts[0], judge.recoloured(row["colour"]), 5)
+        return {"colours": right, "coloured-objects": right and named}
     if check in ("counts", "pairs"):
         count, names = judge.objects(image, parts)
         return {f"{check}-parts": count, check: names}
     raise ValueError(f"the prompt {row.get('prompt')!r} has the check {check!r}: generate with --prompts emoji-checks")
+
+
+def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[str, bool]]:
+    """The outcomes of `check_image` for the images of a run with the prompts `emoji-checks`, in manifest order.
+
+    Raises:
+        ValueError: if a row of the manifest has no check, or one that does not exist.
+    """
+    judge = Judge(gallery, names)
+    outcomes = []
+    for row, path in zip(read_rows(run), image_paths(run), strict=True):
+        image = Image.open(path).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BOX)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        outcomes.append(check_image(judge, pixels, {"prompt": row.get("prompt"), **row.get("metadata", {})}))
+    return outcomes

@@ -20,6 +20,7 @@ from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
 from .loop import OptimizerSettings
+from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
@@ -69,14 +70,26 @@ def _settings(kind: type[Settings], optimizer: dict, training: dict, **more) -> 
         raise ValueError(f"the recipe does not fit {kind.__name__}: {error}") from error
 
 
-def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
+def _load(recipe: dict, part: str, path: str | Path, *, scenes: bool = False) -> ImageCaptions:
+    """The images that `part` learns from; with `scenes` also those that its table `scenes` asks for.
+
+    Raises:
+        ValueError: if the table has a setting that there is not, or a folder is given where captions are needed.
+    """
     if Path(path).is_dir():
         if part != "tokenizer":
             raise ValueError(
                 f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
             )
         return load_image_folder(path, recipe["image_size"])
-    return load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
+    data = load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
+    if not scenes or "scenes" not in recipe[part]:
+        return data
+    try:
+        settings = SceneSettings(**recipe[part]["scenes"])
+    except TypeError as error:
+        raise ValueError(f"the recipe's table {part}.scenes does not fit SceneSettings: {error}") from error
+    return make_scenes(data, settings)
 
 
 def run_tokenizer(
@@ -94,7 +107,7 @@ def run_tokenizer(
         raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
     settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
-    data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+    data, heldout_data = _load(recipe, "tokenizer", train, scenes=True), _load(recipe, "tokenizer", heldout)
     return train_tokenizer(
         part["model"],
         data,
@@ -122,7 +135,7 @@ def run_transformer(
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
-    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    data, heldout_data = _load(recipe, "transformer", train, scenes=True), _load(recipe, "transformer", heldout)
 
     samples = {"sampling": recipe["generation"]["sampling"]}
 

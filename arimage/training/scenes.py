@@ -32,6 +32,11 @@ GROUNDS = {
 OBJECT_GROUPS = ("animals-nature", "food-drink", "travel-places", "objects", "activities")
 # Objects that Unicode files elsewhere.
 OBJECTS = ("red heart", "robot", "ghost", "alien", "skull", "red circle", "red square")
+# Names there that say what happens rather than what is seen.
+NOT_OBJECTS = (
+    "unlocked", "pouring liquid", "building construction", "chart increasing", "chart decreasing", "party popper",
+    "low battery", "level slider",
+)  # fmt: skip
 # Centres of the parts, as shares of the side.
 PLACES = {
     2: ((0.25, 0.5), (0.75, 0.5)),
@@ -80,7 +85,7 @@ class HeldOut:
 NOTHING = HeldOut(frozenset(), frozenset(), frozenset(), frozenset())
 
 
-def one_coloured(data: ImageCaptions) -> dict[int, float]:
+def one_coloured(data: ImageCaptions) -> dict[int, int]:
     """The hue in degrees of the objects of `data` that are mostly of one colour, by their index."""
     hues, shares = main_hues(data.images, data.alpha[:, 0] > 127)
     return {i: int(hues[i]) for i in _objects(data) if shares[i] >= ONE_COLOUR}
@@ -98,7 +103,7 @@ def countable(data: ImageCaptions) -> list[int]:
 
 def _objects(data: ImageCaptions) -> Iterable[int]:
     for i, (name, group) in enumerate(zip(data.names, data.groups, strict=True)):
-        if (group in OBJECT_GROUPS or name in OBJECTS) and len(name.split()) <= 3:
+        if (group in OBJECT_GROUPS or name in OBJECTS) and name not in NOT_OBJECTS and len(name.split()) <= 3:
             yield i
 
 
@@ -160,11 +165,11 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
     kinds = {kind: _Pictures(held_out.prompts) for kind in ("plain", "ground", "recoloured", "counted", "pair")}
     keywords = rare_keywords(data.keywords)
     hues = one_coloured(data)
-    own = dict(zip(hues, _own_colours(data, hues), strict=True))
+    own = _own_colours(data, hues)
     for i, name in enumerate(data.names):
         image, alpha, weight = data.images[i], data.alpha[i], float(data.weights[i])
         captions = captions_of(name, keywords[i])
-        if own.get(i):
+        if i in own:
             captions += _coloured(own[i], noun_of(name))
         kinds["plain"].add(image, alpha, captions, name, weight)
         for _ in range(settings.grounds):
@@ -174,7 +179,7 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
     for i, hue in hues.items():
         noun = noun_of(data.names[i])
         for colour in COLOURS:
-            if colour != own[i] and (colour, noun) not in held_out.colours:
+            if colour != own.get(i) and (colour, noun) not in held_out.colours:
                 image = recolour(data.images[i : i + 1], [hue], colour)[0]
                 kinds["recoloured"].add(image, data.alpha[i], _coloured(colour, noun), data.names[i])
     objects = countable(data)
@@ -183,7 +188,10 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
         for number, word in NUMBERS.items():
             if (number, noun) in held_out.counts:
                 continue
-            texts = [f"{word} {plural(noun)}"] * 2 + [f"{number} {plural(noun)}", f"a picture of {word} {plural(noun)}"]
+            texts = [f"{word} {plural(noun)}"] * 2 + [
+                f"{number} {plural(noun)}",
+                f"a picture of {word} {plural(noun)}",
+            ]
             if is_countable(data.names[i]) and data.names[i] != noun:
                 texts.append(f"{word} {plural(data.names[i])}")
             for _ in range(settings.counted):
@@ -206,13 +214,14 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
     return _joined({kind: pictures for kind, pictures in kinds.items() if pictures.images}, shares)
 
 
-def _own_colours(data: ImageCaptions, hues: dict[int, float]) -> list[str | None]:
-    """The colour that each sprite of one colour has, if it is one of `COLOURS`."""
+def _own_colours(data: ImageCaptions, hues: dict[int, int]) -> dict[int, str]:
+    """The colour of each sprite of one colour that has one of `COLOURS`, by its index."""
     if not hues:
-        return []
-    index = torch.tensor(list(hues))
+        return {}
+    index = list(hues)
     shares = colour_shares(data.images[index], data.alpha[index, 0] > 127)
-    return [list(COLOURS)[k] if share > ONE_COLOUR / 2 else None for k, share in zip(shares.argmax(1), shares.max(1))]
+    names = list(COLOURS)
+    return {i: names[row.argmax()] for i, row in zip(index, shares, strict=True) if row.max() > ONE_COLOUR / 2}
 
 
 def _coloured(colour: str, noun: str) -> list[str]:

@@ -206,7 +206,7 @@ _UNCOUNTABLE = set(
     "milk money popcorn rain rice salt sand scissors seaweed snow soap spaghetti sushi wood yarn mail glasses headphones "
     "jeans fries shorts briefs socks gloves goggles chopsticks grapes cherries peanuts blueberries beans maracas skis sky "
     "foggy desert cinema camping stadium cityscape volcano rainbow tornado sunrise sunset fireworks pancakes houses books "
-    "chains badminton lacrosse tennis clutch rock".split()
+    "chains badminton lacrosse tennis luggage dna cattle coffee tea".split()
 )
 _IRREGULAR = {"mouse": "mice", "goose": "geese", "ox": "oxen", "fish": "fish", "sheep": "sheep", "deer": "deer"} | {
     "bison": "bison", "moose": "moose", "squid": "squid", "shrimp": "shrimp", "wolf": "wolves", "leaf": "leaves",
@@ -228,7 +228,7 @@ def with_article(phrase: str) -> str:
         return phrase
     if last.endswith("s") and not last.endswith(("ss", "us", "is", "lens")):
         return phrase
-    return f"{'an' if first[0] in 'aeiouAEIOU' and not first.startswith(('uni', 'eu', 'one', 'use')) else 'a'} {phrase}"
+    return f"{'an' if first[0] in 'aeiouAEIOU' and not first.startswith(('uni', 'eu', 'ew', 'one', 'use')) else 'a'} {phrase}"
 
 
 def plural(noun: str) -> str:
