@@ -112,7 +112,7 @@ PLAIN_WORDS = {
     "monkey": "monkey, ape",
     "monkey face": "monkey face, monkey",
     "motor scooter": "scooter, moped",
-    "mount fuji": "volcano mountain, mount fuji, Fuji",
+    "mount fuji": "mount fuji, Fuji, volcano mountain",
     "mountain": "mountain",
     "mouse": "mouse, little mouse",
     "mouse face": "mouse face, mouse",
@@ -247,7 +247,8 @@ def is_countable(noun: str) -> bool:
     """Whether the noun is one or two plain words in the singular."""
     last = noun.split()[-1]
     plural_already = last.endswith("s") and not last.endswith(("ss", "us"))
-    return bool(re.fullmatch(r"[a-z]+( [a-z]+)?", noun)) and not plural_already and last not in _UNCOUNTABLE
+    plain = re.fullmatch(r"(?!mount )[a-z]+( [a-z]+)?", noun)
+    return plain is not None and not plural_already and last not in _UNCOUNTABLE
 
 
 def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
