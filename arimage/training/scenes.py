@@ -163,12 +163,13 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
     held_out = HeldOut.of_checks() if held_out is None else held_out
     generator = torch.Generator().manual_seed(settings.seed)
     kinds = {kind: _Pictures(held_out.prompts) for kind in ("plain", "ground", "recoloured", "counted", "pair")}
-    keywords = rare_keywords(data.keywords)
+    keywords, every_name = rare_keywords(data.keywords), set(data.names)
     hues = one_coloured(data)
     own = _own_colours(data, hues)
     for i, name in enumerate(data.names):
         image, alpha, weight = data.images[i], data.alpha[i], float(data.weights[i])
-        captions = captions_of(name, keywords[i])
+        # "cat" alone asks for the picture of this name, not for "cat face", which "a cat" may ask for too.
+        captions = [text for text in captions_of(name, keywords[i]) if text == name or text not in every_name]
         if i in own:
             captions += _coloured(own[i], noun_of(name))
         kinds["plain"].add(image, alpha, captions, name, weight)

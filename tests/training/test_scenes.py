@@ -1,5 +1,7 @@
 """Pictures made from sprites show what their captions say, and nothing that the checks hold out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,13 @@ def test_the_images_themselves_come_first_with_their_names(data, scenes):
     assert first_words(scenes)[:4] == list(RGB) and scenes.names[:4] == list(RGB)
     assert {"a tomato", "vegetable", "a red tomato"} <= set(scenes.captions[0])
     assert not any("grey" in caption for caption in scenes.captions[3])
+
+
+def test_a_bare_name_asks_for_its_own_picture_only(data):
+    named = replace(data, names=["cat", "cat face", "bell", "owl"], keywords=[[], ["bell"], [], []])
+    captions = make_scenes(named, SceneSettings(grounds=0, counted=0, pairs=0), HELD_OUT).captions
+    assert "cat" in captions[0] and "a cat" in captions[0]
+    assert "a cat" in captions[1] and not {"cat", "bell"} & set(captions[1])
 
 
 def test_what_is_held_out_never_occurs(data, scenes):
