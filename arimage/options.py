@@ -17,7 +17,9 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(help="Dtype of the weights. auto: bfloat16 on accelerators, float32 on the CPU."),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same images.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same images.")
+]
 GuidanceScale = Annotated[
     float | None, typer.Option(help="Classifier-free guidance scale; 1 disables it. Default: the checkpoint's.")
 ]

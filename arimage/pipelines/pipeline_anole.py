@@ -10,7 +10,7 @@ from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerB
 from ..decoding import Decoding
 from .call import GenerationCall
 from .chameleon import BEGIN_OF_IMAGE, ChameleonPipeline
-from .conditioning import as_texts
+from .checks import as_texts
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 

@@ -55,7 +55,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "drafter"]
-    # It runs between passes of the transformer, whose embedding and head it uses.
+    # It runs between forward passes of the transformer, whose embedding and head it uses.
     _exclude_from_cpu_offload = ["drafter"]
 
     def __init__(
