@@ -25,6 +25,7 @@ from .options import (
     TopP,
     check_output,
     load_pipeline,
+    raised_by_arimage,
 )
 from .training.commands import train_app
 
@@ -83,10 +84,10 @@ def generate(
     ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3).")] = None,
     prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the prompt template (Lumina-mGPT, Anole).")] = None,
-    guided_tokens: Annotated[
-        int | None, typer.Option(help="Guide only this many first tokens (LlamaGen, Janus). Default: all.")
+    task: Annotated[
+        str | None, typer.Option(help="Task of the prompt template, such as depth (Lumina-mGPT 2.0).")
     ] = None,
+    guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images per prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -114,7 +115,7 @@ def generate(
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
     total = count * len(texts or labels)
     if not 1 <= total <= MAX_IMAGES:
-        raise ValueError(f"--count asks for {total} images: give 1 to {MAX_IMAGES} images per call")
+        raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in IMAGE_SUFFIXES
     check_output("--out", out, IMAGE_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
     if trace is not None:
@@ -404,9 +405,7 @@ def app_command(
         str, typer.Option(help="Interface to bind. Non-loopback hosts, such as 0.0.0.0, require --auth.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
-    auth: Annotated[
-        str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password that the page asks for.")
-    ] = None,
+    auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -449,15 +448,7 @@ def main() -> None:
         if os.environ.get("ARIMAGE_TRACEBACK") == "1":
             raise
         message = " ".join(str(error).split())
-        if not isinstance(error, OSError) and not _raised_by_arimage(error):
+        if not isinstance(error, OSError) and not raised_by_arimage(error):
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
-
-
-def _raised_by_arimage(error: Exception) -> bool:
-    """Whether this package raised it on purpose, and not one that it calls, where a ValueError may be a bug."""
-    traceback = error.__traceback__
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback.tb_frame.f_globals["__name__"].partition(".")[0] == __package__
