@@ -405,13 +405,14 @@ def test_a_damaged_config_is_refused(refused, models, tmp_path, key, value):
     folder = shutil.copytree(models["text"], tmp_path / "damaged")
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    line = refused("generate", "x", "--model", folder)
-    assert str(folder) in line or key in line
+    assert str(folder) in refused("generate", "x", "--model", folder)
 
 
-@pytest.mark.parametrize("part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors"])
+@pytest.mark.parametrize(
+    "part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors", "tokenizer/tokenizer.json"]
+)
 @pytest.mark.parametrize("contents", [b"", b"noise" * 99])
-def test_damaged_weights_are_refused(refused, models, tmp_path, part, contents):
+def test_damaged_files_are_refused(refused, models, tmp_path, part, contents):
     folder = shutil.copytree(models["text"], tmp_path / "damaged")
     (folder / part).write_bytes(contents)
     assert str(folder) in refused("generate", "x", "--model", folder)

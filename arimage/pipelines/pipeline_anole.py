@@ -21,7 +21,8 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")  # what `arimage convert` wrote
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """

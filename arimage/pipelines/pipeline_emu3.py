@@ -23,7 +23,8 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")  # what `arimage convert` wrote
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
         ```
 """

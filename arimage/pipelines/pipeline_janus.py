@@ -22,9 +22,10 @@ EXAMPLE_DOC_STRING = """
     Examples:
         ```py
         >>> import torch
-        >>> from arimage import JanusPipeline
+        >>> from arimage import AutoPipeline
 
-        >>> pipe = JanusPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """
