@@ -12,7 +12,7 @@ TEST = OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/python -m pytest
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: generate test test-slow style quality clean
+.PHONY: generate test test-slow style quality docs clean
 
 generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
@@ -31,8 +31,11 @@ quality: .venv/.installed-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
 clean:
-	rm -rf dist .pytest_cache .ruff_cache
+	rm -rf dist site .pytest_cache .ruff_cache
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes last into a new environment: where it is, the environment is whole.
@@ -46,4 +49,8 @@ clean:
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/pip
 	.venv/bin/python -m pip install -e ".[dev]"
+	touch .venv/.installed $@
+
+.venv/.installed-docs: pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e ".[docs]"
 	touch .venv/.installed $@

@@ -38,7 +38,38 @@ _EXPORTS = {
     "decoding_names": "decoding",
 }
 
-__all__ = [*_EXPORTS, "__version__"]
+__all__ = [
+    "AnolePipeline",
+    "AutoPipeline",
+    "AutoregressiveDecoding",
+    "CollaborativeDecoding",
+    "DecodingStats",
+    "DraftTreeDecoding",
+    "Emu3Pipeline",
+    "ExactAcceptance",
+    "GroupAcceptance",
+    "ImagePipelineOutput",
+    "JanusPipeline",
+    "LazyJacobiDecoding",
+    "LlamaGenDrafter",
+    "LlamaGenPipeline",
+    "LlamaGenTransformer",
+    "LlamaGenVQModel",
+    "LuminaMGPTPipeline",
+    "NeighbourAcceptance",
+    "NextScaleDecoding",
+    "ParallelJacobiDecoding",
+    "Sampling",
+    "SpeculativeJacobiDecoding",
+    "TreeJacobiDecoding",
+    "VARPipeline",
+    "VARTransformer",
+    "VARVQModel",
+    "ZipARDecoding",
+    "__version__",
+    "decoding_from_name",
+    "decoding_names",
+]
 
 if TYPE_CHECKING:
     from .auto import AutoPipeline
@@ -59,6 +90,7 @@ if TYPE_CHECKING:
         decoding_from_name,
         decoding_names,
     )
+    from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_var import VARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from .convert.published import PUBLISHED, load_published
+from .convert.fetch import load_published
+from .convert.registry import PUBLISHED
 from .pipelines.base import ARImagePipeline
 from .pipelines.pipeline_anole import AnolePipeline
 from .pipelines.pipeline_emu3 import Emu3Pipeline
@@ -28,6 +29,10 @@ PIPELINES = {
     )
 }
 ASSETS = Path(__file__).parent / "assets"
+INDEX = "model_index.json"
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+# Far beyond any published transformer.
+MAX_LAYERS = 1000
 
 
 def packaged_models() -> list[str]:
@@ -36,52 +41,71 @@ def packaged_models() -> list[str]:
 
 
 def published_models() -> list[str]:
-    """Names of the checkpoints that are downloaded and converted at their first use."""
+    """Names of the checkpoints that are downloaded and converted on first use."""
     return [entry.name for entry in PUBLISHED]
 
 
 class AutoPipeline:
-    """Loads the pipeline that a checkpoint names; it has no instances."""
+    """Loads the pipeline of any checkpoint; it has no instances."""
 
     @staticmethod
     def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> ARImagePipeline:
-        """The pipeline of a packaged model ("emoji-llamagen"), of a published checkpoint by its name here
-        ("llamagen-c2i-b-256": downloaded and converted once), of a local folder, or of a Hub repository.
+        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name
+        here ("llamagen-c2i-b-256": downloaded and converted once), or of a Hub repository. A folder with a
+        model_index.json comes first.
 
-        `kwargs` are those of `DiffusionPipeline.from_pretrained`; without a dtype everything is float32.
+        `kwargs` are those of `DiffusionPipeline.from_pretrained`. The default dtype is float32.
 
         Raises:
-            ValueError: if the folder or repository is no pipeline of this library.
+            ValueError: if the folder or repository holds no pipeline of this library.
             OSError: if a checkpoint must be downloaded and cannot be.
         """
         name = str(pretrained_model_name_or_path)
-        if name in packaged_models():
-            folder = ASSETS / name
-        elif name in published_models():
-            local = {key: kwargs[key] for key in ("cache_dir", "local_files_only") if key in kwargs}
-            folder = load_published(name, **local)
-        else:
-            folder = name
-        class_name = AutoPipeline._class_name(folder, kwargs)
+        folder = Path(name)
+        if not (folder / INDEX).is_file():
+            if name in packaged_models():
+                folder = ASSETS / name
+            elif name in published_models():
+                folder = load_published(name, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
+        class_name = _class_name(folder, name, kwargs)
         if class_name not in PIPELINES:
-            raise ValueError(
-                f"model_index.json of {name} names the class {class_name}: this library loads {', '.join(PIPELINES)}"
-            )
-        return PIPELINES[class_name].from_pretrained(folder, **kwargs)
+            raise ValueError(f"{INDEX} of {name} names the class {class_name!r}; available: {', '.join(PIPELINES)}")
+        if folder.is_dir():
+            _check_layers(folder)
+        return PIPELINES[class_name].from_pretrained(folder if folder.is_dir() else name, **kwargs)
 
-    @staticmethod
-    def _class_name(folder: str | os.PathLike, kwargs: dict) -> str | None:
-        index = Path(folder) / "model_index.json"
-        if not Path(folder).is_dir():
-            if str(folder).count("/") != 1:
-                known = ", ".join([*packaged_models(), *published_models()])
-                raise ValueError(f"{folder} is no folder, no Hub repository (owner/name) and none of {known}")
-            names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
-            options = {name: kwargs[name] for name in names if name in kwargs}
-            try:
-                index = Path(hf_hub_download(str(folder), index.name, **options))
-            except OSError as error:
-                raise OSError(f"model_index.json of {folder} cannot be fetched: {error}") from error
-        if not index.exists():
-            raise ValueError(f"{folder} has no model_index.json: give a folder written by save_pretrained")
-        return json.loads(index.read_text()).get("_class_name")
+
+def _class_name(folder: Path, name: str, kwargs: dict) -> str:
+    index = folder / INDEX
+    if not folder.is_dir():
+        if name.count("/") != 1:
+            known = ", ".join([*packaged_models(), *published_models()])
+            raise ValueError(f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}")
+        try:
+            index = Path(hf_hub_download(name, INDEX, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}))
+        except OSError as error:
+            raise OSError(f"{INDEX} of {name} cannot be downloaded: {error}") from error
+    if not index.is_file():
+        raise ValueError(f"{name} has no {INDEX}: give a folder written by save_pretrained")
+    class_name = _read_object(index).get("_class_name")
+    if not isinstance(class_name, str):
+        raise ValueError(f"{index} has the _class_name {class_name!r}: give a folder written by save_pretrained")
+    return class_name
+
+
+def _check_layers(folder: Path) -> None:
+    """Refuse a damaged number of layers, which would be built one by one before the weights are compared."""
+    for path in sorted(folder.glob("*/config.json")):
+        for key, value in _read_object(path).items():
+            if key in ("num_layers", "num_hidden_layers") and value not in range(1, MAX_LAYERS + 1):
+                raise ValueError(f"{path} has {key} = {value!r}: give a number from 1 to {MAX_LAYERS}")
+
+
+def _read_object(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): get the file again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: get the file again")
+    return value

@@ -1,48 +1,104 @@
-"""What the console commands share: their common options, and the pipeline that these name. No heavy imports."""
+"""What the console commands share: common options, the device and dtype, and the pipeline. No heavy imports."""
 
-from typing import Annotated
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 
 DEFAULT_MODEL = "emoji-llamagen"
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
-Model = Annotated[str, typer.Option(help="A packaged or published model's name, a folder, or a Hub repository.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same images.")]
-GuidanceScale = Annotated[float | None, typer.Option(help="1 is off; the model's by default, as the next three.")]
-Temperature = Annotated[float | None, typer.Option(help="Above 0.")]
-TopK = Annotated[int | None, typer.Option(help="0 is off, 1 is greedy.")]
-TopP = Annotated[float | None, typer.Option(help="1 is off.")]
+Model = Annotated[str, typer.Option(help="Name of a packaged or published model, a folder, or a Hub repository.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Dtype of the weights. auto: bfloat16 on accelerators, float32 on the CPU."),
+]
+Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same images.")]
+GuidanceScale = Annotated[
+    float | None, typer.Option(help="Classifier-free guidance scale; 1 disables it. Default: the checkpoint's.")
+]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature, above 0. Default: the checkpoint's.")]
+TopK = Annotated[
+    int | None, typer.Option(help="Sample from the k likeliest tokens; 0 disables it. Default: the checkpoint's.")
+]
+TopP = Annotated[float | None, typer.Option(help="Nucleus sampling; 1 disables it. Default: the checkpoint's.")]
+
+
+def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> None:
+    """Check that a file or folder can be written, without writing anything. Missing folders above it are fine.
+
+    Args:
+        suffixes: what the file must end in, empty for any; None for a folder.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{option} is {path}: end it in one of {', '.join(suffixes)}")
+    if path.exists() and path.is_dir() != (suffixes is None):
+        raise ValueError(f"{option} is {path}, which is a {'folder' if path.is_dir() else 'file'}: give another path")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if existing != path and not existing.is_dir():
+        raise ValueError(f"{option} is {path}, but {existing} is not a folder: give another path")
+    if not os.access(existing, os.W_OK):
+        raise ValueError(f"{option} is {path}, but {existing} is not writable: give another path")
 
 
 def choose_device(name: str | None) -> str:
-    """The device of that name, or a GPU where there is one.
+    """The device of that name; without a name, a GPU if there is one, else the CPU.
 
     Raises:
-        ValueError: if it cannot be used here.
+        ValueError: if the device cannot be used here.
     """
     import torch
 
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    # torch and its backends each raise what they like for a device that is not there.
+        if torch.empty(0, device=name).is_meta:
+            raise ValueError(f"--device is {name}, which holds no data: try cpu")
+    # torch and its backends raise different exceptions for a device that is not there.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {name} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
+        raise ValueError(f"--device is {name}, which is not available ({_first_line(error)}): try cpu") from error
     return name
 
 
-def load_pipeline(model: str, device: str | None, dtype: str = "float32"):
-    """The pipeline of `AutoPipeline.from_pretrained` on `choose_device(device)`, without progress bars of the loading."""
+def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
+    """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
+
+    Args:
+        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 on accelerators, float32 on the CPU.
+
+    Raises:
+        ValueError: if the device cannot be used, or the files of the model are damaged.
+    """
     device = choose_device(device)
     import torch
     from diffusers.utils import logging as diffusers_logging
+    from safetensors import SafetensorError
     from transformers.utils import logging as transformers_logging
 
+    if dtype == "auto":
+        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     from .auto import AutoPipeline
 
-    return AutoPipeline.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)
+    try:
+        pipe = AutoPipeline.from_pretrained(model, dtype=getattr(torch, dtype))
+    # What torch, diffusers and transformers raise for damaged weights and for settings of a wrong type.
+    except (SafetensorError, RuntimeError, TypeError, AttributeError, LookupError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
+            "ARIMAGE_TRACEBACK=1 to see where it fails"
+        ) from error
+    pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
+    return pipe.to(device)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

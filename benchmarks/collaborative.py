@@ -1,4 +1,4 @@
-"""Collaborative decoding at every hand-over beside the large model alone: seconds, memory, retrieval, deviation.
+"""Collaborative decoding at every hand-over compared with the large model alone: seconds, memory, retrieval, deviation.
 
 python benchmarks/collaborative.py --train train.parquet
 """
@@ -7,10 +7,11 @@ import argparse
 import statistics
 
 import torch
+from emoji_quality import caption_retrieval
 
 from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding
-from arimage.eval import bench
-from arimage.eval.retrieval import caption_retrieval
+from arimage.eval.judge import judge
+from arimage.eval.measure import measure
 from arimage.training.data import load_captioned_images
 from arimage.training.recipe import load_recipe
 
@@ -36,15 +37,15 @@ def main() -> None:
     for count in range(len(scales) - 1, 0, -1):
         decodings[f"code:drafter_scales={count}"] = CollaborativeDecoding(count)
     condition = {"prompt": [captions[0] for captions in trained_on.captions[: arguments.batch_size]]}
-    rows = bench.measure(pipe, condition, decodings, batch_size=arguments.batch_size, runs=arguments.runs, seed=0)
+    rows = measure(pipe, condition, decodings, batch_size=arguments.batch_size, runs=arguments.runs, seed=0)
     print(
         f"Batch of {arguments.batch_size}, medians of {arguments.runs} runs with ranges, {torch.get_num_threads()} threads.\n"
     )
-    print("| decoding | codes by the refiner | seconds | peak MiB | top-1 | top-5 | off by (floor) |")
+    print("| decoding | tokens by the refiner | seconds | peak MiB | top-1 | top-5 | deviation (floor) |")
     print("| --- " * 7 + "|")
     for row, decoding in zip(rows, decodings.values(), strict=True):
         found = caption_retrieval(pipe, trained_on, gallery, count=arguments.count, decoding=decoding)
-        judged = bench.judge(pipe, condition, decoding, images=32, seed=0)["deviation"]
+        judged = judge(pipe, condition, decoding, images=32, seed=0)["deviation"]
         drafted = getattr(decoding, "drafter_scales", len(scales))
         cells = [
             row["decoding"],

@@ -26,7 +26,7 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
     drafts = batch * window
     logits = (3 * normal(2, batch, window, codes)).bfloat16()
     p = (3 * normal(batch, window, codes)).softmax(-1)
-    # Half of the drafts are kept, as total variation tells.
+    # About half of the drafts are accepted: 1 minus the total variation of p and q.
     q = (p + p.roll(1, -1)) / 2
     x = q.flatten(0, 1).multinomial(1, generator=generator).view(batch, window)
     live = torch.ones_like(x, dtype=torch.bool)

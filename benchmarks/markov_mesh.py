@@ -1,9 +1,9 @@
-"""A synthetic picture law of any grid size, to compare decodings in seconds without a network.
+"""A synthetic distribution of images of any grid size, to compare decodings in seconds without a network.
 
-A code depends on the codes to the left, above, above-left and above-right of it, through random tables; `coupling` says how
-strongly. It is a `TokenModel`, so that every decoding but those with a drafter runs on it. The table shows how many passes an
-image needs and how many codes a pass evaluates for an image, both as means over the images, and how far the codes are from
-the model's law (`arimage.eval.deviation`).
+A token depends on the tokens to the left, above, above-left and above-right of it, through random tables; `coupling` is the
+strength. It is a `TokenModel`, so every decoding without a drafter runs on it. The table shows the forward passes per image and
+the tokens evaluated per pass and image, as means over the images, and how far the tokens are from the model's distribution
+(`arimage.eval.deviation`).
 
 python benchmarks/markov_mesh.py --decoding ar sjd sjd-coupled:window=64 sjd-lazy
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_text
-from arimage.eval.deviation import code_places, deviation
+from arimage.eval.deviation import deviation, token_places
 
 
 NEIGHBOURS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))
@@ -24,7 +24,7 @@ WEIGHTS = (1.0, 1.0, 0.5, 0.5)
 
 @dataclass
 class MeshCache:
-    """Codes and their positions by slot [B, S + 1]; the last slot takes what is to be thrown away."""
+    """Tokens and their positions by slot [B, S + 1]; the last slot takes padding."""
 
     codes: torch.LongTensor
     positions: torch.LongTensor
@@ -35,9 +35,9 @@ class MeshCache:
 
 
 class MarkovMesh:
-    """A `TokenModel` of V codes; a neighbour that a query does not see counts as one outside the picture.
+    """A `TokenModel` with a vocabulary of V; a neighbour that a query does not see counts as outside of the image.
 
-    Its attribute `evaluated` counts the codes that `forward` was asked for.
+    Its attribute `evaluated` counts the tokens fed to `forward`.
     """
 
     device = torch.device("cpu")
@@ -48,7 +48,7 @@ class MarkovMesh:
         self.evaluated = 0
         self.network = self
         generator = torch.Generator().manual_seed(seed)
-        # The last row of each table stands for a neighbour outside the picture.
+        # The last row of each table is for a neighbour outside of the image.
         self.tables = coupling * torch.randn(len(NEIGHBOURS), vocab_size + 1, vocab_size, generator=generator)
         self.tables *= torch.tensor(WEIGHTS)[:, None, None]
         self.tables[:, -1] = 0
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[8])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    head = "| coupling | batch | decoding | exact | passes an image | fewer by | codes a pass | deviation (floor) | seconds |"
+    head = "| coupling | batch | decoding | exact | passes per image | fewer by | tokens per pass | deviation (floor) | seconds |"
     print(head + "\n" + "| --- " * 9 + "|")
     seeds = arguments.seed + torch.arange(arguments.images)
     for coupling in arguments.coupling:
@@ -101,8 +101,8 @@ def main() -> None:
                 model.evaluated, began = 0, time.perf_counter()
                 states = [decode(model, decoding, Sampling(), batch) for batch in seeds.split(batch_size)]
                 seconds, evaluated = time.perf_counter() - began, model.evaluated
-                passes = sum(int((torch.stack(state.accepted) > 0).sum()) for state in states)
-                found = deviation(*code_places(model, Sampling(), torch.cat([state.tokens for state in states])))
+                passes = sum(int((state.accepted_per_step() > 0).sum()) for state in states)
+                found = deviation(*token_places(model, Sampling(), torch.cat([state.tokens for state in states])))
                 each = passes / arguments.images
                 print(
                     f"| {coupling} | {batch_size} | {text} | {'yes' if decoding.exact else 'no'} | {each:.1f} "

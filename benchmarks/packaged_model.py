@@ -7,9 +7,9 @@ import argparse
 import json
 
 import torch
+from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.eval.retrieval import caption_retrieval, patch_kmeans_reconstructions, psnr
 from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 

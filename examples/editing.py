@@ -1,4 +1,4 @@
-"""Draw pictures, then draw parts of them anew: python examples/editing.py docs/images/editing.png"""
+"""Generate images, then generate parts of them again: python examples/editing.py docs/images/editing.png"""
 
 import sys
 
@@ -10,7 +10,7 @@ from arimage import AutoPipeline
 
 
 SIZE = 64
-# What is drawn first, what then, and the box (left, upper, right, lower) that is drawn anew, or all but it.
+# The first prompt, the second, and the box (left, upper, right, lower) that is generated again, or all but it.
 EDITS = [
     ("a red heart", "a blue heart", (0, 32, 64, 64), False),
     ("grinning face", "loudly crying face", (0, 30, 64, 64), False),

@@ -10,7 +10,7 @@ from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.transformer import train_text_tokenizer
+from arimage.training.captions import train_text_tokenizer
 
 
 CODES = 48

@@ -1,4 +1,4 @@
-"""The tab that draws one prompt by several decodings, side by side."""
+"""The tab that generates one prompt with several decodings, side by side."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -6,19 +6,21 @@ from contextlib import closing
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request, Result, Ticket
-from .form import AT_ONCE, DRAWS, DrawAndStop, Subject, chosen, decoding_choices, events, refusal
+from .engine import Engine
+from .form import AT_ONCE, GENERATES, GenerateAndStop, Subject, chosen, decoding_choices, events, refusal
+from .protocol import Progress, Request, Result
+from .ticket import Ticket
 
 
 # Decodings side by side.
 SLOTS = 4
-# After so many passes of a decoding everything that is set up once is set up.
+# Forward passes after which everything that a decoding sets up once is set up.
 WARM = 3
 
 
 class Comparison:
-    """Draws one request by several decodings, one after another. Before the first drawing by each, a few passes are drawn and
-    thrown away, so that none pays for what is set up once."""
+    """Generates one request with several decodings, one after another. Before the first run of each, a few forward passes are
+    run and thrown away, so that no measured run pays for what is set up once."""
 
     def __init__(self):
         self._warm = set()
@@ -26,11 +28,11 @@ class Comparison:
     def run(
         self, submit: Callable[[Request], Ticket], request: dict, decodings: list[str | None]
     ) -> Iterator[tuple[int, Progress | Result]]:
-        """What happens, each with the number of its decoding.
+        """Progress and results, each with the number of its decoding.
 
         Args:
-            submit: that of the engine.
-            request: the fields of the `Request` but the decoding.
+            submit: `Engine.submit`.
+            request: the fields of the `Request` except the decoding.
 
         Raises:
             gr.Error: if there are too few or too many decodings, or the engine refuses one.
@@ -48,7 +50,7 @@ class Comparison:
 
 
 def some_decodings(engine: Engine, model: str) -> list[str]:
-    """A choice to begin with: the slowest, the model's default, and a relaxed one."""
+    """The initial choice: the slowest, the default of the model, and a relaxed one."""
     values = [value for _, value in decoding_choices(engine, model)]
     return [value for value in values if value in ("ar", engine.models[model].decoding, "zipar", "code")]
 
@@ -71,13 +73,13 @@ def compare_tab(engine: Engine, comparison: Comparison) -> None:
             elem_id="decodings",
         )
         with gr.Column(min_width=160, elem_classes="at-end"):
-            actions = DrawAndStop(engine, "Compare", "compare")
+            actions = GenerateAndStop(engine, "Compare", "compare")
     gr.HTML(markup.LEGEND)
     status = gr.HTML()
     with gr.Row(elem_classes="cards"):
         cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
 
-    def draw(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
+    def generate(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
         info = engine.models[model]
         update = dict.fromkeys(cards, gr.HTML(visible=False)) | actions.busy() | {status: ""}
         for card, decoding in zip(cards, decodings, strict=False):
@@ -88,15 +90,15 @@ def compare_tab(engine: Engine, comparison: Comparison) -> None:
             update = {}
         yield actions.idle()
 
-    def draw_form(page: gr.Request, *values) -> Iterator[dict]:
-        yield from actions.run(page, status, lambda submit: draw(submit, *values))
+    def compare_form(page: gr.Request, *values) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: generate(submit, *values))
 
     gr.on(
-        [actions.draw.click, subject.prompt.submit],
-        draw_form,
+        [actions.start.click, subject.prompt.submit],
+        compare_form,
         [*subject.inputs, decodings, seed],
         [*cards, status, *actions.buttons],
-        **DRAWS,
+        **GENERATES,
     )
 
     def on_model(model: str) -> dict:

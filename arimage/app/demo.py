@@ -1,32 +1,35 @@
-"""The Gradio demo: pictures while they are decoded, decodings side by side, and edits."""
+"""The Gradio demo: pictures while they are generated, decodings side by side, and edits."""
 
 import os
-import signal
-import sys
 import tempfile
 from pathlib import Path
 
 import gradio as gr
+from fastapi import FastAPI
 from PIL import Image
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from . import markup
+from .access import local_only
 from .compare_tab import Comparison, compare_tab
+from .connections import Server, serve_until_stopped
 from .edit_tab import edit_tab
 from .endpoints import add_endpoints
 from .engine import Engine
 from .generate_tab import generate_tab
 
 
-# Of an upload; 4096 x 4096.
+# Pixels of an upload; 4096 x 4096.
 MAX_PIXELS = 2**24
 
 
 def build_demo(engine: Engine) -> gr.Blocks:
-    """The demo on the models of an engine, to be launched with `launch_settings`."""
-    # Gradio reads an upload whole before its size can be looked at: Pillow refuses what has more than twice as many.
+    """The demo for the models of an engine, to be launched with `launch_settings`."""
+    # Gradio decodes an upload before its size can be checked: Pillow refuses pictures with more than twice as many pixels.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
-    # What is older than an hour is deleted from Gradio's folder every ten minutes.
+    # Every ten minutes, files older than an hour are deleted from Gradio's folder.
     with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
         gr.HTML(markup.INTRO)
         with gr.Tab("Generate"):
@@ -36,7 +39,7 @@ def build_demo(engine: Engine) -> gr.Blocks:
         with gr.Tab("Edit"):
             edit_tab(engine, last)
         add_endpoints(engine, comparison)
-    # The engine has a queue of its own and draws together what goes together: all that fits into it may begin at once.
+    # The engine has its own queue and batches requests: all that fit into its queue may start at once.
     demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
     return demo
 
@@ -44,14 +47,21 @@ def build_demo(engine: Engine) -> gr.Blocks:
 def launch_settings(engine: Engine) -> dict:
     """Arguments of `demo.launch`: the looks, and nothing served but the pictures of the page."""
     return {
+        **page_settings(),
+        "share": False,
+        "quiet": True,
+        "max_threads": threads(engine),
+    }
+
+
+def page_settings() -> dict:
+    """The arguments that `demo.launch` and `gr.mount_gradio_app` both take."""
+    return {
         "theme": gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
         "css_paths": Path(__file__).parent / "style.css",
         "footer_links": ["api"],
-        "share": False,
-        "quiet": True,
         "allowed_paths": [],
         "max_file_size": "8mb",
-        "max_threads": engine.limits.queue + 40,
         "run_history": False,
         "enable_monitoring": False,
         "ssr_mode": False,
@@ -59,22 +69,32 @@ def launch_settings(engine: Engine) -> dict:
     }
 
 
+def threads(engine: Engine) -> int:
+    """How many threads Gradio needs: each waiting request occupies one."""
+    return engine.limits.queue + 40
+
+
+def demo_app(engine: Engine, host: str, port: int, auth: tuple[str, str] | None) -> FastAPI:
+    """The demo as an application to be served at `host`. No page of another site reads what it answers, and none sends it
+    requests where it asks for no password."""
+    demo = build_demo(engine)
+    demo.max_threads = threads(engine)
+    # Gradio lets pages of any site read its answers unless the application around it says who may: nobody.
+    middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
+    return gr.mount_gradio_app(
+        app, demo, "/", server_name=host, server_port=port, auth=auth, show_error=False, **page_settings()
+    )
+
+
 def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | None) -> None:
-    """Serve the demo until SIGINT or SIGTERM. Its pictures lie in a folder of their own, which is removed then.
+    """Serve the demo until SIGINT or SIGTERM. Its pictures are in a folder of their own, which is removed at the end.
 
     Raises:
-        OSError: if the port is taken.
+        RuntimeError: if the engine failed.
     """
-    # Ends like Ctrl-C does, so that what is below is done.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        demo = build_demo(engine)
-        try:
-            _, url, _ = demo.launch(
-                server_name=host, server_port=port, auth=auth, prevent_thread_lock=True, **launch_settings(engine)
-            )
-            print(f"arimage is at {url}", flush=True)
-            demo.block_thread()
-        finally:
-            engine.close()
+        server = Server(demo_app(engine, host, port, auth), engine, host, port, log_level="warning")
+        server.on_start = lambda: print(f"arimage is at http://{host}:{port}/", flush=True)
+        serve_until_stopped(server, engine)

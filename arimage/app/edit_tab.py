@@ -1,4 +1,4 @@
-"""The tab that draws a part of a picture anew."""
+"""The tab that generates a part of a picture again."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,15 @@ import gradio as gr
 from PIL import ImageOps
 
 from . import markup
-from .engine import Engine, Progress, Request
-from .form import AT_ONCE, DRAWS, DecodingChoice, DrawAndStop, Subject, chosen, events, refusal
+from .engine import Engine
+from .form import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
 from .generate_tab import preview_every
 from .pictures import for_editor, picture_and_mask, stamped
+from .protocol import Progress, Request
 
 
 def edit_tab(engine: Engine, last: gr.State) -> None:
-    """Build the tab; `last` is what was drawn last, see `generate_tab`."""
+    """Build the tab; `last` is the last run of `generate_tab`."""
     info = next(iter(engine.models.values()))
     with gr.Row():
         subject = Subject(engine)
@@ -40,7 +41,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
         with gr.Column(scale=5, min_width=300):
             hint = gr.HTML(markup.about_editing(info))
             with gr.Row():
-                actions = DrawAndStop(engine, "Draw anew", "edit")
+                actions = GenerateAndStop(engine, "Generate", "edit")
             with gr.Row():
                 shown = {
                     "format": "png",
@@ -53,13 +54,13 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
                 after = gr.Image(label="After", buttons=["download"], elem_id="after", **shown)
             status = gr.HTML(markup.EMPTY, elem_id="edit-status")
 
-    def draw(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
+    def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
         if drawing is None or drawing["background"] is None:
             raise refusal("there is no picture: upload one, or take the last one from Generate")
         height, width = engine.models[model].sizes[0]
         picture, mask = picture_and_mask(drawing, (width, height))
         if mask.getextrema()[1] < 128:
-            raise refusal("nothing is painted over: paint where the picture shall be drawn anew")
+            raise refusal("nothing is painted over: paint over the part that you want to change")
         request = Request(
             **subject.condition(model, prompt, class_label),
             decoding=chosen(engine.models[model], decoding),
@@ -77,27 +78,27 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             else:
                 yield {after: stamped(event)[0], status: markup.finished(event), **actions.idle()}
 
-    def draw_form(page: gr.Request, *values) -> Iterator[dict]:
-        yield from actions.run(page, status, lambda submit: draw(submit, *values))
+    def edit_form(page: gr.Request, *values) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: generate(submit, *values))
 
     gr.on(
-        [actions.draw.click, subject.prompt.submit],
-        draw_form,
+        [actions.start.click, subject.prompt.submit],
+        edit_form,
         [editor, *subject.inputs, decoding.dropdown, seed],
         [before, after, status, *actions.buttons],
-        **DRAWS,
+        **GENERATES,
     )
 
     def take_last(last):
         if last is None:
-            raise refusal("there is no picture yet: draw one under Generate")
+            raise refusal("there is no picture yet: generate one in the tab Generate")
         return for_editor(last[1].images[0])
 
     def take_upload(drawing, model):
         height, width = engine.models[model].sizes[0]
-        # Shown as the model will see it.
+        # Cropped as the model will see it.
         shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
-        # To the page, what it gets from here is an upload too.
+        # The page takes the picture that it gets from here for another upload.
         return gr.skip() if shown.size == drawing["background"].size else shown
 
     take.click(take_last, last, editor, **AT_ONCE)

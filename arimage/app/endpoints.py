@@ -6,17 +6,18 @@ import gradio as gr
 from PIL import Image
 
 from .compare_tab import Comparison
-from .engine import Engine, Progress, Request, Result
+from .engine import Engine
 from .form import events, random_seed
 from .pictures import map_of, stamped
+from .protocol import Progress, Request, Result
 
 
-ABOUT_GENERATE = """Draw pictures. Partial results come while they are decoded: the pictures so far, and {passes, decided,
-codes, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
+ABOUT_GENERATE = """Generate pictures. Partial results arrive during the run: the pictures so far, and {passes, decided,
+tokens, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
 tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
-ABOUT_COMPARE = """Draw one picture by several decodings with the same seed. After each decoding: the pictures so far, the maps
-of which pass decided each code (none of next-scale models), and for each {decoding, exact, passes, tokens_per_pass, seconds}."""
-ABOUT_EDIT = """Draw a part of a picture anew. Partial results as in /generate; the last has the finished PNG."""
+ABOUT_COMPARE = """Generate one picture with several decodings and the same seed. After each decoding: the pictures so far, maps
+of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, tokens_per_pass, seconds}."""
+ABOUT_EDIT = """Generate a part of a picture again. Partial results as in /generate; the last has the finished PNG."""
 
 
 def add_endpoints(engine: Engine, comparison: Comparison) -> None:
@@ -24,8 +25,8 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     models = list(engine.models)
     with gr.Row(visible=False):
         model = gr.Dropdown(models, value=models[0], label="model")
-        prompt = gr.Textbox(label="prompt: for models that draw from text")
-        class_label = gr.Number(label="class_label: for models that draw classes", precision=0)
+        prompt = gr.Textbox(label="prompt: for models that generate from text")
+        class_label = gr.Number(label="class_label: for class-conditional models", precision=0)
         decoding = gr.Textbox(
             label="decoding: a name, or one with settings as in sjd-lazy:window=64; the model's by default"
         )
@@ -36,13 +37,15 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         temperature = gr.Number(label="temperature: above 0")
         top_k = gr.Number(label="top_k: 0 is off, 1 is greedy", precision=0)
         top_p = gr.Number(label="top_p: 1 is off")
-        preview_every = gr.Number(4, label="preview_every: passes between partial pictures; 0 is none", precision=0)
+        preview_every = gr.Number(
+            4, label="preview_every: forward passes between partial pictures; 0 means none", precision=0
+        )
         image = gr.Image(label="image: the picture to change", type="pil")
-        mask_image = gr.Image(label="mask_image: white where it is drawn anew", type="pil", image_mode="L")
+        mask_image = gr.Image(label="mask_image: white where the picture changes", type="pil", image_mode="L")
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")
         maps = gr.Gallery(label="maps", format="png")
-        state = gr.JSON(label="how far the drawing is, then what it cost")
+        state = gr.JSON(label="progress of the run, then its cost")
         call = gr.Button()
 
     def generate(
@@ -75,7 +78,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             if isinstance(event, Result):
                 yield stamped(event), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:
-                yield event.previews or [], _far(event)
+                yield event.previews or [], _progress(event)
 
     def compare(
         prompt: str | None = None,
@@ -90,9 +93,9 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         for _, event in comparison.run(engine.submit, subject | {"seed": seed}, decodings or []):
             if isinstance(event, Result):
                 results.append(event)
-                drawn = [image for result in results for image in stamped(result)]
+                images = [image for result in results for image in stamped(result)]
                 passes = [map_of(each.deciding_pass[0]) for each in results if each.deciding_pass is not None]
-                yield drawn, passes, [_cost(result) for result in results]
+                yield images, passes, [_cost(result) for result in results]
 
     def edit(
         image: Image.Image | None,
@@ -118,7 +121,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             if isinstance(event, Result):
                 yield stamped(event)[0], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:
-                yield event.previews[0] if event.previews else None, _far(event)
+                yield event.previews[0] if event.previews else None, _progress(event)
 
     subject = [prompt, model, class_label]
     sampling = [guidance_scale, temperature, top_k, top_p]
@@ -145,11 +148,11 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     )
 
 
-def _far(event: Progress) -> dict:
+def _progress(event: Progress) -> dict:
     return {
         "passes": event.passes,
         "decided": event.decided,
-        "codes": event.codes,
+        "tokens": event.tokens,
         "queue_position": event.queue_position,
     }
 

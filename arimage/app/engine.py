@@ -1,4 +1,4 @@
-"""Draws the requests of many clients with one worker thread, together where they go together."""
+"""Generates the images of many clients' requests with one worker thread, in batches."""
 
 import logging
 import threading
@@ -14,29 +14,20 @@ from ..decoding import decoding_to_text
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.output import DecodingStats
 from .models import ModelInfo, describe
-from .requests import (
-    Cancelled,
-    Limits,
-    Progress,
-    Refused,
-    Request,
-    Result,
-    check,
-)
+from .plan import check
+from .protocol import Limits, Progress, Refused, Request, Result
 from .ticket import Ticket
 
 
-__all__ = ["Cancelled", "Engine", "Limits", "ModelInfo", "Progress", "Refused", "Request", "Result", "Ticket"]
-
 logger = logging.getLogger(__name__)
 
-# Drafts are mixed with this much of this grey.
+# Drafts are mixed with grey: this share of it, and this brightness.
 VEIL, GREY = 0.75, 0.85
 
 
 class _Watch:
-    """The callback of a batch's passes: reports them, draws previews, remembers what was decided when, and stops a batch that
-    nobody waits for."""
+    """The callback after every forward pass of a batch: reports progress, makes previews, records which forward pass decided
+    each token, and stops a batch that nobody waits for."""
 
     def __init__(self, parts: list[tuple[Ticket, slice]], info: ModelInfo):
         self.parts, self.info, self.late = parts, info, 0
@@ -47,46 +38,49 @@ class _Watch:
             return
         tokens, decided = tensors["tokens"], tensors["decided"]
         self.late = self.late + (~decided).long()
-        # Reading how far an accelerator is waits for it.
+        # Reading from an accelerator waits for it.
         counts = decided.sum(1).tolist() if tokens.device.type == "cpu" or passes % 8 == 0 else None
         for ticket, rows in self.parts:
             request = ticket.request
             due = request.preview_every > 0 and passes % request.preview_every == 0
             if counts is None and not due:
                 continue
-            so_far = ticket.drawn.codes + (int(decided[rows].sum()) if counts is None else sum(counts[rows]))
-            share = min(request.previews, so_far * (request.previews + 1) // ticket.codes)
+            so_far = ticket.finished.tokens + (int(decided[rows].sum()) if counts is None else sum(counts[rows]))
+            share = min(request.previews, so_far * (request.previews + 1) // ticket.tokens)
             due, ticket.shown = due or share > ticket.shown, share
-            previews = self._preview(pipe, tokens[rows], decided[rows], ticket.plan.size) if due else None
-            ticket.report(ticket.drawn.passes + passes, so_far, previews)
+            previews = self._preview(pipe, rows, tokens[rows], decided[rows]) if due else None
+            ticket.report(ticket.finished.passes + passes, so_far, previews)
 
     def _preview(
-        self, pipe: ARImagePipeline, tokens: torch.LongTensor, decided: torch.BoolTensor, size: tuple[int, int]
+        self, pipe: ARImagePipeline, rows: slice, tokens: torch.LongTensor, decided: torch.BoolTensor
     ) -> list[Image.Image]:
-        pixels = pipe.draw_codes(tokens, decided).float().clamp(-1, 1)
-        if self.info.grid is not None:
-            rows = self.info.grid[0] * size[0] // self.info.sizes[0][0]
-            # Drafts shine through.
-            veil = torch.where(decided, 0.0, torch.where(tokens > 0, VEIL, 1.0)).view(len(decided), 1, rows, -1)
+        call = pipe.current_call.select(rows)
+        pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
+        if not pipe.generates_scales:
+            # Drafts shine through; tokens not known yet (-1) are grey.
+            veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0))
+            veil = call.model.layout.to_places(veil)[:, None]
             veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")
 
 
 class Engine:
-    """Draws requests, first come, first served. Requests of one model, decoding, sampling and size that wait together are
-    drawn as one batch; each image has a generator of its own, so it does not depend on its company.
+    """Serves requests, first come, first served. Requests with the same model, decoding, sampling and size that wait together
+    are generated as one batch; each image has its own generator, so it does not depend on the others.
 
     Args:
-        pipelines: what to draw with, by the names that requests use.
-        limits: what to take on.
+        pipelines: by the names that requests use.
+        limits: which requests to accept.
 
     Attributes:
-        models: what each pipeline can do, by name.
+        models: the abilities of each pipeline, by name.
         on_batch: called in the engine's thread after every batch with the number of its images and its statistics.
+        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
+        failure: that error, or None.
 
     Raises:
-        ValueError: if a pipeline cannot draw from text or classes alone.
+        ValueError: if a pipeline takes neither text nor classes.
     """
 
     def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
@@ -96,6 +90,8 @@ class Engine:
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(pipe)
         self.on_batch: Callable[[int, DecodingStats], None] | None = None
+        self.on_failure: Callable[[], None] | None = None
+        self.failure: BaseException | None = None
         self._pipelines = pipelines
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
@@ -105,20 +101,20 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return self._worker.is_alive() and not self._closed
 
     def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
         """Queue a request. `on_progress` is called in the engine's thread, and must return at once.
 
         Raises:
-            Refused: if the model cannot draw it, the limits do not allow it, the queue is full (`busy`) or the engine is
-                closed.
+            Refused: if the model is not able to do it, the limits do not allow it, the queue is full (`busy`) or the engine
+                is closed.
         """
         if request.model not in self.models:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
@@ -126,24 +122,24 @@ class Engine:
         plan = check(request, self._pipelines[request.model], info, self.limits)
         if plan.edits:
             try:
-                # Reads files that were only opened so far.
+                # Pillow reads the pixels only now.
                 picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")
             except OSError as error:
                 raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
             request = replace(request, image=picture, mask_image=mask)
-        ticket = Ticket(request, plan, info.codes, self._drop, on_progress)
+        ticket = Ticket(request, plan, self._drop, on_progress)
         with self._arrived:
             if self._closed:
                 raise Refused("the engine is closed: start it again")
             if len(self._waiting) >= self.limits.queue:
-                raise Refused(f"{self.limits.queue} requests wait already: try again later", busy=True)
+                raise Refused(f"{self.limits.queue} requests are waiting already: try again later", busy=True)
             self._waiting.append(ticket)
             ticket.report(0, 0, queue_position=len(self._waiting))
             self._arrived.notify()
         return ticket
 
     def close(self) -> None:
-        """Cancel what waits and what is drawn, and end the worker after the running pass."""
+        """Cancel all requests, and end the worker after the current forward pass."""
         with self._arrived:
             self._closed = True
             tickets = [*self._waiting, *self._running]
@@ -158,6 +154,20 @@ class Engine:
                 self._waiting.remove(ticket)
 
     def _work(self) -> None:
+        try:
+            self._generate_batches()
+        # BaseException, because a SystemExit raised in a thread ends it without a message.
+        except BaseException as error:
+            logger.critical("the engine has failed", exc_info=True)
+            with self._arrived:
+                self.failure, self._closed = error, True
+                tickets = [*self._waiting, *self._running]
+            for ticket in tickets:
+                ticket.cancel()
+            if self.on_failure is not None:
+                self.on_failure()
+
+    def _generate_batches(self) -> None:
         while True:
             with self._arrived:
                 idle = not self._waiting
@@ -169,12 +179,12 @@ class Engine:
             with self._arrived:
                 batch = self._take()
             if batch:
-                self._draw(batch)
+                self._generate(batch)
             self._running = []
 
     def _take(self) -> list[tuple[Ticket, int]]:
-        """Whole requests of the first one's plan, as many as a batch holds, and how many images of each: those of a request
-        larger than a batch are taken in several."""
+        """The requests of the next batch, with the plan of the first one, and how many images of each. A request is taken
+        as a whole unless it is larger than a batch."""
         batch, room = [], self.limits.batch
         for ticket in list(self._waiting):
             count = min(ticket.request.count - ticket.begun, self.limits.batch)
@@ -191,14 +201,14 @@ class Engine:
                 ticket.report(0, 0, queue_position=position)
         return batch
 
-    def _draw(self, batch: list[tuple[Ticket, int]]) -> None:
+    def _generate(self, batch: list[tuple[Ticket, int]]) -> None:
         try:
-            self._draw_together(batch)
+            self._generate_together(batch)
         except Exception as error:
             if len(batch) > 1:
-                # Only the request at fault shall fail.
+                # Run each alone, so that only the request at fault fails.
                 for part in batch:
-                    self._draw([part])
+                    self._generate([part])
                 return
             ticket = batch[0][0]
             if not isinstance(error, ValueError):
@@ -206,13 +216,13 @@ class Engine:
             ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
             self._drop(ticket)
 
-    def _draw_together(self, batch: list[tuple[Ticket, int]]) -> None:
+    def _generate_together(self, batch: list[tuple[Ticket, int]]) -> None:
         plan = batch[0][0].plan
         pipe, info = self._pipelines[plan.model], self.models[plan.model]
         requests = [ticket.request for ticket, count in batch for _ in range(count)]
         parts, seeds = [], []
         for ticket, count in batch:
-            first = len(ticket.drawn.images)
+            first = len(ticket.finished.images)
             parts.append((ticket, slice(len(seeds), len(seeds) + count)))
             seeds += ticket.seeds[first : first + count]
         arguments = {
@@ -245,34 +255,34 @@ class Engine:
         for ticket, rows in parts:
             if ticket.future.done():
                 continue
-            drawn = ticket.drawn
+            finished = ticket.finished
             accepted = output.stats.accepted[:, rows]
             image_passes = (accepted > 0).sum(0).tolist()
-            drawn.images += output.images[rows]
-            drawn.image_passes += image_passes
-            drawn.deciding += [] if deciding is None else list(deciding[rows])
-            drawn.passes += max(image_passes)
-            drawn.codes += int(accepted.sum())
-            drawn.seconds += seconds
-            drawn.exact = output.stats.exact
-            if len(drawn.images) == ticket.request.count:
+            finished.images += output.images[rows]
+            finished.image_passes += image_passes
+            finished.deciding += [] if deciding is None else list(deciding[rows])
+            finished.passes += max(image_passes)
+            finished.tokens += int(accepted.sum())
+            finished.seconds += seconds
+            finished.exact = output.stats.exact
+            if len(finished.images) == ticket.request.count:
                 ticket.settle(self._result(ticket))
 
     def _result(self, ticket: Ticket) -> Result:
-        request, plan, drawn = ticket.request, ticket.plan, ticket.drawn
-        codes = drawn.codes / request.count
+        request, plan, finished = ticket.request, ticket.plan, ticket.finished
+        tokens = finished.tokens / request.count
         decoding = request.decoding or decoding_to_text(plan.decoding)
         condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
         negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
         return Result(
-            images=drawn.images,
+            images=finished.images,
             seeds=ticket.seeds,
-            passes=drawn.passes,
-            tokens_per_pass=sum(codes / passes for passes in drawn.image_passes) / request.count,
-            seconds=drawn.seconds,
-            exact=drawn.exact,
+            passes=finished.passes,
+            tokens_per_pass=sum(tokens / passes for passes in finished.image_passes) / request.count,
+            seconds=finished.seconds,
+            exact=finished.exact,
             decoding=decoding,
-            deciding_pass=torch.stack(drawn.deciding).numpy() if drawn.deciding else None,
+            deciding_pass=torch.stack(finished.deciding).numpy() if finished.deciding else None,
             settings={
                 "model": request.model,
                 **condition,

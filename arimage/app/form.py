@@ -1,4 +1,4 @@
-"""What the tabs share: their controls, and how their requests are drawn."""
+"""The controls that the tabs share, and how their requests are run."""
 
 import html
 import math
@@ -9,27 +9,30 @@ from collections.abc import Callable, Iterator
 import gradio as gr
 
 from . import markup
-from .engine import Cancelled, Engine, ModelInfo, Progress, Refused, Request, Result, Ticket
+from .engine import Engine
+from .models import ModelInfo
+from .protocol import Cancelled, Progress, Refused, Request, Result
+from .ticket import Ticket
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
-# Seconds between two messages on a drawing, partial pictures aside.
+# Seconds between two reports on a run, apart from partial pictures.
 PAUSE = 0.1
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
-# Events that a page alone uses: those that draw, and those that are done at once and pass by the queue.
-DRAWS = {"api_visibility": "private", "show_progress": "hidden"}
-AT_ONCE = {**DRAWS, "queue": False}
+# Settings of events that only the page uses: those that generate, and those that take no time and skip the queue.
+GENERATES = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE = {**GENERATES, "queue": False}
 
 
 def refusal(message: str) -> gr.Error:
-    """What the page shows, and clients get, where nothing is drawn."""
+    """The error that the page shows, and clients get, when a request is refused."""
     # The page would render it as HTML.
     return gr.Error(html.escape(message, quote=False), print_exception=False)
 
 
 def events(submit: Callable[[Request], Ticket], request: Request) -> Iterator[Progress | Result]:
-    """What happens to a request; `submit` is that of the engine. Whoever leaves the loop early, by closing the page say, gives
-    its place free.
+    """Progress and result of a request; `submit` is `Engine.submit`. Leaving the loop early, for example by closing the page,
+    cancels the request.
 
     Raises:
         gr.Error: if the engine refuses the request.
@@ -38,12 +41,12 @@ def events(submit: Callable[[Request], Ticket], request: Request) -> Iterator[Pr
     ticket = None
     try:
         ticket = submit(request)
-        said = -math.inf
+        reported = -math.inf
         # A closed page is noticed when something is sent to it.
         for event in ticket.events(every=1):
             now = time.monotonic()
-            if isinstance(event, Result) or event.previews or now - said > PAUSE:
-                said = now
+            if isinstance(event, Result) or event.previews or now - reported > PAUSE:
+                reported = now
                 yield event
     except Refused as error:
         raise refusal(str(error)) from error
@@ -53,12 +56,12 @@ def events(submit: Callable[[Request], Ticket], request: Request) -> Iterator[Pr
 
 
 def random_seed() -> int:
-    """A seed that one can read out and type."""
+    """A seed that is short enough to type."""
     return random.randrange(10**6)
 
 
 def decoding_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
-    """Labels and values of the decodings that run on a model, exact ones first; its default with its settings."""
+    """Labels and values of the decodings of a model, exact ones first; the default has its settings."""
     info = engine.models[model]
     default = info.decoding.partition(":")[0]
     choices = []
@@ -69,12 +72,12 @@ def decoding_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
 
 
 def chosen(info: ModelInfo, decoding: str) -> str | None:
-    """A choice as `Request.decoding` takes it: the default may have settings that requests cannot choose."""
+    """A choice as `Request.decoding` takes it: the default may have settings that requests may not choose."""
     return None if decoding == info.decoding else decoding
 
 
 class Subject:
-    """The controls of what to draw and by which model. A model reads a prompt or a class."""
+    """The controls for the model and its prompt or class."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -82,7 +85,7 @@ class Subject:
         self.prompt = gr.Textbox(
             EXAMPLES[0],
             label="Prompt",
-            placeholder="What to draw",
+            placeholder="What the picture shows",
             visible=info.classes is None,
             scale=2,
             min_width=200,
@@ -102,19 +105,19 @@ class Subject:
         return [self.model, self.prompt, self.class_label]
 
     def condition(self, model: str, prompt: str, class_label: int) -> dict:
-        """The arguments of a `Request` that say what to draw."""
+        """The arguments of a `Request` for the model and its prompt or class."""
         if self._engine.models[model].classes is None:
             return {"model": model, "prompt": prompt}
         return {"model": model, "class_label": class_label}
 
     def visibility(self, model: str) -> dict:
-        """Show the one of the two that the model reads."""
+        """Show the prompt or the class, whichever the model takes."""
         reads_text = self._engine.models[model].classes is None
         return {self.prompt: gr.Textbox(visible=reads_text), self.class_label: gr.Number(visible=not reads_text)}
 
 
 class DecodingChoice:
-    """The control of the decoding, and a line on the chosen one, to be rendered where it belongs."""
+    """The control of the decoding, and a line about the chosen one, which the tab renders where it wants."""
 
     def __init__(self, engine: Engine, subject: Subject):
         self._engine = engine
@@ -126,7 +129,7 @@ class DecodingChoice:
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
 
     def choices(self, model: str) -> dict:
-        """Offer what runs on the model."""
+        """Offer the decodings of a model."""
         decoding = self._engine.models[model].decoding
         return {
             self.dropdown: gr.Dropdown(decoding_choices(self._engine, model), value=decoding),
@@ -137,19 +140,19 @@ class DecodingChoice:
         return markup.about_decoding(self._engine.models[model], decoding)
 
 
-class DrawAndStop:
-    """A button that draws, others that go with it, and in their place, while something is drawn, one that stops it."""
+class GenerateAndStop:
+    """A button that starts a run, others next to it, and during the run a button that stops it instead."""
 
     def __init__(self, engine: Engine, label: str, name: str, others: tuple[str, ...] = ()):
         self._engine, self._running = engine, {}
-        self.draw = gr.Button(label, variant="primary", elem_id=name, min_width=120)
+        self.start = gr.Button(label, variant="primary", elem_id=name, min_width=120)
         self.others = [gr.Button(other, min_width=120, elem_id=other.lower().replace(" ", "-")) for other in others]
         self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"stop-{name}", min_width=120)
         self.stop.click(self._stop, None, None, **AT_ONCE)
 
     @property
     def buttons(self) -> list[gr.Button]:
-        return [self.draw, *self.others, self.stop]
+        return [self.start, *self.others, self.stop]
 
     def busy(self) -> dict:
         return {self.stop: gr.Button(visible=True)} | {each: gr.Button(visible=False) for each in self.buttons[:-1]}
@@ -158,17 +161,17 @@ class DrawAndStop:
         return {self.stop: gr.Button(visible=False)} | {each: gr.Button(visible=True) for each in self.buttons[:-1]}
 
     def run(
-        self, page: gr.Request, status: gr.HTML, draw: Callable[[Callable[[Request], Ticket]], Iterator[dict]]
+        self, page: gr.Request, status: gr.HTML, generate: Callable[[Callable[[Request], Ticket]], Iterator[dict]]
     ) -> Iterator[dict]:
-        """The updates of `draw`, which submits its requests with the function that it is given, so that the stop button finds
-        them; and the buttons back in their places where it is stopped or fails.
+        """The updates of `generate`, which submits its requests with the function that it is given, so that the stop button
+        finds them. When it is stopped or fails, the buttons are as before.
 
         Raises:
-            gr.Error: if something is drawn for this page already.
+            gr.Error: if this page has a run already.
         """
         session = page.session_hash
         if session in self._running:
-            raise refusal("this page is drawing already: wait for it, or stop it")
+            raise refusal("this page is generating a picture already: wait for it, or stop it")
 
         def submit(request: Request) -> Ticket:
             self._running[session] = self._engine.submit(request)
@@ -176,7 +179,7 @@ class DrawAndStop:
 
         self._running[session] = None
         try:
-            yield from draw(submit)
+            yield from generate(submit)
         except Cancelled:
             yield {status: markup.STOPPED, **self.idle()}
         except Exception:

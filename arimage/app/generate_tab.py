@@ -1,22 +1,35 @@
-"""The tab that draws pictures while one looks on."""
+"""The tab that shows pictures while they are generated."""
 
 from collections.abc import Callable, Iterator
 
 import gradio as gr
 
 from . import markup
-from .engine import Engine, Progress, Request, Ticket
-from .form import AT_ONCE, DRAWS, EXAMPLES, SAMPLING, DecodingChoice, DrawAndStop, Subject, chosen, events, random_seed
+from .engine import Engine
+from .form import (
+    AT_ONCE,
+    EXAMPLES,
+    GENERATES,
+    SAMPLING,
+    DecodingChoice,
+    GenerateAndStop,
+    Subject,
+    chosen,
+    events,
+    random_seed,
+)
 from .pictures import stamped, write_download
+from .protocol import Progress, Request
+from .ticket import Ticket
 
 
 def preview_every(engine: Engine, model: str) -> int:
-    """Passes between partial pictures."""
+    """Forward passes between partial pictures."""
     return 1 if engine.models[model].grid is None else 4
 
 
 def generate_tab(engine: Engine) -> gr.State:
-    """Build the tab. Returns what it drew last: None, or a request and its result."""
+    """Build the tab. Returns its last run: None, or a request and its result."""
     info = next(iter(engine.models.values()))
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=300):
@@ -38,7 +51,7 @@ def generate_tab(engine: Engine) -> gr.State:
                     gr.Number(info.sampling["top_p"], label="Top-p", info="1 is off", step=0.05, min_width=150),
                 ]
             with gr.Row():
-                actions = DrawAndStop(engine, "Draw", "draw", ("Random seed",))
+                actions = GenerateAndStop(engine, "Generate", "generate", ("Random seed",))
             gr.Examples(EXAMPLES, subject.prompt, label="Try")
         with gr.Column(scale=5, min_width=300):
             gallery = gr.Gallery(
@@ -61,7 +74,7 @@ def generate_tab(engine: Engine) -> gr.State:
     inputs = [*subject.inputs, decoding.dropdown, seed, count, *sampling]
     outputs = [gallery, status, download, again, last, seed, *actions.buttons]
 
-    def draw(submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
+    def generate(submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
         columns = 1 if request.count == 1 else 2 if request.count <= 4 else 4
         for event in events(submit, request):
             if isinstance(event, Progress):
@@ -82,7 +95,9 @@ def generate_tab(engine: Engine) -> gr.State:
                     **actions.idle(),
                 }
 
-    def draw_form(page: gr.Request, model, prompt, class_label, decoding, seed, count, *sampling) -> Iterator[dict]:
+    def generate_form(
+        page: gr.Request, model, prompt, class_label, decoding, seed, count, *sampling
+    ) -> Iterator[dict]:
         request = Request(
             **subject.condition(model, prompt, class_label),
             decoding=chosen(engine.models[model], decoding),
@@ -91,19 +106,19 @@ def generate_tab(engine: Engine) -> gr.State:
             preview_every=preview_every(engine, model),
             **dict(zip(SAMPLING, sampling, strict=True)),
         )
-        yield from actions.run(page, status, lambda submit: draw(submit, request))
+        yield from actions.run(page, status, lambda submit: generate(submit, request))
 
-    def draw_with_random_seed(page: gr.Request, *values) -> Iterator[dict]:
+    def generate_with_random_seed(page: gr.Request, *values) -> Iterator[dict]:
         values = dict(zip(inputs, values, strict=True)) | {seed: random_seed()}
-        for update in draw_form(page, *values.values()):
+        for update in generate_form(page, *values.values()):
             yield {seed: values[seed], **update}
 
-    def draw_again(page: gr.Request, last) -> Iterator[dict]:
-        yield from actions.run(page, status, lambda submit: draw(submit, last[0]))
+    def generate_again(page: gr.Request, last) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: generate(submit, last[0]))
 
-    gr.on([actions.draw.click, subject.prompt.submit], draw_form, inputs, outputs, **DRAWS)
-    actions.others[0].click(draw_with_random_seed, inputs, outputs, **DRAWS)
-    again.click(draw_again, last, outputs, **DRAWS)
+    gr.on([actions.start.click, subject.prompt.submit], generate_form, inputs, outputs, **GENERATES)
+    actions.others[0].click(generate_with_random_seed, inputs, outputs, **GENERATES)
+    again.click(generate_again, last, outputs, **GENERATES)
 
     def on_model(model: str) -> dict:
         defaults = [engine.models[model].sampling[name] for name in SAMPLING]

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from .models import ModelInfo
-from .requests import Limits, Refused, Request, Result, check_pixels
+from .plan import check_pixels
+from .protocol import Limits, Refused, Request, Result
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -21,7 +22,7 @@ NAMES = {"count": "n", "mask_image": "mask"}
 
 
 class Fields(BaseModel):
-    """What a client may send; those of an edit that are files come beside it."""
+    """The fields that a client may send, apart from the files of an edit."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -45,7 +46,7 @@ class Fields(BaseModel):
     top_p: float | None = None
     negative_prompt: str | None = None
 
-    # Taken from any client, and without effect.
+    # Accepted from any client, without effect.
     background: str | None = None
     complexity: str | None = None
     input_fidelity: str | None = None
@@ -58,13 +59,15 @@ class Fields(BaseModel):
     def to_request(
         self, default_model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
     ) -> Request:
-        """The engine's request; without a seed of its own it gets one by chance.
+        """The request for the engine; if it has no seed it gets a random one.
 
         Raises:
-            Refused: if several images are asked for as a stream.
+            Refused: if several images are asked for as a stream, or a transparent jpeg.
         """
         if self.stream and self.n not in (None, 1):
             raise Refused(f"a stream has one image, not {self.n}: leave out n, or stream", "n")
+        if self.background == "transparent" and self.output_format == "jpeg":
+            raise Refused("a jpeg has no transparent background: leave out background, or ask for png", "background")
         width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
         return Request(
             model=self.model or default_model,
@@ -98,7 +101,7 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
     """An uploaded picture.
 
     Raises:
-        Refused: if it is none, or too large.
+        Refused: if it is not a picture, or too large.
     """
     try:
         picture = Image.open(io.BytesIO(data), formats=["png", "jpeg", "webp"])
@@ -108,23 +111,23 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
         raise
     # Pillow's own limit is no OSError.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Refused(f"{name} is no picture that can be read: send a whole PNG, JPEG or WebP file", name) from error
+        raise Refused(f"{name} cannot be read as a picture: send a whole PNG, JPEG or WebP file", name) from error
     return picture
 
 
 def read_mask(picture: Image.Image) -> Image.Image:
-    """White where a picture is transparent, which is where OpenAI's API has it drawn anew.
+    """White where a picture is transparent, which is where OpenAI's API changes it.
 
     Raises:
-        Refused: if the picture knows no transparency.
+        Refused: if the picture has no transparency.
     """
     if not picture.has_transparency_data:
-        raise Refused("the mask has no transparency: make it transparent where the image is to be drawn anew", "mask")
+        raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
     return picture.convert("RGBA").getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)
 
 
 def answer(result: Result, fields: Fields, data: list[dict]) -> dict:
-    """The body of a finished request; what is beyond OpenAI's API is under "arimage"."""
+    """The body of a finished request; what OpenAI's API does not have is under "arimage"."""
     return {
         "created": int(time.time()),
         "data": data,
@@ -185,7 +188,7 @@ def error_body(message: str, status: int, parameter: str | None = None, code: st
 def error_response(
     message: str, status: int, parameter: str | None = None, code: str | None = None, headers: dict | None = None
 ) -> JSONResponse:
-    """An error as OpenAI's clients read it."""
+    """An error in the shape of OpenAI's API."""
     return JSONResponse(error_body(message, status, parameter, code), status, headers)
 
 

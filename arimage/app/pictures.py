@@ -1,4 +1,4 @@
-"""Pictures on their way to the browser and back: their settings, acceptance maps, and drawn masks."""
+"""Pictures for the browser and from it: their settings, acceptance maps, and painted masks."""
 
 import base64
 import io
@@ -12,21 +12,21 @@ import numpy as np
 from PIL import Image, ImageOps, PngImagePlugin
 
 from ..eval.trace import acceptance_map
-from .engine import Result
+from .protocol import Result
 
 
-# Where a PNG keeps the settings that it was drawn with.
+# The text field of a PNG with the settings that generate it again.
 METADATA = "arimage"
-# Side in pixels of maps, and at least of pictures in the editor.
+# Side in pixels of maps, and the smallest side of pictures in the editor.
 SHOWN = 384
 EDITOR = 512
-# Side in pixels of pictures that are part of a page.
+# Largest side in pixels of pictures inside a page.
 LARGEST = 512
 
 
 def stamped(result: Result) -> list[Image.Image]:
-    """The images of a result, each with the settings that draw it again, alone, as JSON in its text; Gradio keeps them in a
-    PNG."""
+    """The images of a result, each with the settings that generate it again, alone, as JSON in its text, which Gradio writes
+    to PNG files."""
     images = [image.copy() for image in result.images]
     for image, seed in zip(images, result.seeds, strict=True):
         image.info[METADATA] = json.dumps(result.settings | {"count": 1, "seed": seed})
@@ -44,13 +44,13 @@ def png(image: Image.Image) -> bytes:
 
 
 def data_uri(image: Image.Image) -> str:
-    """The image, for a page that is sent again and again: a large one is made smaller."""
+    """The image as an address inside a page. A large one is scaled down, because the page is sent many times."""
     image = ImageOps.contain(image, (LARGEST, LARGEST)) if max(image.size) > LARGEST else image
     return "data:image/png;base64," + base64.b64encode(png(image)).decode()
 
 
 def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
-    """A PNG, or an archive of several, in a folder of its own in `folder`; the file's name comes of the letters in `name`."""
+    """A PNG, or an archive of several, in a folder of its own in `folder`; the file name is made of the letters in `name`."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "image"
     own = Path(tempfile.mkdtemp(dir=folder))
     if len(images) == 1:
@@ -65,24 +65,24 @@ def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
 
 
 def map_of(passes: np.ndarray) -> Image.Image:
-    """The acceptance map of an image, from the deciding pass of each of its codes [rows, columns]."""
+    """The acceptance map of an image, from the forward pass that decided each of its tokens [rows, columns]."""
     rows, columns = passes.shape
     cell = max(1, SHOWN // max(rows, columns))
     return acceptance_map(passes, (rows * cell, columns * cell))
 
 
 def for_editor(image: Image.Image) -> Image.Image:
-    """The image, enlarged by a whole factor without smoothing where it is too small to draw on."""
+    """The image, enlarged by a whole factor without smoothing if it is too small to paint on."""
     factor = max(1, EDITOR // min(image.size))
     return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
-    """What an `ImageEditor` holds as a picture and a mask, white where something was drawn.
+    """The content of an `ImageEditor` as a picture and a mask, which is white where something was painted.
 
     Args:
         drawing: its value, with PIL images.
-        size: width and height; the middle of a picture of another shape is taken.
+        size: width and height; a picture of another shape is cropped to its middle.
     """
     picture = drawing["background"]
     mask = Image.new("L", picture.size)

@@ -1,8 +1,7 @@
-"""A server of the OpenAI Images API in front of the engine."""
+"""The OpenAI Images API in front of the engine."""
 
 import asyncio
 import base64
-import hmac
 import json
 import logging
 import secrets
@@ -12,16 +11,19 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..pipelines.output import DecodingStats
-from .engine import Cancelled, Engine, Progress, Refused, Result, Ticket
+from .access import local_only
+from .engine import Engine
+from .gate import PICTURES, Gate, TooLarge, too_large
+from .metrics import Metrics
 from .openai_api import (
     MEDIA_TYPES,
     Fields,
@@ -34,20 +36,18 @@ from .openai_api import (
     read_picture,
     refusal,
 )
+from .protocol import Cancelled, Progress, Refused, Result
+from .ticket import Ticket
 
 
 logger = logging.getLogger(__name__)
 
-# How long a body may take to come, in seconds.
+# How long the body of a request may take to arrive, in seconds.
 BODY_SECONDS = 30
-# Pictures by url: how many, and for how many seconds.
+# The files of an edit are two; with more, the error says which one there are several of.
+MAX_FILES = 16
+# Pictures by url: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
-PICTURES = "/pictures/"
-COUNTED = ("/v1/images/generations", "/v1/images/edits")
-
-
-class TooLarge(Exception):
-    """A body of more bytes than are taken."""
 
 
 class Pictures:
@@ -68,107 +68,34 @@ class Pictures:
         return (data, media_type) if expires > time.monotonic() else None
 
 
-class Metrics:
-    """What Prometheus reads."""
-
-    def __init__(self, engine: Engine):
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "arimage_requests", "Requests for images, by status.", ["status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "arimage_request_seconds",
-            "From a request's head to the end of its answer.",
-            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
-            registry=self.registry,
-        )
-        self.images = Counter("arimage_images", "Images drawn.", registry=self.registry)
-        self.batch = Histogram(
-            "arimage_batch_images",
-            "Images of a batch.",
-            buckets=range(1, engine.limits.batch + 1),
-            registry=self.registry,
-        )
-        self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
-        self.tokens = Counter("arimage_tokens", "Codes decided.", registry=self.registry)
-        queue = Gauge("arimage_queue_length", "Requests that wait.", registry=self.registry)
-        queue.set_function(lambda: engine.waiting)
-
-    def observe_batch(self, images: int, stats: DecodingStats) -> None:
-        self.images.inc(images)
-        self.batch.observe(images)
-        self.passes.inc(stats.forward_passes)
-        self.tokens.inc(int(stats.accepted.sum()))
-
-
-class Gate:
-    """Lets requests in that have the token and a body of at most `max_body` bytes, and counts those for images."""
-
-    def __init__(self, app, token: str | None, max_body: int, metrics: Metrics):
-        self.app, self.max_body, self.metrics = app, max_body, metrics
-        self.expected = None if token is None else f"Bearer {token}".encode()
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        began, received, status = time.perf_counter(), 0, 500
-        headers = dict(scope["headers"])
-
-        async def bounded_receive():
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body:
-                raise TooLarge
-            return message
-
-        async def counted_send(message):
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        answering = self.app
-        is_open = scope["path"] == "/health" or scope["path"].startswith(PICTURES)
-        authorised = (
-            self.expected is None or is_open or hmac.compare_digest(headers.get(b"authorization", b""), self.expected)
-        )
-        if not authorised:
-            answering = error_response(
-                "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
-                401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        elif int(headers.get(b"content-length", b"0")) > self.max_body:
-            answering = _too_large(self.max_body)
-        try:
-            await answering(scope, bounded_receive, counted_send)
-        finally:
-            if scope["path"] in COUNTED:
-                self.metrics.requests.labels(status).inc()
-                self.metrics.seconds.observe(time.perf_counter() - began)
-
-
-def build_server(engine: Engine, *, token: str | None = None, base_url: str | None = None) -> FastAPI:
+def build_server(
+    engine: Engine, *, token: str | None = None, base_url: str | None = None, host: str = "127.0.0.1"
+) -> FastAPI:
     """The application: OpenAI's Images API, /health, and /metrics for Prometheus.
 
     Args:
-        engine: draws the pictures; its owner closes it.
-        token: what clients must send as `Authorization: Bearer`, but for /health and pictures by url; None lets everybody in.
+        engine: generates the images; its owner closes it.
+        token: what clients must send as `Authorization: Bearer`, except for /health and pictures by url; None lets everybody in.
         base_url: what the urls of pictures begin with, by default as the client called the server.
+        host: where it listens. Without a token, a server on this machine's own address answers only requests that are
+            made to such an address or to `base_url`, and none that pages of other sites send.
+
+    Raises:
+        ValueError: if `base_url` is not the address of a web site.
     """
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
     metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
     engine.on_batch = metrics.observe_batch
     limits, default_model = engine.limits, next(iter(engine.models))
     # Room for an image and a mask that do not compress.
     max_body = 8 * limits.pixels + 2**16
-    app.add_middleware(Gate, token=token, max_body=max_body, metrics=metrics)
+    protection = [] if token is not None else local_only(host, base_url)
+    app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
 
-    async def draw(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+    async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
         if not engine.alive:
             raise Cancelled
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -184,7 +111,7 @@ def build_server(engine: Engine, *, token: str | None = None, base_url: str | No
             return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
         result = await _wait(ticket, events, http)
         if result is None:
-            # Nobody reads this; the status is nginx's for a client that is gone.
+            # Nobody reads this; nginx logs this status for a client that has gone.
             return Response(status_code=499)
         files = [await run_in_threadpool(fields.encode, image) for image in result.images]
         if fields.response_format == "url":
@@ -197,58 +124,64 @@ def build_server(engine: Engine, *, token: str | None = None, base_url: str | No
 
     @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
     async def generations(http: HTTPRequest) -> Response:
-        """Draw images of a prompt or a class."""
+        """Generate images of a prompt or a class."""
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return error_response("the body is not JSON: send Content-Type: application/json", 415)
         async with asyncio.timeout(BODY_SECONDS):
             body = await http.body()
-        return await draw(http, Fields.model_validate_json(body), "image_generation", {})
+        return await generate(http, Fields.model_validate_json(body), "image_generation", {})
 
     @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
     async def edits(http: HTTPRequest) -> Response:
-        """Draw a part of an image anew: that where `mask`, or else the image, is transparent."""
+        """Generate a part of an image again: where `mask`, or else the image, is transparent."""
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise Refused("an edit is no multipart/form-data: send image and mask as files")
-        parser = MultiPartParser(http.headers, http.stream(), max_files=2, max_fields=64, max_part_size=2**16)
+            raise Refused("an edit is not multipart/form-data: send image and mask as files")
+        parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
         # Uploads stay in memory.
         parser.spool_max_size = max_body + 1
         async with asyncio.timeout(BODY_SECONDS):
             form = await parser.parse()
-        texts = {name: value for name, value in form.items() if isinstance(value, str)}
-        files = {name.removesuffix("[]"): await value.read() for name, value in form.items() if name not in texts}
+        texts, files = {}, {}
+        for name, value in form.multi_items():
+            known, name = (texts, name) if isinstance(value, str) else (files, name.removesuffix("[]"))
+            if name in known:
+                raise Refused(f"there are several fields {name}: send one", name)
+            known[name] = value if isinstance(value, str) else await value.read()
         if not {"image"} <= files.keys() <= {"image", "mask"}:
             raise Refused(
                 f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
             )
-        return await draw(http, Fields.model_validate(texts), "image_edit", files)
+        return await generate(http, Fields.model_validate(texts), "image_edit", files)
 
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
-        """A picture that was asked for by url."""
+        """A picture that was asked for as a url."""
         found = pictures.get(name)
         if found is None:
-            return error_response("there is no such picture, or no more: pictures by url expire", 404)
+            return error_response("there is no such picture, or it has expired: generate it again", 404)
         return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/v1/models")
     async def models() -> dict:
-        """The models that this server was started with, and what each can do."""
+        """The models of this server and their abilities."""
         data = [describe_model(name, info, started) for name, info in engine.models.items()]
         return {"object": "list", "data": data}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict:
-        """What one model can do."""
+        """The abilities of one model."""
         if name not in engine.models:
             raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(engine.models)}", "model")
         return describe_model(name, engine.models[name], started)
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine draws, 503 after it was closed."""
+        """200 while the engine is running, 503 after it was closed or failed."""
         return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
@@ -262,7 +195,7 @@ def _submit(engine: Engine, fields: Fields, default_model: str, uploads: dict[st
 
 
 async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
-    """The result, or None if the client goes away first: then its request is cancelled."""
+    """The result, or None if the client disconnects first, which cancels its request."""
     done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -279,7 +212,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
-    """Server-sent events: the partial pictures, then the picture or an error. A client that goes away closes this."""
+    """Server-sent events: the partial pictures, then the picture or an error. A client that disconnects closes this."""
 
     def message(body: dict, name: str) -> str:
         return f"event: {name}\ndata: {json.dumps(body)}\n\n"
@@ -303,13 +236,9 @@ async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: s
         yield message(error_body("the server is closing: try again later", 503), "error")
     except Exception:
         logger.exception("a stream failed")
-        yield message(error_body("the image could not be drawn: the server's log says why", 500), "error")
+        yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
     finally:
         ticket.cancel()
-
-
-def _too_large(max_body: int) -> JSONResponse:
-    return error_response(f"the body is larger than {max_body} bytes: send smaller pictures", 413)
 
 
 def _body(media_type: str, schema: dict) -> dict:
@@ -336,12 +265,12 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
         return error_response(f"the form cannot be read: {error.message}", 400)
 
     @app.exception_handler(TooLarge)
-    async def too_large(http: HTTPRequest, error: TooLarge) -> Response:
-        return _too_large(max_body)
+    async def large(http: HTTPRequest, error: TooLarge) -> Response:
+        return too_large(max_body)
 
     @app.exception_handler(TimeoutError)
     async def slow(http: HTTPRequest, error: TimeoutError) -> Response:
-        return error_response(f"the body did not come within {BODY_SECONDS} seconds: send it faster", 408)
+        return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(http: HTTPRequest, error: ClientDisconnect) -> Response:
@@ -358,4 +287,4 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
 
     @app.exception_handler(Exception)
     async def broken(http: HTTPRequest, error: Exception) -> Response:
-        return error_response("the image could not be drawn: the server's log says why", 500)
+        return error_response("the image could not be generated: see the log of the server", 500)

@@ -1,4 +1,4 @@
-"""A request that was submitted: what its owner listens to, and what it has so far."""
+"""A submitted request: its progress, its result, and the images it has so far."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,18 +8,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from PIL import Image
 
-from .requests import Cancelled, Plan, Progress, Request, Result, image_seeds
+from .plan import Plan
+from .protocol import Cancelled, Progress, Request, Result, image_seeds
 
 
 @dataclass
-class Drawn:
-    """What the images of a request gave so far."""
+class Finished:
+    """The finished images of a request, and what they cost."""
 
     images: list[Image.Image] = field(default_factory=list)
     image_passes: list[int] = field(default_factory=list)
     deciding: list[torch.LongTensor] = field(default_factory=list)
     passes: int = 0
-    codes: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     exact: bool = True
 
@@ -28,7 +29,7 @@ class Ticket:
     """A submitted request.
 
     Attributes:
-        request: what was asked.
+        request: what was asked for.
         future: resolves to the `Result`, or to the exception that `result` raises.
     """
 
@@ -36,24 +37,23 @@ class Ticket:
         self,
         request: Request,
         plan: Plan,
-        codes: int,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
     ):
         self.request, self.plan, self.future = request, plan, Future()
-        # From now on it ends by `settle` alone.
+        # Only `settle` ends it from here on.
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
-        self.drawn, self.begun, self.shown = Drawn(), 0, 0
-        self.codes, self._drop, self._on_progress = codes * request.count, drop, on_progress
+        self.finished, self.begun, self.shown = Finished(), 0, 0
+        self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:
-        """How far the request is, whenever that changes, and at last its `Result`. A slow reader misses some of it.
+        """The progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
 
         Args:
-            every: say it again after so many seconds without a change, for readers that look then whether they are still
-                wanted.
+            every: repeat the last report after this many seconds without a change, so that the reader can check whether it
+                is still needed.
 
         Raises:
             Refused, Cancelled: as `result`.
@@ -73,19 +73,19 @@ class Ticket:
         """Wait for the pictures.
 
         Raises:
-            Refused: if only the pipeline could tell that it cannot draw the request.
+            Refused: if the pipeline raised a ValueError.
             Cancelled: after `cancel`, or if the engine was closed.
             TimeoutError: after `timeout` seconds.
         """
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """Give the request up, at once. A batch stops when all its requests are given up."""
+        """End the request at once. A batch stops when all its requests are cancelled."""
         self.settle(Cancelled("the request was cancelled"))
         self._drop(self)
 
     def settle(self, outcome: Result | Exception) -> None:
-        """End the request, unless it has ended."""
+        """End the request, unless it has ended already."""
         with self._changed:
             if not self.future.done():
                 if isinstance(outcome, Exception):
@@ -97,8 +97,8 @@ class Ticket:
     def report(
         self, passes: int, decided: int, previews: list[Image.Image] | None = None, queue_position: int = 0
     ) -> None:
-        """Tell whoever listens how far the request is."""
-        progress = Progress(passes, decided, self.codes, previews, queue_position)
+        """Report progress."""
+        progress = Progress(passes, decided, self.tokens, previews, queue_position)
         if self._on_progress is not None and not self.future.done():
             self._on_progress(progress)
         with self._changed:

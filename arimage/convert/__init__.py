@@ -1,4 +1,4 @@
-"""Converters from the files that the authors of a model family published to folders of `save_pretrained`."""
+"""Converters from the files that the authors of a model published to folders of `save_pretrained`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .checkpoint import CheckpointError
     from .emu3 import convert_emu3
+    from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
-    from .published import PUBLISHED, PublishedCheckpoint, load_published
+    from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
 _MODULES = {
@@ -21,9 +22,9 @@ _MODULES = {
     "convert_llamagen": ".llamagen",
     "convert_lumina_mgpt": ".lumina_mgpt",
     "convert_var": ".var",
-    "PUBLISHED": ".published",
-    "PublishedCheckpoint": ".published",
-    "load_published": ".published",
+    "PUBLISHED": ".registry",
+    "PublishedCheckpoint": ".registry",
+    "load_published": ".fetch",
 }
 __all__ = [
     "PUBLISHED",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-# The table of published checkpoints is listed by the console script, which must not wait for torch and diffusers.
+# The console command lists the table and must not wait for torch and diffusers.
 def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,6 @@
 holds, and writing the result as a whole or not at all."""
 
 import argparse
-import json
 import pickle
 import re
 import shutil
@@ -20,7 +19,7 @@ from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPINGS = ("model", "module", "state_dict")
-# Groups of every group norm of the published image tokenizers, which no tensor tells.
+# Groups of every group norm of the published image tokenizers; no tensor shows them.
 NORM_NUM_GROUPS = 32
 
 
@@ -32,7 +31,7 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
     """The tensors of a published checkpoint by their original names, on the CPU, memory-mapped where possible.
 
     Safetensors by their suffix, everything else as `torch.save` wrote it: the tensors themselves, or under one of
-    `wrappings` or several nested, beside which a trainer may have left its optimizer, its arguments and more. Nothing in
+    `wrappings` or several nested, next to a trainer's optimizer, arguments and more. Nothing in
     the file is executed.
 
     Raises:
@@ -59,27 +58,6 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
     return dict(loaded)
 
 
-def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an index; see
-    `load_original`.
-
-    Raises:
-        CheckpointError: if there are none, or a file cannot be read.
-    """
-    folder = Path(folder)
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return load_original(folder / name, ())
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return {key: value for file in files for key, value in load_original(folder / file, ()).items()}
-    raise CheckpointError(
-        f"{folder} has neither model.safetensors nor pytorch_model.bin nor an index of several: give the folder of a "
-        "complete checkpoint"
-    )
-
-
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
@@ -98,7 +76,7 @@ def _read_torch(path: Path) -> object:
             f"{path} is not a file of torch.save or safetensors: give the published checkpoint itself"
         )
     try:
-        # Trainers store their command line beside the weights.
+        # Trainers store their command line next to the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except (OSError, MemoryError):
@@ -136,7 +114,7 @@ def multipliers_of(widths: list[int], *, source: str | Path, kind: str) -> list[
     """By how much every level of a VQGAN is wider than its first convolution, `widths[0]`.
 
     Raises:
-        CheckpointError: if that is no whole number, or the norms cannot have their groups.
+        CheckpointError: if that is not a whole number, or the norms cannot have their groups.
     """
     channels, *levels = widths
     if not levels or channels < 1 or channels % NORM_NUM_GROUPS or any(w < 1 or w % channels for w in levels):
@@ -197,17 +175,22 @@ def check_vacant(out: str | Path) -> None:
 
 
 def save_whole(save: Callable[[Path], object], out: str | Path) -> None:
-    """Let `save` write into a folder beside `out`, which becomes `out` once all of it is there.
+    """Let `save` write into a folder next to `out`, which becomes `out` once all of it is there.
 
     Raises:
         CheckpointError: if `out` is neither absent nor an empty folder.
+        OSError: if it cannot be written; nothing is left behind.
     """
     check_vacant(out)
     out = Path(out).absolute()
     partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:
-        save(partial)
+        try:
+            save(partial)
+        # What safetensors raises for a full disk.
+        except SafetensorError as error:
+            raise OSError(f"{out} cannot be written ({error}): make room, and convert again") from error
         if out.exists():
             out.rmdir()
         partial.rename(out)

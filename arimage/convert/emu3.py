@@ -3,7 +3,6 @@
 
 import base64
 import binascii
-import json
 import re
 from pathlib import Path
 
@@ -17,14 +16,15 @@ from transformers import (
     Emu3TextConfig,
     Emu3VQVAE,
     Emu3VQVAEConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from ..pipelines.pipeline_emu3 import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, Emu3Pipeline
+from ..pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT
+from ..pipelines.pipeline_emu3 import Emu3Pipeline
 from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole
+from .folder import damaged_files, load_model, read_json
 
 
 EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
@@ -90,11 +90,11 @@ def emu3_vq_from_original(
     """
     missing = TOKENIZER_SETTINGS.keys() - config.keys()
     if missing:
-        raise CheckpointError(f"config.json beside {source} has no {min(missing)!r}: give an unaltered folder")
+        raise CheckpointError(f"config.json next to {source} has no {min(missing)!r}: give an unaltered folder")
     settings = {theirs: config[original] for original, theirs in TOKENIZER_SETTINGS.items()}
     # Attention is that of the deepest level.
-    settings["hidden_size"] = config["ch"] * config["ch_mult"][-1]
-    with torch.device("meta"):
+    with damaged_files(source), torch.device("meta"):
+        settings["hidden_size"] = config["ch"] * config["ch_mult"][-1]
         vq = Emu3VQVAE(Emu3VQVAEConfig(**settings))
     # The 1x1 convolutions of attention are linear layers in transformers.
     state = {
@@ -156,7 +156,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     except (binascii.Error, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} is no table of tokens in base64 and ranks: download it again") from error
+        raise CheckpointError(f"{path} is not a table of base64 tokens and ranks: download it again") from error
 
 
 def convert_emu3(
@@ -182,13 +182,14 @@ def convert_emu3(
     if out is not None:
         check_vacant(out)
     folder = Path(folder)
-    config = _config(folder)
+    config = read_json(folder / "config.json")
     if config.get("model_type") == "emu3":
         if vision_tokenizer is not None:
             raise CheckpointError(f"{folder} holds its image tokenizer already: leave out {vision_tokenizer}")
-        model = _load(Emu3ForConditionalGeneration, folder)
+        model = load_model(Emu3ForConditionalGeneration, folder)
         has_tokenizer = (folder / "tokenizer.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
+        with damaged_files(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
     elif config.get("model_type") == "Emu3":
         if vision_tokenizer is None:
             raise CheckpointError(
@@ -217,9 +218,10 @@ def _assemble(
     folder: Path, config: dict, vision_tokenizer: Path, tokenizer: PreTrainedTokenizerFast
 ) -> Emu3ForConditionalGeneration:
     file = vision_tokenizer / "model.safetensors"
-    vq = emu3_vq_from_original(load_original(file), _config(vision_tokenizer), source=file)
-    text_config = Emu3TextConfig(**{name: config[name] for name in TEXT_SETTINGS if name in config})
-    language = _load(Emu3ForCausalLM, folder, config=text_config)
+    vq = emu3_vq_from_original(load_original(file), read_json(vision_tokenizer / "config.json"), source=file)
+    with damaged_files(folder / "config.json"):
+        text_config = Emu3TextConfig(**{name: config[name] for name in TEXT_SETTINGS if name in config})
+    language = load_model(Emu3ForCausalLM, folder, config=text_config)
     whole = Emu3Config(
         text_config=text_config.to_dict(), vq_config=vq.config.to_dict(), vocabulary_map=tokenizer.get_vocab()
     )
@@ -228,28 +230,3 @@ def _assemble(
     model.model.text_model, model.lm_head, model.model.vqmodel = language.model, language.lm_head, vq
     model.config.dtype = language.dtype
     return model.eval()
-
-
-def _load(kind: type[PreTrainedModel], folder: Path, **options) -> PreTrainedModel:
-    try:
-        model, found = kind.from_pretrained(
-            folder, local_files_only=True, dtype="auto", output_loading_info=True, **options
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            f"{folder} cannot be loaded ({str(error).splitlines()[0]}): give a whole folder"
-        ) from error
-    for what in ("missing_keys", "unexpected_keys"):
-        if found[what]:
-            raise CheckpointError(
-                f"{folder} has {what.replace('_', ' ')} like {min(found[what])!r}: give an unaltered folder"
-            )
-    return model
-
-
-def _config(folder: Path) -> dict:
-    path = folder / "config.json"
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): give the folder of a checkpoint") from error

@@ -1,7 +1,6 @@
 """From the published files of Janus and Janus-Pro (https://github.com/deepseek-ai/Janus), or from their transformers layout, to
 a `JanusPipeline`."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -24,16 +23,16 @@ from .checkpoint import (
     CheckpointError,
     check_vacant,
     fill,
-    load_original_folder,
     multipliers_of,
     save_whole,
     shape_of,
 )
+from .folder import damaged_files, load_model, load_original_folder, read_json
 
 
-# What the two speakers are called in a prompt, which no file tells.
+# Names of the two speakers in a prompt; no file holds them.
 ROLES = {"janus": ("User", "Assistant"), "janus-pro": ("<|User|>", "<|Assistant|>")}
-# What stands for words where there is no condition, and around and for a picture.
+# The padding of unconditional prompts, and the tokens around and for an image.
 PAD_TOKEN = "<｜▁pad▁｜>"
 IMAGE_TOKENS = {
     "image_token": "<image_placeholder>",
@@ -192,7 +191,7 @@ def _original_processor(folder: Path, config: JanusConfig, template: str) -> Jan
         folder, local_files_only=True, add_bos_token=True, pad_token=PAD_TOKEN, extra_special_tokens=IMAGE_TOKENS
     )
     size = config.vision_config.image_size
-    pictures = json.loads((folder / "preprocessor_config.json").read_text())
+    pictures = read_json(folder / "preprocessor_config.json")
     names = ("image_mean", "image_std", "min_size", "rescale_factor", "do_normalize")
     image_processor = JanusImageProcessor(
         size={"height": size, "width": size}, **{name: pictures[name] for name in names if name in pictures}
@@ -217,16 +216,14 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
-        CheckpointError: if the folder is no Janus or not complete, or `out` is taken.
+        CheckpointError: if the folder is not a complete Janus, or `out` is taken.
     """
     if out is not None:
         check_vacant(out)
     if template not in (None, *ROLES):
         raise CheckpointError(f"template is {template!r}: choose among {', '.join(ROLES)}")
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json: give the folder of a published Janus")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     model_type = config.get("model_type")
     if model_type == "janus":
         model, processor = _load_transformers(folder)
@@ -236,8 +233,10 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
         for name in ("tokenizer.json", "preprocessor_config.json"):
             if not (folder / name).is_file():
                 raise CheckpointError(f"{folder} has no {name}: give the whole folder of a published Janus")
-        model = janus_from_original(load_original_folder(folder), config["language_config"], source=folder)
-        processor = _original_processor(folder, model.config, template or "janus-pro")
+        state = load_original_folder(folder)
+        with damaged_files(folder):
+            model = janus_from_original(state, config["language_config"], source=folder)
+            processor = _original_processor(folder, model.config, template or "janus-pro")
         tokenizer = processor.tokenizer
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.config.text_config.update(ids)
@@ -255,17 +254,11 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
 
 
 def _load_transformers(folder: Path) -> tuple[JanusForConditionalGeneration, JanusProcessor | None]:
-    model, found = JanusForConditionalGeneration.from_pretrained(
-        folder, local_files_only=True, dtype="auto", ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[problem]:
-            raise CheckpointError(
-                f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give a complete folder"
-            )
+    model = load_model(JanusForConditionalGeneration, folder)
     processor = None
     if (folder / "tokenizer.json").is_file():
-        processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
+        with damaged_files(folder):
+            processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
         # Files that name another class of tokenizer lose it.
         processor.tokenizer.add_bos_token = True
-    return model.eval(), processor
+    return model, processor

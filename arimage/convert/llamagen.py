@@ -1,6 +1,5 @@
 """From the published files of LlamaGen (https://github.com/FoundationVision/LlamaGen) to a `LlamaGenPipeline`."""
 
-import json
 import re
 from pathlib import Path
 
@@ -20,9 +19,13 @@ from .checkpoint import (
     save_whole,
     shape_of,
 )
-from .published import LLAMAGEN_SAMPLING
+from .folder import damaged_files, load_model, read_json
 
 
+LLAMAGEN_SAMPLING = {
+    "class": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0},
+    "text": {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0},
+}
 # (hidden size, layers) of the published sizes to their heads, which no tensor tells.
 NUM_HEADS = {
     (768, 12): 12,
@@ -78,7 +81,7 @@ def llamagen_transformer_from_original(
         source: what errors call the file.
 
     Raises:
-        CheckpointError: if the image size is no multiple of `downsample`, the heads are unknown or do not fit, or a
+        CheckpointError: if the image size is not a multiple of `downsample`, the heads are unknown or do not fit, or a
             tensor is missing, unknown or of an unexpected shape.
     """
     if image_size < 1 or image_size % downsample:
@@ -244,28 +247,19 @@ def _load_text_encoder(
 ) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
     if model.config.conditioning == "class":
         raise CheckpointError(f"{transformer} is conditioned on classes: leave out the text encoder {folder}")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        if config.get("model_type") != "t5":
-            raise CheckpointError(
-                f"{folder} is no T5 encoder: give a folder with the one {transformer} was trained with"
-            )
-        if config["d_model"] != model.config.caption_dim:
-            raise CheckpointError(
-                f"{folder} gives embeddings of width {config['d_model']} where {transformer} takes "
-                f"{model.config.caption_dim}: give the text encoder it was trained with"
-            )
-        # transformers makes up an empty tokenizer where there are no files.
-        if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
-            raise CheckpointError(
-                f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
-            )
-        encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype="auto")
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True), encoder.eval()
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != "t5":
+        raise CheckpointError(f"{folder} is not a T5 encoder: give the one that {transformer} was trained with")
+    if config.get("d_model") != model.config.caption_dim:
         raise CheckpointError(
-            f"{folder} cannot be loaded ({str(error).splitlines()[0]}): give a local folder with config.json, weights "
-            "and tokenizer of a transformers T5 encoder"
-        ) from error
+            f"{folder} gives embeddings of width {config.get('d_model')} where {transformer} takes "
+            f"{model.config.caption_dim}: give the text encoder it was trained with"
+        )
+    # transformers makes up an empty tokenizer where there are no files.
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
+        raise CheckpointError(
+            f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
+        )
+    with damaged_files(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer, load_model(T5EncoderModel, folder)

@@ -1,7 +1,6 @@
 """From the published files of Lumina-mGPT (https://github.com/Alpha-VLLM/Lumina-mGPT), Lumina-mGPT 2.0, Chameleon and Anole to
 a `LuminaMGPTPipeline` or `AnolePipeline`."""
 
-import json
 import re
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from .checkpoint import (
     save_whole,
     shape_of,
 )
+from .folder import damaged_files, load_original_folder, read_json
 
 
 # By the tokenizer's norms: Lumina-mGPT, and 2.0 with its MoVQGAN.
@@ -206,7 +206,7 @@ def chameleon_state_from_meta(
     try:
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
     except KeyError as error:
-        raise CheckpointError(f"params.json beside {source} has no {error}: give an unaltered folder") from error
+        raise CheckpointError(f"params.json next to {source} has no {error}: give an unaltered folder") from error
     vocab_size, hidden_size = shape_of(state, "tok_embeddings.weight", 2, source=source, kind="Chameleon")
     head_dim = hidden_size // heads
     converted = {}
@@ -287,17 +287,19 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
         check_vacant(out)
     if whole := sorted(folder.glob("models/*/consolidated.pth")):
         parameters, shared = (
-            _read_json(whole[0].with_name(name)) for name in ("params.json", "consolidate_params.json")
+            read_json(whole[0].with_name(name)) for name in ("params.json", "consolidate_params.json")
         )
         parameters |= parameters.get("model", {}) | shared
-        state, config = chameleon_state_from_meta(load_original(whole[0]), parameters, source=whole[0])
+        with damaged_files(whole[0].parent):
+            state, config = chameleon_state_from_meta(load_original(whole[0]), parameters, source=whole[0])
         tokenizer = folder / "tokenizer" if tokenizer is None else tokenizer
     else:
-        config = _read_json(folder / "config.json")
-        state = _load_sharded(folder)
+        config = read_json(folder / "config.json")
+        state = load_original_folder(folder)
     vq_state, vq_source = _image_tokenizer(state, folder, tokenizer)
     vq = vq_model_from_original(vq_state, source=vq_source)
-    text_tokenizer, vocabulary = _text_tokenizer(folder, tokenizer)
+    with damaged_files(folder):
+        text_tokenizer, vocabulary = _text_tokenizer(folder, tokenizer)
     vocabulary = config.get("vocabulary_map") or vocabulary
     if vocabulary is None:
         raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
@@ -305,7 +307,8 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
         # What stands for a picture in transformers.
         vocabulary["<image>"] = vocabulary.pop("<reserved08707>")
     config["vocabulary_map"] = vocabulary
-    transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
+    with damaged_files(folder):
+        transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
     try:
         pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)
     except ValueError as error:
@@ -317,24 +320,6 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     if out is not None:
         save_whole(pipeline.save_pretrained, out)
     return pipeline
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}): give a folder with config.json and weights"
-        ) from error
-
-
-def _load_sharded(folder: Path) -> dict[str, torch.Tensor]:
-    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise CheckpointError(
-            f"{folder} has neither model*.safetensors nor pytorch_model*.bin: give a folder with weights"
-        )
-    return {key: tensor for file in files for key, tensor in load_original(file).items()}
 
 
 def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Tensor], Path]:
@@ -358,12 +343,12 @@ def _text_tokenizer(folder: Path, tokenizer) -> tuple[PreTrainedTokenizerFast | 
     if not path.is_file():
         path = Path(tokenizer or folder) / "text_tokenizer.json"
     elif (settings := folder / "tokenizer_config.json").is_file():
-        given = _read_json(settings)
+        given = read_json(settings)
         specials = {name: given.get(name) for name in specials}
         specials = {name: value["content"] if isinstance(value, dict) else value for name, value in specials.items()}
     if not path.is_file():
         return None, None
-    contents = _read_json(path)
+    contents = read_json(path)
     added = {token["content"]: token["id"] for token in contents.get("added_tokens", [])}
     vocabulary = contents["model"]["vocab"] | added
     if contents["model"]["type"] == "BPE" and not contents["model"].get("merges"):

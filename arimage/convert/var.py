@@ -20,9 +20,10 @@ from .checkpoint import (
     save_whole,
     shape_of,
 )
-from .published import VAR_SAMPLING
 
 
+# The published cfg is what the scale adds to 1.
+VAR_SAMPLING = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.96}
 # Ours and the original's, replaced from top to bottom.
 TRANSFORMER_NAMES = (
     ("start_position", "pos_start"),
@@ -228,11 +229,11 @@ def convert_var(
     vq = var_tokenizer_from_original(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
     )
-    drawn = model.config.vocab_size, model.config.codebook_dim
+    predicted = model.config.vocab_size, model.config.codebook_dim
     known = vq.config.codebook_size, vq.config.codebook_dim
-    if drawn != known:
+    if predicted != known:
         raise CheckpointError(
-            f"{transformer} draws {drawn[0]} codes of width {drawn[1]} but {tokenizer} has {known[0]} of width "
+            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of width "
             f"{known[1]}: give the tokenizer that this transformer was trained with"
         )
     pipeline = VARPipeline(transformer=model, vq=vq)

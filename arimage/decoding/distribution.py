@@ -21,7 +21,7 @@ class Sampling:
 
     Attributes:
         guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable it.
-        temperature: >= 1e-4.
+        temperature: >= 1e-6.
         top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
         top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
@@ -45,9 +45,9 @@ class Sampling:
         scale, temperature = self.guidance_scale, self.temperature
         if not (_is_number(scale, Real) and math.isfinite(scale) and scale >= 0):
             raise ValueError(f"guidance_scale is {scale!r}: give a finite number of at least 0; 1 disables guidance")
-        if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-4):
+        if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-6):
             raise ValueError(
-                f"temperature is {temperature!r}: give a finite number of at least 0.0001, or top_k=1 for greedy decoding"
+                f"temperature is {temperature!r}: give a finite number of at least 1e-6, or top_k=1 for greedy decoding"
             )
         if not (_is_number(self.top_k, Integral) and self.top_k >= 0):
             raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")

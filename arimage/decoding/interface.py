@@ -1,7 +1,7 @@
 """What a decoding asks of a model."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 
@@ -151,14 +151,19 @@ class Decoding(Protocol):
         """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
 
 
+def generates_scales(model: TokenModel | ScaleModel) -> TypeGuard[ScaleModel]:
+    """Whether `model` is a `ScaleModel`."""
+    return hasattr(model, "scales")
+
+
 def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
     """Why a decoding that generates token by token cannot run on `model`, or None."""
-    return "it generates whole scales: use next-scale or code" if hasattr(model, "scales") else None
+    return "it generates whole scales: use next-scale or code" if generates_scales(model) else None
 
 
 def needs_scales(model: TokenModel | ScaleModel) -> str | None:
     """Why a decoding that generates whole scales cannot run on `model`, or None."""
-    return None if hasattr(model, "scales") else "it generates token by token: use ar, sjd-coupled or the like"
+    return None if generates_scales(model) else "it generates token by token: use ar, sjd-coupled or the like"
 
 
 def needs_raster(model: TokenModel | ScaleModel) -> str | None:

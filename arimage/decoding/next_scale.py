@@ -26,6 +26,18 @@ class ScaleState(DecodingState):
         return len(self.model.scales)
 
 
+def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
+    """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""
+    ratio = scale / max(count - 1, 1)
+    return sampling.with_guidance(max(1 + (sampling.guidance_scale - 1) * ratio, 0))
+
+
+def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:
+    """The positions [B, n] of the tokens of `scale` among those of all scales."""
+    first, count = sum(side**2 for side in model.scales[:scale]), model.scales[scale] ** 2
+    return (first + torch.arange(count, device=model.device)).expand(batch_size, -1)
+
+
 _State = TypeVar("_State", bound=ScaleState)
 
 
@@ -74,13 +86,11 @@ class NextScaleDecoding:
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
         """Decide the next map by its logits [G, B, n, V]."""
         model, scale = state.model, state.scale
-        ratio = scale / max(len(model.scales) - 1, 1)
-        first = sum(side**2 for side in model.scales[:scale])
-        positions = first + torch.arange(logits.shape[2], device=logits.device).expand(logits.shape[1], -1)
-        sampling = state.sampling
-        ramped = sampling.with_guidance(max(1 + (sampling.guidance_scale - 1) * ratio, 0))
-        probabilities = state.probabilities(logits, positions, sampling=ramped)
+        positions = scale_positions(model, scale, len(state.seeds))
+        sampling = scale_sampling(state.sampling, scale, len(model.scales))
+        probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
+            ratio = scale / max(len(model.scales) - 1, 1)
             gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, 0, model.vocab_size).log()
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((probabilities.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)

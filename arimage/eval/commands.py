@@ -1,6 +1,5 @@
 """The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
-import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +9,7 @@ import typer
 from ..options import (
     DEFAULT_MODEL,
     Device,
+    Dtype,
     GuidanceScale,
     Model,
     Seed,
@@ -21,79 +21,68 @@ from ..options import (
 )
 
 
-eval_app = typer.Typer(help="Draw many images, score them, and set the decodings' quality beside their speed.")
+eval_app = typer.Typer(help="Generate many images, score them, and compare the quality and speed of decodings.")
 
 Prompts = Annotated[
     str | None,
     typer.Option(
-        help="A .tsv with a column prompt or Prompt, a .jsonl of objects with a prompt, a .txt with one on every line; or "
-        "emoji for those of the package."
+        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, a .txt file with one prompt "
+        "per line, or emoji for the packaged prompts."
     ),
 ]
-PerPrompt = Annotated[int, typer.Option(help="Images of each prompt.")]
-Classes = Annotated[int | None, typer.Option(help="Draw the classes 0 to one less than this, instead of prompts.")]
-PerClass = Annotated[int, typer.Option(help="Images of each class.")]
+PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
+Classes = Annotated[int | None, typer.Option(help="Generate the classes 0 to N - 1 instead of prompts.")]
+PerClass = Annotated[int, typer.Option(help="Images per class.")]
 Ref = Annotated[
     Path | None, typer.Option(help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0).")
 ]
 InceptionWeights = Annotated[
-    Path | None, typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="The file of FID's network.")
+    Path | None,
+    typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
 ]
-Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for the CLIP score.")]
+Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for the clip metric.")]
 ResizeOption = Annotated[
     Literal["clean", "tf1"],
-    typer.Option(help="As clean-fid does, or as the first FID and the ADM evaluator; they take different weights."),
+    typer.Option(
+        help="Resizing of clean-fid, or of the original FID and the ADM evaluator; each needs its own weights."
+    ),
 ]
-
-
-def manifest(prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int):
-    """The rows of the manifest, and where they came from, for the config."""
-    from .manifest import class_rows, prompt_file, prompt_rows, read_prompts
-
-    if (prompts is None) == (classes is None):
-        raise ValueError("give either --prompts or --classes")
-    if classes is not None:
-        return class_rows(classes, seed, per_class), {"classes": classes, "per_class": per_class}
-    path = prompt_file(prompts)
-    rows = prompt_rows(read_prompts(path), seed, per_prompt)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return rows, {"prompts": path.name, "sha256": digest, "per_prompt": per_prompt}
 
 
 @eval_app.command()
 def generate(
-    out: Annotated[
-        Path, typer.Option(help="The folder of the run; one that was begun by this command is gone on with.")
-    ],
+    out: Annotated[Path, typer.Option(help="Output folder. An interrupted run in it is resumed.")],
     prompts: Prompts = None,
     per_prompt: PerPrompt = 1,
     classes: Classes = None,
     per_class: PerClass = 1,
     model: Model = DEFAULT_MODEL,
-    decoding: Annotated[str | None, typer.Option(help="As in `arimage generate`; the model's by default.")] = None,
+    decoding: Annotated[str | None, typer.Option(help="As in `arimage generate`. Default: the model's.")] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Images a call.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Images per call.")] = 16,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    height: Annotated[int | None, typer.Option(help="In pixels; the model's by default.")] = None,
-    width: Annotated[int | None, typer.Option(help="As --height.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "float32",
+    height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    dtype: Dtype = "auto",
     device: Device = None,
     engine: Annotated[
         Literal["processes", "ray"],
-        typer.Option(help="This process and those that torchrun or accelerate start with it, or Ray's workers."),
+        typer.Option(help="Processes: this one, or those that torchrun or accelerate start. Ray: the workers of Ray."),
     ] = "processes",
     workers: Annotated[
-        int | None, typer.Option(help="With --engine ray: one for each GPU by default, or one where there is none.")
+        int | None, typer.Option(min=1, help="Workers of --engine ray. Default: one per GPU, or one without a GPU.")
     ] = None,
 ) -> None:
-    """Draw an image for every row of a manifest, into --out. Interrupt it at any time: the same command goes on, and the
-    images are those of an undisturbed run, for any number of processes."""
+    """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not depend on
+    interruptions or on the number of processes."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--engine ray needs Ray: pip install 'arimage[ray]'")
-    rows, source = manifest(prompts, per_prompt, classes, per_class, seed)
+    from .manifest import make_manifest
+
+    rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     from .generate import generate_by_processes, join_processes, make_config
 
@@ -125,28 +114,30 @@ def generate(
 
 @eval_app.command()
 def score(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished `arimage eval generate`.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished `arimage eval generate`.")],
     metrics: Annotated[
         str,
         typer.Option(
-            help="Of fid, kid, prdc (precision, recall, density, coverage), clip, emoji-kid and retrieval, with commas between."
+            help="Comma-separated: fid, kid, prdc (precision, recall, density, coverage), clip, emoji-kid, retrieval."
         ),
     ],
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
     resize: ResizeOption = "clean",
-    batch_size: Annotated[int, typer.Option(help="Pictures a call of the networks.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures per call of the networks.")] = 32,
     device: Device = None,
 ) -> None:
-    """Score the images of a run; the figures go to RUN/metrics.json, beside those that are there."""
-    device = choose_device(device)
+    """Score the images of a run; the figures are added to RUN/metrics.json."""
+    names = [name.strip() for name in metrics.split(",")]
 
-    from .score import Job
+    from .score import Job, check_metrics
     from .score import score as score_run
 
+    check_metrics(names, ref, clip)
+    device = choose_device(device)
     job = Job(run, ref, inception_weights, clip, resize, device, batch_size)
-    for name, entry in score_run(job, [name.strip() for name in metrics.split(",")]).items():
+    for name, entry in score_run(job, names).items():
         error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
         typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
         weights = entry.get("weights", "published")
@@ -156,25 +147,26 @@ def score(
 
 def check_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("a report has a plot, which needs matplotlib: pip install 'arimage[eval]'")
+        raise ValueError("the plot of a report needs matplotlib: pip install 'arimage[eval]'")
 
 
 @eval_app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished `arimage eval generate`.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished `arimage eval generate`.")],
     format: Annotated[
         Literal["adm-npz", "geneval", "dpg", "result-jsonl"],
         typer.Option(
-            help="For the evaluator of ADM (ImageNet's FID, sFID, IS, precision, recall), GenEval, DPG-Bench, or what reads "
+            help="The layout of the evaluator of ADM (ImageNet's FID, sFID, IS, precision, recall), GenEval, DPG-Bench, or "
             "LlamaGen's text-to-image runs."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The file of adm-npz, the folder of the others; it must not exist.")],
+    out: Annotated[Path, typer.Option(help="Output file of adm-npz, output folder of the others; it must not exist.")],
     size: Annotated[
-        int | None, typer.Option(help="With adm-npz: resize to so many pixels, as LlamaGen does from 384 to 256.")
+        int | None,
+        typer.Option(min=1, help="With adm-npz: resize to this side in pixels, as LlamaGen does from 384 to 256."),
     ] = None,
 ) -> None:
-    """Write the images of a run as other people's scorers read them."""
+    """Write the images of a run in the layout of another scorer."""
     from .export import export as export_run
 
     export_run(run, format, out, size)
@@ -183,11 +175,11 @@ def export(
 
 @eval_app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished `arimage eval generate`, one a decoding.")],
-    baseline: Annotated[str, typer.Option(help="The name of the folder that the others are compared to.")],
-    out: Annotated[Path, typer.Option(help="The folder for report.json, report.md and report.png.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished `arimage eval generate`, one per decoding.")],
+    baseline: Annotated[str, typer.Option(help="Name of the folder of the run to compare with.")],
+    out: Annotated[Path, typer.Option(help="Output folder for report.json, report.md and report.png.")],
 ) -> None:
-    """Set quality beside cost for runs that differ in their decoding alone."""
+    """Compare quality and cost of runs that differ only in their decoding."""
     check_matplotlib()
 
     from .report import make_report, write_report
@@ -197,13 +189,15 @@ def report(
 
 @eval_app.command()
 def compare(
-    out: Annotated[Path, typer.Option(help="The folder for a run a decoding and the report.")],
+    out: Annotated[
+        Path, typer.Option(help="Output folder for the runs and the report. Interrupted runs in it are resumed.")
+    ],
     model: Model = DEFAULT_MODEL,
     decoding: Annotated[
         list[str] | None,
         typer.Option(
-            help="As in `arimage generate`; repeat it for more, the first is what the others are compared to. All that the "
-            "model can do by default."
+            help="As in `arimage generate`; repeatable, the first is the baseline. Default: every decoding that runs on the "
+            "model."
         ),
     ] = None,
     prompts: Prompts = None,
@@ -211,19 +205,17 @@ def compare(
     classes: Classes = None,
     per_class: PerClass = 1,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Images a call.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Images per call.")] = 16,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    height: Annotated[int | None, typer.Option(help="In pixels; the model's by default.")] = None,
-    width: Annotated[int | None, typer.Option(help="As --height.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")] = "float32",
+    height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    dtype: Dtype = "auto",
     metrics: Annotated[
         str | None,
-        typer.Option(
-            help="As in `arimage eval score`; emoji-kid,retrieval for --prompts emoji, else none by default."
-        ),
+        typer.Option(help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, else none."),
     ] = None,
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
@@ -231,17 +223,21 @@ def compare(
     resize: ResizeOption = "clean",
     device: Device = None,
 ) -> None:
-    """Draw the same images by several decodings in turn, score them, and set quality beside cost. Interrupt it at any time:
-    the same command goes on."""
+    """Generate the same images with several decodings in turn, score them, and compare quality and cost. Repeat an
+    interrupted command to resume it."""
     check_matplotlib()
     if prompts is None and classes is None:
         prompts = "emoji"
-    rows, source = manifest(prompts, per_prompt, classes, per_class, seed)
     if metrics is None:
         metrics = "emoji-kid,retrieval" if prompts == "emoji" else ""
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
 
     from . import compare as comparison
-    from .score import Job
+    from .manifest import make_manifest
+    from .score import Job, check_metrics
+
+    check_metrics(names, ref, clip)
+    rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     pipe = load_pipeline(model, device, dtype)
     sampling = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -264,4 +260,4 @@ def compare(
     def job(run: Path) -> Job:
         return Job(run, ref, inception_weights, clip, resize, str(pipe.device), batch_size)
 
-    typer.echo(comparison.compare(runs, pipe, [name for name in metrics.split(",") if name], job, out))
+    typer.echo(comparison.compare(runs, pipe, names, job, out))

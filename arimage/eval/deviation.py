@@ -1,4 +1,4 @@
-"""How far what a decoding draws is from the law of its model, measured on the codes that it drew."""
+"""How far the samples of a decoding are from the distribution of its model, measured on the tokens alone."""
 
 import math
 from dataclasses import dataclass
@@ -6,25 +6,26 @@ from dataclasses import dataclass
 import torch
 
 from ..decoding import Sampling, ScaleModel, TokenModel
-from ..decoding.next_scale import scale_probabilities
+from ..decoding.interface import generates_scales
+from ..decoding.next_scale import scale_positions, scale_sampling
 
 
 BINS = 20
-# A code of less probability counts as a point.
+# Less probable tokens count as points.
 NARROWEST = 1e-9
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """What M codes tell about the decoding that drew them.
+    """What M tokens show about the decoding that sampled them.
 
     Attributes:
-        total_variation: between the histogram of the codes' places in their laws and the uniform law, see `deviation`. Up to
-            the floor it is a lower bound of the mean, over the codes, of the total variation between the law that a code
-            was drawn from and the model's law after the codes before it.
-        floor: what as many draws from the model's own law have on average.
-        chance: how often draws from the model's own law are as far from uniform, by a chi-square test.
-        impossible: share of codes that have no probability under the model's law.
+        total_variation: between the histogram of the tokens' places in their distributions and the uniform distribution, see
+            `deviation`. Up to the floor it is a lower bound of the mean, over tokens, of the total variation between the
+            distribution that a token was sampled from and the model's distribution given the tokens before it.
+        floor: the average for as many samples from the model's own distribution.
+        chance: p-value of a chi-square test that the tokens follow the model's distribution.
+        impossible: share of tokens that have probability 0 under the model's distribution.
         codes: M.
     """
 
@@ -36,21 +37,21 @@ class Deviation:
 
 
 def deviation(before: torch.FloatTensor, own: torch.FloatTensor) -> Deviation:
-    """The `Deviation` of any number of codes, from what `code_places` gave for them.
+    """The `Deviation` of any number of tokens, from the outputs of `token_places`.
 
-    A code takes the interval before .. before + own of 0 .. 1, and its weight of 1 is spread over that interval. If codes
-    are drawn from the very laws that order them, their mean weight is uniform whatever the laws (the non-randomised
-    probability integral transform, https://doi.org/10.1111/j.1541-0420.2009.01191.x). If not, binning and averaging can
-    only hide how far they are off. A code that was nearly certain says nothing, and adds no noise either.
+    A token spreads its weight of 1 over the interval before .. before + own of 0 .. 1. If tokens are sampled from the
+    distributions that order them, their mean weight is uniform for any distributions (the non-randomised probability
+    integral transform, https://doi.org/10.1111/j.1541-0420.2009.01191.x). If not, binning and averaging can only hide a
+    part of the deviation. A token that was nearly certain contributes neither evidence nor noise.
     """
     width = own.flatten().cpu().double().clamp(min=NARROWEST)
     left = torch.minimum(before.flatten().cpu().double(), 1 - width)
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
-    # The share of its weight that each code has left of each edge.
+    # The share of each token's weight to the left of each edge.
     passed = ((edges - left[:, None]) / width[:, None]).clamp(0, 1)
     excess = passed.diff(dim=1) - 1 / BINS
     count, mean = len(excess), excess.mean(0)
-    # Draws from the laws themselves have uncorrelated excesses of mean zero.
+    # Samples from the distributions themselves have uncorrelated excesses of mean zero.
     values, directions = torch.linalg.eigh(excess.T @ excess / count)
     varied = values > 1e-9
     statistic = count * ((directions.T @ mean)[varied].square() / values[varied]).sum()
@@ -65,35 +66,35 @@ def deviation(before: torch.FloatTensor, own: torch.FloatTensor) -> Deviation:
 
 
 @torch.no_grad()
-def code_places(
+def token_places(
     model: TokenModel | ScaleModel, sampling: Sampling, tokens: torch.LongTensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-    """Where each code of images [B, N] stands in the model's law after the codes, or the scales, before it, by teacher forcing.
+    """Where each token of images [B, N] lies in the model's distribution given the tokens or scales before it.
 
     Returns:
-        How much probability the likelier codes have (of equally likely ones, those of a lower id), and the code's own
+        The total probability of the likelier tokens (of equally likely ones, those with a lower id), and the token's own
         probability: float32 [B, N] each.
     """
     batch_size, num_tokens = tokens.shape
     ids = torch.arange(model.vocab_size, device=tokens.device)
     before, own = [], []
 
-    def place(law: torch.FloatTensor, positions: torch.LongTensor) -> None:
-        """Place the codes at `positions` [B, Q] in their laws [B, Q, V]."""
-        codes = tokens.gather(1, positions)[..., None]
-        probability = law.gather(-1, codes)
-        likelier = (law > probability) | ((law == probability) & (ids < codes))
-        before.append((law * likelier).sum(-1))
+    def place(probabilities: torch.FloatTensor, positions: torch.LongTensor) -> None:
+        """Place the tokens at `positions` [B, Q] in their distributions [B, Q, V]."""
+        chosen = tokens.gather(1, positions)[..., None]
+        probability = probabilities.gather(-1, chosen)
+        likelier = (probabilities > probability) | ((probabilities == probability) & (ids < chosen))
+        before.append((probabilities * likelier).sum(-1))
         own.append(probability.squeeze(-1))
 
     cache, logits = model.prefill(batch_size)
-    if hasattr(model, "scales"):
+    if generates_scales(model):
         latents = None
         for scale in range(len(model.scales)):
             if scale:
                 logits = model.forward(scale, latents, cache)
-            law, positions = scale_probabilities(model, sampling, scale, logits)
-            place(law, positions)
+            positions = scale_positions(model, scale, batch_size)
+            place(scale_sampling(sampling, scale, len(model.scales)).probabilities(logits, positions), positions)
             latents = model.accumulate(scale, latents, model.codebook[tokens.gather(1, positions)])
         return torch.cat(before, 1), torch.cat(own, 1)
 
@@ -102,7 +103,7 @@ def code_places(
         place(sampling.probabilities(logits, positions), positions)
 
     place_logits(logits[:, :, None], torch.zeros(1, dtype=torch.long, device=tokens.device))
-    # No more than some hundred megabytes of logits at once.
+    # At most a few hundred megabytes of logits at once.
     for positions in torch.arange(num_tokens - 1, device=tokens.device).split(max(1, 2**25 // logits[0].numel())):
         fed = positions.expand(batch_size, -1)
         place_logits(model.forward(tokens.gather(1, fed), fed, cache), positions + 1)

@@ -1,5 +1,5 @@
-"""What needs no download: scores of emoji against the pictures that the packaged models learned. The reference lies in
-`arimage/assets/emoji-reference`; its card says what is in it and how it was made."""
+"""Scores of emoji against the pictures that the packaged models were trained on, without any download. The card in
+`arimage/assets/emoji-reference` describes the reference."""
 
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from torch import nn
 from ..auto import ASSETS
 from .features import Space, file_sha256, image_paths
 from .kernel_distance import kernel
-from .manifest import EMOJI_PROMPTS, read_prompts, read_rows
+from .prompts import EMOJI_PROMPTS, read_prompts
 from .retrieval import retrieval_hits
-from .statistics import Estimate
+from .run_folder import read_rows
+from .standard_errors import Estimate
 
 
 REFERENCE = ASSETS / "emoji-reference"
@@ -23,13 +24,13 @@ GALLERY_SIZE, GALLERY_COLUMNS = 32, 64
 
 
 class EmojiClassifier(ModelMixin, ConfigMixin):
-    """Tells which emoji a picture shows, in whichever style it is drawn.
+    """Classifies which emoji a picture shows, in any style.
 
     Args:
-        num_classes (`int`): the concepts it tells apart.
-        channels (`list[int]`): of the four convolutions; the last are the features.
-        norm_num_groups (`int`): groups of its normalisation.
-        image_size (`int`): pixels along each side of the pictures it was trained on.
+        num_classes (`int`): the number of concepts.
+        channels (`list[int]`): of the four convolutions; the outputs of the last are the features.
+        norm_num_groups (`int`): groups of the group normalisation.
+        image_size (`int`): side in pixels of the training pictures.
     """
 
     @register_to_config
@@ -50,7 +51,7 @@ class EmojiClassifier(ModelMixin, ConfigMixin):
         self.head = nn.Linear(width, num_classes)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, S, S] in [-1, 1] to features [B, D], means over the places of the last convolution."""
+        """Images [B, 3, S, S] in [-1, 1] to features [B, D], spatial means of the last convolution."""
         return self.convolutions(images).mean((2, 3))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -80,10 +81,10 @@ def reference_features(folder: Path = REFERENCE) -> np.ndarray:
 
 
 def asked_features(run: Path) -> np.ndarray:
-    """float32 [N, D]: those of `reference_features` that the images of a run, in the order of its manifest, should be.
+    """float32 [N, D]: the `reference_features` of the pictures that the images of a run should show, in manifest order.
 
     Raises:
-        ValueError: if a row of the manifest has no name, or one that no picture bears.
+        ValueError: if a row of the manifest has no name, or an unknown one.
     """
     names = [row["name"] for row in read_prompts(EMOJI_PROMPTS)]
     return reference_features()[[names.index(name) for name in _asked_names(run, names)]]
@@ -94,8 +95,7 @@ def _asked_names(run: Path, known: list[str]) -> list[str]:
     strangers = sorted({str(name) for name in names} - set(known))
     if strangers:
         raise ValueError(
-            f"there is no picture of {strangers[0]!r}, which {run} asks for, to compare with: draw the prompts of the "
-            "package, --prompts emoji"
+            f"the reference has no picture of {strangers[0]!r}, which {run} has: generate with --prompts emoji"
         )
     return names
 
@@ -104,14 +104,14 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
     """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
     (https://arxiv.org/abs/1801.01401).
 
-    Unlike KID it is not corrected for the number of images: the reference is all there is to draw, not a sample of it, so that
-    whoever draws just these pictures as often has 0, and nobody has less. The standard error is that of other images of
-    the same `prompts` [N]; where every prompt has one image, it is that of other prompts too, and so an upper bound.
+    Unlike KID it is not corrected for the number of images, because the reference is the whole population and not a sample:
+    the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other images of the same
+    `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
     """
 
     features, reference = features.astype(np.float64), reference.astype(np.float64)
     across = kernel(features, reference).mean(1)
-    # What each image is to its kind, less what it is to the reference.
+    # Similarity of each image to the images, minus its similarity to the reference.
     added = kernel(features, features).mean(1) - across
     value = added.mean() - across.mean() + kernel(reference, reference).mean()
     _, group, sizes = np.unique(prompts, return_inverse=True, return_counts=True)
@@ -123,7 +123,7 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
 
 
 def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
-    """The pictures float [K, 3, 32, 32] in [0, 1] among which samples are looked up, and what each shows."""
+    """The pictures float [K, 3, 32, 32] in [0, 1] in which samples are looked up, and the name of each."""
     names = (folder / "gallery.txt").read_text(encoding="utf-8").split("\n")[:-1]
     sheet = torch.from_numpy(np.asarray(Image.open(folder / "gallery.webp").convert("RGB")) / np.float32(255))
     tiles = sheet.unflatten(0, (-1, GALLERY_SIZE)).unflatten(2, (-1, GALLERY_SIZE)).permute(0, 2, 4, 1, 3)
@@ -131,11 +131,11 @@ def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
 
 
 def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) -> torch.Tensor:
-    """bool [N, 5] for the images of a run in the order of its manifest: does the nearest picture of the gallery bear the name
-    that was asked for, the second nearest ...? See `retrieval.retrieval_accuracy`.
+    """bool [N, 5] for the images of a run in manifest order: whether the nearest, second nearest, ... picture of the gallery
+    has the name of the prompt. See `retrieval.retrieval_hits`.
 
     Raises:
-        ValueError: if a row of the manifest has no name, or one that no picture of the gallery bears.
+        ValueError: if a row of the manifest has no name, or one that is not in the gallery.
     """
     names = _asked_names(run, gallery_names)
     pixels = np.stack([_pixels(Image.open(path), GALLERY_SIZE) for path in image_paths(run)])
@@ -143,6 +143,6 @@ def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) 
 
 
 def _pixels(image: Image.Image, size: int) -> np.ndarray:
-    """float32 [3, size, size] in [0, 1]; a smaller picture is the mean of the pixels it covers."""
+    """float32 [3, size, size] in [0, 1]; downscaling averages the covered pixels."""
     image = image.convert("RGB").resize((size, size), Image.Resampling.BOX)
     return np.asarray(image, np.float32).transpose(2, 0, 1) / 255

@@ -1,4 +1,4 @@
-"""Runs in the layouts that other people's scorers read. None of these scorers is part of this library."""
+"""Runs in the layouts of other scorers, which are not part of this library."""
 
 import json
 import shutil
@@ -12,10 +12,11 @@ from diffusers.utils import make_image_grid
 from PIL import Image
 
 from .features import image_paths
-from .manifest import read_config, read_rows, replace
+from .files import replace
+from .run_folder import read_config, read_rows
 
 
-# The images of a prompt, each as its row of the manifest and its path.
+# The images of a prompt: rows of the manifest and paths.
 Group = list[tuple[dict, Path]]
 
 
@@ -23,16 +24,16 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     """Write the images of a run to `out`: a file for "adm-npz", a folder for "geneval", "dpg" and "result-jsonl".
 
     Args:
-        size: for "adm-npz" only: pixels along each side, where they are not to be those of the run.
+        size: for "adm-npz" only: resize to this side in pixels.
 
     Raises:
-        ValueError: if images of the run are missing, or its manifest lacks what the scorer needs, or `out` is there already.
+        ValueError: if images of the run are missing or damaged, its manifest lacks what the scorer needs, or `out` exists.
     """
     paths = image_paths(run)
     if out.exists():
-        raise ValueError(f"{out} is there already: name another --out, or delete it")
+        raise ValueError(f"--out {out} already exists: name another, or delete it")
     if size is not None and format != "adm-npz":
-        raise ValueError(f"--size is for adm-npz: the layout of {format} takes the images as they are")
+        raise ValueError(f"--size is for adm-npz: {format} keeps the size of the images")
     if format == "adm-npz":
         replace(out, lambda file: write_adm_npz(paths, file, size))
         return
@@ -50,22 +51,22 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
     """One array `arr_0`, uint8 [N, H, W, 3], as the evaluator of ADM (https://arxiv.org/abs/2105.05233) reads it; LlamaGen's
     and VAR's ImageNet figures come from it.
 
-    The images are in a fixed random order: the evaluator takes its Inception score over runs of 5,000 images, which must not
-    be of a hundred classes each. Those that are not of `size` are resized as LlamaGen does it, bicubic without antialiasing.
+    The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000 consecutive
+    images, which must cover all classes. `size` resizes as LlamaGen does, bicubic without antialiasing.
 
     Raises:
-        ValueError: if the images are not of one size.
+        ValueError: if the images have different sizes.
     """
     order = np.random.default_rng(0).permutation(len(paths))
     first = _read(paths[0], size)
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), *first.shape)}
-    # Written image by image: 50,000 of 256 pixels are 9.8 GB.
+    # Written image by image: 50,000 images of 256x256 pixels are 9.8 GB.
     with zipfile.ZipFile(file, "w") as archive, archive.open("arr_0.npy", "w", force_zip64=True) as stream:
         np.lib.format.write_array_header_1_0(stream, header)
         for index in order:
             pixels = _read(paths[index], size)
             if pixels.shape != first.shape:
-                raise ValueError(f"{paths[index]} is of another size than {paths[0]}: give --size")
+                raise ValueError(f"{paths[index]} has another size than {paths[0]}: give --size")
             stream.write(pixels.tobytes())
 
 
@@ -79,8 +80,8 @@ def _read(path: Path, size: int | None) -> np.ndarray:
 
 
 def write_geneval(groups: list[Group], out: Path) -> None:
-    """GenEval (https://arxiv.org/abs/2310.11513): a folder a prompt, with its line of evaluation_metadata.jsonl and its
-    images.
+    """GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of evaluation_metadata.jsonl and
+    its images.
 
     Raises:
         ValueError: if a row does not come from that file.
@@ -100,10 +101,10 @@ def write_geneval(groups: list[Group], out: Path) -> None:
 
 
 def write_dpg(groups: list[Group], out: Path) -> None:
-    """DPG-Bench (https://arxiv.org/abs/2403.05135): a picture a prompt, item_id.png, in which its four images lie two by two.
+    """DPG-Bench (https://arxiv.org/abs/2403.05135): one picture per prompt, item_id.png, a 2x2 grid of its four images.
 
     Raises:
-        ValueError: if a row has no item_id, one that is no file name or that of another prompt, or a prompt not four images.
+        ValueError: if an item_id is missing, not a file name or not unique, or a prompt has not four images.
     """
     seen = set()
     for group in groups:
@@ -113,13 +114,12 @@ def write_dpg(groups: list[Group], out: Path) -> None:
         name = str(row["metadata"]["item_id"])
         if "/" in name or name in seen:
             raise ValueError(
-                f"image {row['id']} has the item_id {name!r}, which is no file name or that of another prompt: give every prompt "
-                "one of its own, without /"
+                f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each prompt its own, without /"
             )
         seen.add(name)
         if len(group) != 4:
             raise ValueError(
-                f"image {row['id']} is of {len(group)} of its prompt, and DPG-Bench takes 4: generate with --per-prompt 4"
+                f"image {row['id']} is one of {len(group)} of its prompt, and DPG-Bench needs 4: generate with --per-prompt 4"
             )
     out.mkdir(parents=True)
     for group in groups:
@@ -132,11 +132,11 @@ def write_result_jsonl(groups: list[Group], out: Path) -> None:
     the images.
 
     Raises:
-        ValueError: if the images are of classes.
+        ValueError: if the run is of classes.
     """
     images = [pair for group in groups for pair in group]
     if "prompt" not in images[0][0]:
-        raise ValueError("result-jsonl is of prompts, and this run is of classes: export it as adm-npz")
+        raise ValueError("result-jsonl needs prompts, and this run is of classes: use --format adm-npz")
     (out / "images").mkdir(parents=True)
     lines = []
     for row, path in images:

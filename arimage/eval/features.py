@@ -1,4 +1,4 @@
-"""Features of pictures by networks from local files, and their cache."""
+"""Features of pictures, from networks in local files, and their cache."""
 
 import hashlib
 import importlib.util
@@ -15,7 +15,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..convert.checkpoint import load_original
-from .manifest import MANIFEST, read_rows, replace
+from .files import replace
+from .run_folder import MANIFEST, read_finished
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -24,7 +25,7 @@ Resize = Literal["clean", "tf1"]
 
 @dataclass(frozen=True)
 class Space:
-    """What two sets of features must share to be compared: the network's name, its weights' SHA-256, the resizing."""
+    """Two sets of features are comparable if they share this: the network's name, the SHA-256 of its weights, the resizing."""
 
     name: str
     sha256: str
@@ -46,23 +47,17 @@ def file_sha256(path: Path) -> str:
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """The pictures of a run in the order of its manifest, or all of another folder and its folders, sorted.
+    """The images of a run in the order of its manifest, or all pictures below another folder, sorted.
 
     Raises:
-        ValueError: if pictures of the run are missing, or the folder has none.
+        ValueError: if the run is not finished or damaged, or the folder has no pictures.
     """
-    if not (folder / MANIFEST).is_file():
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        if not found:
-            raise ValueError(f"{folder} holds no pictures: name a folder of {', '.join(IMAGE_SUFFIXES)} files")
-        return found
-    paths = [folder / row["path"] for row in read_rows(folder)]
-    missing = sum(not path.is_file() for path in paths)
-    if missing:
-        raise ValueError(
-            f"{folder} lacks {missing} of its {len(paths)} images: run its `arimage eval generate` again, which goes on"
-        )
-    return paths
+    if (folder / MANIFEST).is_file():
+        return [folder / row["path"] for row in read_finished(folder)[0]]
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f"{folder} has no pictures: name a folder of {', '.join(IMAGE_SUFFIXES)} files")
+    return found
 
 
 def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = None, batch_size: int = 32) -> np.ndarray:
@@ -70,8 +65,8 @@ def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = Non
 
     Args:
         paths: files of pictures, or a single .npz whose `arr_0` holds them: uint8 [N, H, W, 3], as the ADM evaluator reads.
-        cache: a folder for files of features. A file is named by the extractor's space and the pictures' names, sizes and
-            times of change, so that anything else is extracted anew.
+        cache: a folder for files of features, whose names depend on the extractor's space and the pictures' names, sizes
+            and modification times.
     """
     file = None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space)}.npz"
     if file is not None and file.is_file():
@@ -146,10 +141,10 @@ class InceptionExtractor:
     ADM evaluator does; all pictures of a batch must then be of one size.
 
     Attributes:
-        weights: "published", or that the file is another one, whose figures mean nothing beside published ones.
+        weights: "published", or a note that the file is another one, whose figures are not comparable with published ones.
 
     Raises:
-        ValueError: if the weights or the package that runs them are absent.
+        ValueError: if the weights or the package that runs them are missing.
     """
 
     def __init__(self, weights: Path | None, resize: Resize = "clean", device: str = "cpu"):
@@ -168,7 +163,7 @@ class InceptionExtractor:
         try:
             self._network = _load_clean(path) if resize == "clean" else _load_tf1(path)
         except RuntimeError as error:
-            raise ValueError(f"{path} is cut short or another network: download {published.url} again") from error
+            raise ValueError(f"{path} is incomplete or another network: download {published.url} again") from error
         self._network.to(device)
 
     @torch.inference_mode()
@@ -180,7 +175,9 @@ class InceptionExtractor:
             with ThreadPoolExecutor() as pool:
                 pictures = list(pool.map(build_resizer("clean"), pictures))
         elif len({picture.shape for picture in pictures}) > 1:
-            raise ValueError("--resize tf1 takes pictures of one size, and these differ: crop them, or take clean")
+            raise ValueError(
+                "--resize tf1 takes pictures of one size, and these differ: crop them, or use --resize clean"
+            )
         batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().to(self.device)
         return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
 
@@ -194,20 +191,20 @@ def _load_clean(path: Path) -> torch.nn.Module:
 def _load_tf1(path: Path) -> torch.nn.Module:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    # torch-fidelity unpickles whatever there is: what is more than tensors is refused here.
+    # torch-fidelity unpickles any file: refuse one that holds more than tensors.
     load_original(path, ())
     return FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
 
 
 def _find_inception(weights: Path | None, resize: Resize) -> Path:
     published = INCEPTION_WEIGHTS[resize]
-    where = f"download {published.url}, and name the file by --inception-weights or ARIMAGE_INCEPTION_WEIGHTS"
+    where = f"download {published.url}, and name the file with --inception-weights or ARIMAGE_INCEPTION_WEIGHTS"
     if weights is None:
         raise ValueError(f"--resize {resize} needs {published.name}: {where}")
     if not weights.is_file():
-        raise ValueError(f"{weights} is no file: {where}")
+        raise ValueError(f"--inception-weights is {weights}, which is not a file: {where}")
     if resize == "clean" and weights.name != published.name:
-        # clean-fid looks for this name.
+        # clean-fid expects this name.
         raise ValueError(f"{weights} is not named {published.name}: rename it, or {where}")
     return weights
 
@@ -216,7 +213,7 @@ class ClipExtractor:
     """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
 
     Raises:
-        ValueError: if the folder holds no whole CLIP model.
+        ValueError: if the folder does not hold a complete CLIP model.
     """
 
     def __init__(self, folder: Path, device: str = "cpu"):
@@ -250,7 +247,7 @@ class ClipExtractor:
 
     @torch.inference_mode()
     def of_texts(self, texts: list[str]) -> torch.FloatTensor:
-        """Text features [B, D], not normalised; a text is cut at the length that the model knows."""
+        """Text features [B, D], not normalised; texts are truncated to the length of the model."""
         tokens = self._tokenizer(
             texts,
             padding=True,

@@ -1,15 +1,15 @@
-"""Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), and what it would be of endless images."""
+"""Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), and its extrapolation to infinitely many images."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .statistics import Estimate, jackknife_standard_error
+from .standard_errors import Estimate, jackknife_standard_error
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal law: `mean` [D] and `factor` [R, D], float64, whose `factor.T @ factor` is its covariance."""
+    """A normal distribution: `mean` [D] and `factor` [R, D], float64, whose `factor.T @ factor` is its covariance."""
 
     mean: np.ndarray
     factor: np.ndarray
@@ -37,7 +37,7 @@ def _centre(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
-    """Squared Fréchet distance between the normal law of features [N, D] and a reference; "FID" in Inception's space.
+    """Squared Fréchet distance between the normal distribution of features [N, D] and a reference; "FID" in Inception's space.
 
     It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the nuclear norm of
     A F^T: the sum of the roots of the eigenvalues of F S F^T, or of the smaller A S' A^T where there are few images.
@@ -46,11 +46,11 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
         ValueError: if there are fewer than 2 images, or the reference has another number of features.
     """
     if len(features) < 2:
-        raise ValueError(f"a Fréchet distance of {len(features)} images is none: give at least 2")
+        raise ValueError(f"a Fréchet distance needs at least 2 images, and there are {len(features)}")
     if features.shape[1] != len(reference.mean):
         raise ValueError(
             f"the reference has {len(reference.mean)} features and the images have {features.shape[1]}: "
-            "take a reference of the same network"
+            "use a reference of the same network"
         )
     mean, centred = _centre(features)
     scale = len(centred) - 1
@@ -65,19 +65,19 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
 
 
 def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int = 20) -> Estimate:
-    """`frechet_distance` with the standard error of `blocks` blocks of images left out; the reference is taken as fixed.
+    """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of images; the reference is taken as fixed.
 
-    The distance falls with the number of images: compare only figures of equally many.
+    The distance falls with the number of images: compare only figures of equally many images.
     """
     standard_error = jackknife_standard_error(lambda rows: frechet_distance(rows, reference), features, blocks=blocks)
     return Estimate(frechet_distance(features, reference), standard_error)
 
 
 def frechet_infinity(features: np.ndarray, reference: Gaussian, *, points: int = 15, seed: int = 0) -> float:
-    """What `frechet_distance` tends to with ever more images (https://arxiv.org/abs/1911.07023).
+    """The limit of `frechet_distance` for infinitely many images (https://arxiv.org/abs/1911.07023).
 
     The distances of `points` random subsets of half to all of the images are fitted by a line in 1 / N; this is its value at
-    0. Smaller subsets lie on no line unless each has many more images than features.
+    0. Smaller subsets do not lie on a line unless they have many more images than features.
     """
     rng = np.random.default_rng(seed)
     sizes = np.linspace(max(2, len(features) // 2), len(features), points).astype(int)

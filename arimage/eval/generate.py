@@ -1,19 +1,10 @@
-"""Many images into a folder, by any number of processes, with any interruption: the same images bit for bit.
+"""Generating the images of a run, with any number of processes and interruptions: the images are the same bit for bit.
 
-The unit of work is the batch, rows k * batch_size ... of the manifest, and not the row. The seed of an image makes it
-independent of its neighbours only up to the rounding of differently shaped matrix products, and a code that hangs on the last
-bit changes the rest of its image. So an image is always drawn in one and the same batch: a batch of which anything is missing
-is drawn again whole. What a decoding does must not depend on the clock either: the window "auto" follows measured times, so
-that its images keep the model's law but are not the same twice.
-
-A caller that draws several runs in turn, so that all of them see the same machine, uses the parts:
-
-    runs = [prepare(make_config(pipe, rows, ...), rows, folder) for ...]
-    missing = [set(missing_batches(run)) for run in runs]
-    for index in range(math.ceil(len(rows) / batch_size)):
-        for run, indices in zip(runs, missing):
-            if index in indices:
-                draw_batch(run, pipe, index)
+The unit of work is the batch, rows k * batch_size ... of the manifest. The seed of an image makes it independent of the other
+images of its batch only up to the rounding of differently shaped matrix products, and a token that depends on the last bit
+changes the rest of its image. So an image is always generated in the same batch, and a batch with a missing or damaged image is
+generated again as a whole. A decoding must not depend on the clock either: the window "auto" follows measured times, so its
+images follow the model's distribution but are not reproducible.
 """
 
 import contextlib
@@ -34,15 +25,19 @@ from tqdm import tqdm
 
 from ..decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
 from ..pipelines.base import ARImagePipeline
-from .bench import choose_decodings, machine, peak_memory, reset_peak_memory
-from .manifest import CONFIG, IMAGES, MANIFEST, RESULTS, read_config, read_results, read_rows, replace, to_lines
+from .files import replace, sync_folder, to_lines
+from .measure import choose_decodings, machine
+from .memory import peak_memory, reset_peak_memory
+from .run_folder import CONFIG, IMAGES, MANIFEST, RESULTS, manifest_digest, read_config, read_results, read_rows
 
 
 @dataclass
 class Run:
-    """A run that can be drawn: its folder, what was asked, its manifest, and whether this process has drawn a batch of it.
+    """A run: its folder, configuration and manifest.
 
-    `lock` keeps other commands from the folder for as long as it lives.
+    Attributes:
+        lock: keeps other commands out of the folder while it is held.
+        warm: whether this process has generated a batch of the run.
     """
 
     folder: Path
@@ -69,30 +64,33 @@ def make_config(
     height: int | None = None,
     width: int | None = None,
 ) -> dict:
-    """What is asked of a run, as its config.json says it; every choice that the call leaves open is filled in.
+    """The configuration of a run, with defaults filled in, as stored in config.json.
 
     Args:
         rows: the manifest.
-        model: what `pipe` was loaded by.
-        source: where the rows came from.
-        decoding: as `bench.parse_decoding` reads it; by default that of the pipeline.
-        sampling: guidance_scale, temperature, top_k and top_p where they are not the checkpoint's.
+        model: the name that `pipe` was loaded by.
+        source: where the rows come from, see `make_manifest`.
+        decoding: as `parse_decoding` reads it; default: the pipeline's.
+        sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
 
     Raises:
-        ValueError: if the pipeline cannot draw the last row, or not with this decoding.
+        ValueError: if the pipeline cannot generate the last row with these settings.
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size is {batch_size}: give at least 1")
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels is not None and pixels < 1:
+            raise ValueError(f"--{name} is {pixels}: give at least 1")
     sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
     pipe.sampling(**sampling)
     if decoding is None:
         settings = decoding_to_dict(pipe.decoding)
         presets = [name for name in decoding_names() if decoding_to_dict(decoding_from_name(name)) == settings]
         decoding = presets[0] if presets else type(pipe.decoding).__name__
-        pipe.bind(**condition(rows[-1:]), guidance_scale=sampling.get("guidance_scale"))
     else:
         chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], sampling)
         settings = decoding_to_dict(chosen[decoding])
+    pipe.prepare(**condition(rows[-1:]), **sampling, height=height, width=width)
     return {
         "model": model,
         "weights": weights_digest(pipe),
@@ -100,6 +98,7 @@ def make_config(
         "decoding": settings,
         "sampling": {**pipe.generation_config, **sampling},
         "source": source,
+        "manifest": manifest_digest(rows),
         "images": len(rows),
         "seed": seed,
         "batch_size": batch_size,
@@ -111,14 +110,14 @@ def make_config(
 
 
 def condition(rows: list[dict]) -> dict[str, list]:
-    """The pipeline's argument that says what the images of `rows` show."""
+    """The pipeline's argument with the prompts or classes of `rows`."""
     if "class_label" in rows[0]:
         return {"class_labels": [row["class_label"] for row in rows]}
     return {"prompt": [row["prompt"] for row in rows]}
 
 
 def weights_digest(pipe: ARImagePipeline) -> str:
-    """SHA-256 of 256 values or so of every weight: another training gives another digest, and 7 billion weights take seconds."""
+    """SHA-256 of about 256 values of every weight tensor: fast, and different for differently trained weights."""
     digest = hashlib.sha256()
     for component, module in sorted(pipe.components.items()):
         for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
@@ -128,43 +127,47 @@ def weights_digest(pipe: ARImagePipeline) -> str:
 
 
 def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
-    """Make a run in `folder`, or go on with the one that is there. Several processes that draw one run call it one after
-    another, rank 0 first; only this one locks the folder.
+    """Start a run in `folder`, or resume the one that is there. Several processes of one run call this one after another,
+    rank 0 first; only rank 0 locks the folder.
 
     Raises:
-        ValueError: if another command draws into the folder, if it holds pictures of no run, or if the run there is another
-            than is asked for.
+        ValueError: if another command uses the folder, if it holds pictures without a run, or a run with another
+            configuration or manifest.
         OSError: if the folder cannot be written.
     """
     config = json.loads(json.dumps(config))
     lock = None
-    with _room_in(folder):
+    with _space_in(folder):
         if rank == 0:
-            (folder / IMAGES).mkdir(parents=True, exist_ok=True)
-            (folder / RESULTS).mkdir(exist_ok=True)
+            new = not (folder / CONFIG).exists()
+            if new and (folder / IMAGES).is_dir() and any((folder / IMAGES).iterdir()):
+                raise ValueError(f"{folder / IMAGES} holds pictures but {folder} has no {CONFIG}: give another --out")
+            folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
             try:
                 lock.acquire()
             except Timeout as error:
-                raise ValueError(f"another command draws into {folder}: wait for it, or give another --out") from error
-            if not (folder / CONFIG).exists():
-                if os.listdir(folder / IMAGES):
-                    raise ValueError(f"{folder / IMAGES} holds pictures of no run: give another --out")
+                raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
+            if new:
                 replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
                 replace(folder / CONFIG, lambda file: file.write_text(json.dumps(config, indent=2) + "\n"))
+            (folder / IMAGES).mkdir(exist_ok=True)
+            (folder / RESULTS).mkdir(exist_ok=True)
+    old = read_config(folder)
+    config["machine"]["threads"] = old["machine"]["threads"]
+    # Not its digest: the comparison of the rows names the image that differs.
+    _check_same(folder / CONFIG, {**old, "manifest": None}, {**config, "manifest": None})
     run = open_run(folder, lock)
-    config["machine"]["threads"] = run.config["machine"]["threads"]
-    _check_same(folder / CONFIG, run.config, config)
-    old, new = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
-    _check_same(folder / MANIFEST, old, new)
+    images = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
+    _check_same(folder / MANIFEST, *images)
     return run
 
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
-    """The run that `prepare` made in `folder`. This process gets as many threads as the run was begun with.
+    """The run in `folder`. Sets the number of threads of this process to that of the run, on which rounding depends.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or its files are damaged.
     """
     config = read_config(folder)
     torch.set_num_threads(config["machine"]["threads"])
@@ -183,36 +186,35 @@ def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _room_in(folder: Path):
+def _space_in(folder: Path):
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OSError(
-            f"there is no room for more in {folder} ({error.strerror}): make room and give the same command again, what is "
-            "drawn is kept"
+            f"there is no space left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
         ) from error
 
 
 def missing_batches(run: Run) -> list[int]:
-    """The batches of which a picture or a result is missing."""
+    """The batches of which an image or a result is missing or damaged."""
     size = run.config["batch_size"]
     finished = read_results(run.folder)
     return sorted({row["id"] // size for row in run.rows if row["id"] not in finished})
 
 
-def draw(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
-    """Draw the batch and write its pictures, each whole or not at all.
+def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
+    """Generate the images of a batch and write them.
 
     Returns:
-        a row for each image: id, batch, batch_size (images in this batch), seconds (of the call: prefill, passes and
-        pictures), passes (that decided some code of the image), batch_passes, tokens_per_pass (of the image), exact,
-        peak_memory in MiB (of the GPU, or of the process; None where the system does not tell), warm (False for the first
-        batch that a process draws of a run: it pays for what is set up once).
+        One row per image: id, batch, batch_size (images in this batch), seconds (of the call: prefill, decoding and pixels),
+        passes (forward passes that decided a token of the image), batch_passes, tokens_per_pass (of the image), exact,
+        peak_memory in MiB (of the GPU, or of the process; None where the system does not report it), warm (False for the
+        first batch that a process generates of a run, which includes one-time setup), sha256 (of the file).
 
     Raises:
-        OSError: if a picture cannot be written.
+        OSError: if an image cannot be written.
     """
     rows, config = run.batch(index), run.config
     pipe.set_progress_bar_config(disable=True)
@@ -237,27 +239,35 @@ def draw(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
         "warm": run.warm,
     }
     run.warm = True
-    with _room_in(run.folder):
+    digests = []
+    with _space_in(run.folder):
         for row, image in zip(rows, output.images, strict=True):
             png = io.BytesIO()
             image.save(png, "PNG")
             replace(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
+            digests.append(hashlib.sha256(png.getvalue()).hexdigest())
     tokens_per_pass = stats.accepted.sum(0) / passes
     return [
-        {"id": row["id"], **common, "passes": int(passes[i]), "tokens_per_pass": float(tokens_per_pass[i])}
+        {
+            "id": row["id"],
+            **common,
+            "passes": int(passes[i]),
+            "tokens_per_pass": float(tokens_per_pass[i]),
+            "sha256": digests[i],
+        }
         for i, row in enumerate(rows)
     ]
 
 
 def record(run: Run, results: list[dict], rank: int = 0) -> None:
-    """Append the rows that `draw` returned to the file of this process, all of them or none.
+    """Append the rows that `generate_images` returned to the file of this process, all of them or none.
 
     Raises:
         OSError: if they cannot be written.
     """
     path = run.folder / RESULTS / f"rank-{rank:05d}.jsonl"
-    with _room_in(run.folder), open(path, "a+b", buffering=0) as file:
-        # A kill may have cut the last line short.
+    with _space_in(run.folder), open(path, "a+b", buffering=0) as file:
+        # An interruption may have cut the last line short.
         begin = max(0, file.seek(0, os.SEEK_END) - 2**16)
         file.seek(begin)
         whole = begin + file.read().rfind(b"\n") + 1
@@ -271,33 +281,32 @@ def record(run: Run, results: list[dict], rank: int = 0) -> None:
         except OSError:
             file.truncate(whole)
             raise
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
 
 
-def draw_batch(run: Run, pipe: ARImagePipeline, index: int, rank: int = 0) -> list[dict]:
-    """`draw` a batch and `record` its results, which are returned."""
-    results = draw(run, pipe, index)
-    record(run, results, rank)
-    return results
+def generate_batch(run: Run, pipe: ARImagePipeline, index: int, rank: int = 0) -> None:
+    """`generate_images` and `record` their results."""
+    record(run, generate_images(run, pipe, index), rank)
 
 
 def generate(run: Run, pipe: ARImagePipeline, batches: list[int] | None = None, rank: int = 0) -> None:
-    """Draw `batches`, by default all that are missing; rank 0 shows how far all processes together are, with images a second
-    and the time that is left."""
+    """Generate `batches`, by default all that are missing. Rank 0 shows the progress of all processes together."""
 
-    def drawn() -> int:
+    def finished() -> int:
         return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
 
     batches = missing_batches(run) if batches is None else batches
     with progress_bar(
-        total=len(run.rows), initial=drawn(), unit="image", desc=run.folder.name, disable=rank > 0
+        total=len(run.rows), initial=finished(), unit="image", desc=run.folder.name, disable=rank > 0
     ) as progress:
         for index in batches:
-            draw_batch(run, pipe, index, rank)
-            progress.update(drawn() - progress.n)
+            generate_batch(run, pipe, index, rank)
+            progress.update(finished() - progress.n)
 
 
 def progress_bar(**options) -> tqdm:
-    """tqdm's, with its `options`: moving on a terminal, and now and then a word in the log of a job."""
+    """A tqdm bar that is updated every 0.1 s on a terminal, and every 30 s in the log of a job."""
     return tqdm(**options, mininterval=0.1 if sys.stderr.isatty() else 30)
 
 
@@ -305,14 +314,14 @@ def join_processes(device: str | None) -> PartialState:
     """This process among those that torchrun or `accelerate launch` started, or alone.
 
     Raises:
-        ValueError: if a launcher started more processes than have found each other: all would do all the work.
+        ValueError: if the processes of a launcher have not found each other; each would do all the work.
     """
     state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != state.num_processes:
         raise ValueError(
             f"the launcher says WORLD_SIZE={launched}, but this process has joined a group of {state.num_processes}: start "
-            "the command by torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
+            "the command with torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
         )
     return state
 
@@ -320,11 +329,11 @@ def join_processes(device: str | None) -> PartialState:
 def generate_by_processes(
     pipe: ARImagePipeline, config: dict, rows: list[dict], folder: Path, state: PartialState
 ) -> None:
-    """Prepare the run and draw this process's share of what is missing; see `prepare` for what is refused."""
+    """Prepare the run and generate this process's share of the missing batches; see `prepare` for the errors."""
     rank, world = state.process_index, state.num_processes
     with state.main_process_first():
         run = prepare(config, rows, folder, rank)
     batches = missing_batches(run)[rank::world]
-    # Nobody draws before everybody has seen what is missing.
+    # No process starts before all have seen what is missing.
     state.wait_for_everyone()
     generate(run, pipe, batches, rank)

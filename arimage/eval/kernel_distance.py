@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .statistics import Estimate
+from .standard_errors import Estimate
 
 
 def kernel_distance(
@@ -10,24 +10,26 @@ def kernel_distance(
 ) -> Estimate:
     """Unbiased squared maximum mean discrepancy under the kernel (x . y / D + 1)^3, the mean over random subsets.
 
-    Its expectation does not depend on the number of images. The standard error is that of images drawn anew against the
-    same reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
+    Its expectation does not depend on the number of images. The standard error is over other images against the same
+    reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
 
     Args:
         features: [N, D] of the images.
         reference: [M, D] of the reference.
-        subset_size: rows of either a subset; fewer where there are fewer.
+        subset_size: rows of each subset, at most all.
 
     Raises:
         ValueError: if either has fewer than 2 rows, or they differ in D.
     """
     size = min(subset_size, len(features), len(reference))
     if size < 2:
-        raise ValueError(f"a kernel distance of {len(features)} and {len(reference)} images is none: give at least 2")
+        raise ValueError(
+            f"a kernel distance needs at least 2 images, and there are {len(features)} and {len(reference)}"
+        )
     if features.shape[1] != reference.shape[1]:
         raise ValueError(
             f"the reference has {reference.shape[1]} features and the images have {features.shape[1]}: "
-            "take a reference of the same network"
+            "use a reference of the same network"
         )
     if size == len(features) == len(reference):
         subsets = 1
@@ -50,17 +52,17 @@ def kernel_distance(
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(x . y / D + 1)^3 of all rows of [N, D] and [M, D]."""
     base = x @ y.T / x.shape[1] + 1
-    # numpy's power takes many times as long.
+    # numpy's power is many times slower.
     return base * base * base
 
 
 def _kernel_of_others(x: np.ndarray) -> np.ndarray:
-    """The kernel of `x` with itself, where the mean over the others stands for each row's own."""
+    """The kernel of `x` with itself; the diagonal is replaced by the mean over the other rows."""
     values = kernel(x, x)
     np.fill_diagonal(values, (values.sum(1) - values.diagonal()) / (len(x) - 1))
     return values
 
 
 def _interaction(values: np.ndarray) -> float:
-    """The variance of what no sum of a term of the row and one of the column explains."""
+    """The variance that is left after subtracting row and column means."""
     return (values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()).var()

@@ -1,17 +1,17 @@
-"""Precision, recall, density and coverage: which images lie near references, and which references near images."""
+"""Precision, recall, density and coverage: which images are near references, and which references are near images."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from .statistics import Estimate
+from .standard_errors import Estimate
 
 
 def neighbourhoods(
     features: np.ndarray, reference: np.ndarray, *, k: int = 3, density_k: int = 5, block: int = 512
 ) -> dict[str, Estimate]:
-    """Fidelity and diversity by balls around every picture that reach to its k-th neighbour of its own set.
+    """Fidelity and diversity by balls around every picture, with the distance to the k-th neighbour of its own set as radius.
 
     Precision: the share of images in some reference's ball; recall: of references in some image's ball
     (https://arxiv.org/abs/1904.06991). Density: how many references' balls an image lies in, divided by k; coverage: the
@@ -23,15 +23,17 @@ def neighbourhoods(
         reference: [M, D] of the reference.
         k: for precision and recall.
         density_k: for density and coverage.
-        block: rows of a matrix of distances that is held at a time.
+        block: rows of the matrix of distances that are computed at a time.
 
     Raises:
-        ValueError: if either has no k-th neighbour.
+        ValueError: if there are too few images or references for k neighbours.
     """
     fewest, most = min(len(features), len(reference)), max(k, density_k)
     if fewest <= most:
-        raise ValueError(f"{fewest} pictures have no {most} neighbours each: give at least {most + 1} on either side")
-    # Near the origin, where float32 tells distances apart best.
+        raise ValueError(
+            f"{fewest} pictures are too few for {most} neighbours each: give at least {most + 1} images and references"
+        )
+    # Centred, because float32 is most precise near the origin.
     centre = reference.mean(0)
     images, references = torch.from_numpy(features - centre), torch.from_numpy(reference - centre)
     (image_radii,) = _radii(images, [k], block)

@@ -1,7 +1,7 @@
-"""The batches of a run drawn by Ray's workers: the same images and files as by `generate.generate`.
+"""Generating a run with the workers of Ray: the same images and files as `generate.generate`.
 
-The pictures are written where they are drawn, so that machines of a cluster must share the run's folder (and the model's, if
-it is one). The results come back to this process, which alone records them.
+Workers write their images themselves, so the machines of a cluster must share the run's folder (and the model's, if it is a
+folder). Results come back to this process, which records them.
 """
 
 import json
@@ -11,35 +11,35 @@ from pathlib import Path
 import torch
 
 from ..options import load_pipeline
-from .generate import draw, missing_batches, open_run, prepare, progress_bar, record
-from .manifest import read_results
+from .generate import generate_images, missing_batches, open_run, prepare, progress_bar, record
+from .run_folder import read_results
 
 
 class Worker:
-    """Loads the pipeline once and draws batches by their indices."""
+    """Loads the pipeline once and generates batches by their indices."""
 
     def __init__(self, folder: Path, model: str, device: str, dtype: str):
         self.pipe = load_pipeline(model, device, dtype)
         self.run = open_run(folder)
 
     def __call__(self, batch: dict) -> dict:
-        """The results of the batch with the index `batch["index"]`, or else the sentence that says why there are none."""
+        """The results of the batch with the index `batch["index"]`, or the error."""
         results, error = [], ""
         try:
-            results = draw(self.run, self.pipe, int(batch["index"][0]))
+            results = generate_images(self.run, self.pipe, int(batch["index"][0]))
         except (ValueError, OSError) as raised:
             error = str(raised)
         return {"results": [json.dumps(results)], "error": [error]}
 
 
 def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None) -> None:
-    """Prepare the run and draw what is missing by `workers` of Ray, each with a GPU of its own where there are any: on the
-    cluster that RAY_ADDRESS names, or else on this machine.
+    """Prepare the run and generate the missing batches with `workers` of Ray, each with its own GPU if there are GPUs: on the
+    cluster at RAY_ADDRESS, or on this machine.
 
     Raises:
-        ValueError: for what `prepare` refuses, or if a worker cannot draw.
+        ValueError: if `prepare` refuses the run, or a worker fails.
     """
-    # Before Ray is imported, which would tell its makers that it is used.
+    # Before Ray is imported, which reports its usage by default.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 

@@ -1,4 +1,4 @@
-"""Decodings side by side: what each costs, how good its images are, and how sure that is."""
+"""Decodings side by side: the cost of each, the quality of its images, and the uncertainty of both."""
 
 import dataclasses
 import json
@@ -7,47 +7,50 @@ from pathlib import Path
 
 import numpy as np
 
-from .bench import EXACT, INEXACT
-from .manifest import read_config, read_results, read_rows, replace
+from .files import check_fields, parse_json, replace
+from .run_folder import NUMBER, read_config, read_finished
 from .score import check_comparable, read_metrics
-from .statistics import paired_difference
+from .standard_errors import paired_difference
+from .tables import EXACT, INEXACT
 
 
-# What runs must share to stand in one table, beside what `check_comparable` asks of their scores.
+# Runs are comparable if they share these, and their scores pass `check_comparable`.
 SHARED = ("model", "weights", "sampling", "source", "images", "seed", "batch_size", "dtype", "height", "width")
 SHARED_MACHINE = ("device", "threads", "torch")
 LOWER_IS_BETTER = ("fid", "fid-infinity", "kid", "emoji-kid")
 
 
 def make_report(runs: list[Path], baseline: str) -> dict:
-    """The figures of finished runs, of which the one whose folder is named `baseline` is what the others are compared to.
+    """The figures of finished runs, compared with the run whose folder is named `baseline`.
 
     Returns:
-        what the runs share (`settings`, `machine`, `baseline`) and a row for each: name, decoding, settings, exact, its
-        `cost`, its `metrics` as `metrics.json` holds them, and `paired`: of each metric with a value an image the mean
-        difference from the baseline over the same prompts and seeds, with its 95 % interval.
+        `settings`, `machine` and `baseline` of all runs, and one row per run: name, decoding, settings, exact, `cost`,
+        `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image the mean difference from the
+        baseline over the same prompts and seeds, with its 95 % interval.
 
     Raises:
-        ValueError: if two runs bear one name, none is the baseline, or one is not finished; if they are not of the same
-            model, manifest, batch size and machine, or not scored alike.
+        ValueError: if two runs have the same name, none is the baseline, or one is not finished or damaged; if they differ in
+            model, manifest, batch size or machine, or were scored differently.
     """
     named = {run.resolve().name: run for run in runs}
     if len(named) < len(runs):
-        raise ValueError(f"two of the runs are named alike ({', '.join(run.name for run in runs)}): rename a folder")
+        raise ValueError(
+            f"two of the runs have the same name ({', '.join(run.name for run in runs)}): rename a folder"
+        )
     if baseline not in named:
-        raise ValueError(f"there is no run {baseline}: --baseline is one of {', '.join(named)}")
+        raise ValueError(f"--baseline is {baseline!r}: choose among {', '.join(named)}")
     configs = {name: read_config(run) for name, run in named.items()}
     for name, config in configs.items():
-        pairs = [(key, configs[baseline][key], config[key]) for key in SHARED]
+        pairs = [(key, configs[baseline].get(key), config.get(key)) for key in SHARED]
         pairs += [(key, configs[baseline]["machine"][key], config["machine"][key]) for key in SHARED_MACHINE]
         for key, theirs, ours in pairs:
             if ours != theirs:
                 raise ValueError(
-                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: draw both alike"
+                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both alike"
                 )
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)
-    results = {name: _results(run, configs[name]) for name, run in named.items()}
+    results = {name: read_finished(run)[1] for name, run in named.items()}
     calls = {name: _timed_calls(rows, configs[name]["batch_size"]) for name, rows in results.items()}
     rows = []
     for name, run in named.items():
@@ -56,7 +59,7 @@ def make_report(runs: list[Path], baseline: str) -> dict:
         cost = {**_cost(results[name], calls[name]), "speedup": seconds[0] / seconds[1] if shared else None}
         paired = {}
         for metric in metrics[name] if name != baseline else ():
-            values, others = (_scores(folder, metric) for folder in (run, named[baseline]))
+            values, others = (_scores(folder, metric, len(results[name])) for folder in (run, named[baseline]))
             if values is not None and others is not None:
                 paired[metric] = dataclasses.asdict(paired_difference(values, others))
         config = configs[name]
@@ -71,35 +74,25 @@ def make_report(runs: list[Path], baseline: str) -> dict:
                 "paired": paired,
             }
         )
-    shared = {key: configs[baseline][key] for key in SHARED}
+    shared = {key: configs[baseline].get(key) for key in SHARED}
     return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
 
 
-def _results(run: Path, config: dict) -> list[dict]:
-    results = read_results(run)
-    if len(results) < config["images"]:
-        raise ValueError(
-            f"{run} lacks {config['images'] - len(results)} of its {config['images']} images: run its `arimage eval "
-            "generate` again, which goes on"
-        )
-    return list(results.values())
-
-
 def _timed_calls(results: list[dict], batch_size: int) -> dict[int, float]:
-    """Seconds by batch, without the calls that a process began with and those of fewer images than the others."""
+    """Seconds by batch, without the first call of a process and calls of fewer images."""
     return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == batch_size}
 
 
 def _cost(results: list[dict], calls: dict[int, float]) -> dict:
-    """Passes and codes a pass of an image, seconds of a call, images a second of one process, peak memory in MiB; None where
-    nothing was timed, or the system did not tell."""
+    """Forward passes and tokens per pass of an image, seconds per call, images per second of one process, peak memory in MiB;
+    None where nothing was measured."""
     passes = np.array([row["passes"] for row in results])
-    codes = np.array([row["tokens_per_pass"] for row in results]) * passes
+    tokens = np.array([row["tokens_per_pass"] for row in results]) * passes
     seconds = np.array(list(calls.values()))
     memory = [row["peak_memory"] for row in results if row["peak_memory"] is not None]
     return {
         "passes": float(passes.mean()),
-        "tokens_per_pass": float(codes.sum() / passes.sum()),
+        "tokens_per_pass": float(tokens.sum() / passes.sum()),
         "timed_calls": len(calls),
         "seconds_p50": float(np.percentile(seconds, 50)) if calls else None,
         "seconds_p95": float(np.percentile(seconds, 95)) if calls else None,
@@ -108,29 +101,31 @@ def _cost(results: list[dict], calls: dict[int, float]) -> dict:
     }
 
 
-def _scores(run: Path, metric: str) -> np.ndarray | None:
-    """The metric's values [N] in the order of the manifest, if it has one for each image."""
-    path = run / "scores" / f"{metric}.json"
+def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
+    """The metric's values [N] in manifest order, if it has one per image."""
+    path, remedy = run / "scores" / f"{metric}.json", f"repeat `arimage eval score {run}`"
     if not path.exists():
         return None
-    scores = json.loads(path.read_text(encoding="utf-8"))
-    if scores["ids"] != [row["id"] for row in read_rows(run)]:
-        raise ValueError(f"{path} is not of the images of the run: score it again")
+    scores = parse_json(path.read_bytes(), path, remedy)
+    check_fields(scores, {"ids": list, "values": list}, path, remedy)
+    numbers = all(isinstance(value, NUMBER) for value in scores["values"])
+    if scores["ids"] != list(range(count)) or len(scores["values"]) != count or not numbers:
+        raise ValueError(f"{path} does not hold the values of the {count} images of the run: {remedy}")
     return np.array(scores["values"])
 
 
 def to_markdown(report: dict) -> str:
-    """The report as a table of all runs, one of the paired differences if there are any, and what they share."""
+    """The report as a table of all runs, a table of the paired differences, and their common settings."""
     settings, machine, rows = report["settings"], report["machine"], report["rows"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    head = ["decoding", "the model's law?", "passes an image", "codes a pass", "seconds a call, p50 / p95", "images/s"]
+    head = ["decoding", "exact?", "passes per image", "tokens per pass", "seconds per call, p50 / p95", "images/s"]
     lines = _table(
         [*head, "speed-up", "peak MiB", *(f"{name} {_arrow(name)}" for name in metrics)],
         [_cells(row) + [_estimate(row["metrics"].get(name)) for name in metrics] for row in rows],
     )
     paired = list(dict.fromkeys(name for row in rows for name in row["paired"]))
     if paired:
-        lines += ["", f"Differences from {report['baseline']}, image by image of the same prompt and seed:", ""]
+        lines += ["", f"Mean differences from {report['baseline']} over images of the same prompt and seed:", ""]
         lines += _table(
             ["decoding", *(f"{name} {_arrow(name)}" for name in paired)],
             [
@@ -142,10 +137,10 @@ def to_markdown(report: dict) -> str:
     sampling = ", ".join(f"{name} {value:g}" for name, value in settings["sampling"].items())
     lines += [
         "",
-        f"{settings['model']}, {settings['images']} images of each, seed {settings['seed']}, {sampling}; "
-        f"{settings['batch_size']} images a call, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
-        f"torch {machine['torch']}. Seconds are of calls of one process, without its first. ± is a standard error, brackets "
-        "are 95 % intervals.",
+        f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, {sampling}; "
+        f"{settings['batch_size']} images per call, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
+        f"torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard error, brackets are "
+        "95 % intervals.",
     ]
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
     lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
@@ -176,7 +171,7 @@ def _arrow(metric: str) -> str:
 
 
 def _digits(error: float) -> int:
-    """Decimals that show two digits of an error."""
+    """The decimals that show two digits of an error."""
     return max(0, 1 - math.floor(math.log10(error)))
 
 
@@ -204,7 +199,7 @@ def _described(entry: dict) -> str:
 
 
 def plot(report: dict, path: Path) -> None:
-    """Passes and seconds of an image and each metric as panels, with a line for each run; needs matplotlib."""
+    """A PNG of forward passes, seconds and metrics as panels, with one line per run; needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -212,8 +207,8 @@ def plot(report: dict, path: Path) -> None:
     costs = [row["cost"] for row in rows]
     missing = {"value": math.nan, "standard_error": None}
     panels = {
-        "passes an image ↓": [(cost["passes"], 0) for cost in costs],
-        "seconds an image ↓": [(1 / (cost["images_per_second"] or math.nan), 0) for cost in costs],
+        "passes per image ↓": [(cost["passes"], 0) for cost in costs],
+        "seconds per image ↓": [(1 / (cost["images_per_second"] or math.nan), 0) for cost in costs],
     }
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
         entries = [row["metrics"].get(name, missing) for row in rows]
@@ -235,14 +230,13 @@ def plot(report: dict, path: Path) -> None:
     figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     for panel in figure.axes[len(panels) :]:
         panel.remove()
-    kinds = [Patch(color=EXACT, label="draws from the model's own law"), Patch(color=INEXACT, label="does not")]
+    kinds = [Patch(color=EXACT, label="samples from the model's distribution"), Patch(color=INEXACT, label="does not")]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     figure.savefig(path, format="png", dpi=150)
 
 
 def write_report(report: dict, folder: Path) -> str:
-    """Write report.json, from which the other two are made, report.md and report.png into `folder`, each whole or not at all;
-    returns the Markdown."""
+    """Write report.json, report.md and report.png into `folder`; return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     replace(
         folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -20,24 +20,33 @@ from .emoji import (
     read_gallery,
 )
 from .features import ClipExtractor, Extractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
+from .files import check_fields, parse_json, replace
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
 from .kernel_distance import kernel_distance
-from .manifest import read_rows, replace
 from .neighbourhoods import neighbourhoods
-from .statistics import Estimate, mean_estimate
+from .run_folder import NUMBER, read_rows
+from .standard_errors import Estimate, mean_estimate
 
 
 METRICS_FILE = "metrics.json"
-# What two figures of one metric must share to be compared; those that a metric does not have are None.
+# Two figures of a metric are comparable if they share these; settings that a metric does not have are None.
 SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale")
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 FID_INFINITY_POINTS = 15
 PRECISION_K, DENSITY_K = 3, 5
+INCEPTION_METRICS = ("fid", "kid", "prdc")
+ENTRY_FIELDS = {
+    "value": NUMBER,
+    "standard_error": (*NUMBER, type(None)),
+    "count": int,
+    "reference": str,
+    "space": (dict, type(None)),
+}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a run is scored against: `paths` of pictures as `extract` takes them, a file of `statistics`, or both."""
+    """What runs are scored against: `paths` of pictures as `extract` takes them, a file of `statistics`, or both."""
 
     label: str
     paths: list[Path] | None
@@ -56,7 +65,7 @@ def read_reference(path: Path) -> Reference:
         return Reference(f"{path.resolve().name}, files {hashlib.sha256(names.encode()).hexdigest()[:8]}", paths, None)
     if path.suffix != ".npz" or not path.is_file():
         raise ValueError(
-            f"--ref {path} is no reference: name a folder of pictures, or a .npz of statistics or pictures"
+            f"--ref is {path}, which is not a reference: name a folder of pictures, or a .npz of statistics or pictures"
         )
     with np.load(path) as file:
         keys = set(file.files)
@@ -72,10 +81,10 @@ def read_reference(path: Path) -> Reference:
 
 @dataclass(frozen=True)
 class Job:
-    """What to score and with what; the features that several metrics share are extracted once.
+    """A run to score, and what to score it with. Features that several metrics share are extracted once.
 
     Attributes:
-        run: the folder of a finished run; or, but for the CLIP score, of any pictures.
+        run: the folder of a finished run.
         reference: as `read_reference` takes it.
         inception_weights: the file of `InceptionExtractor`.
         clip: the folder of `ClipExtractor`.
@@ -90,6 +99,10 @@ class Job:
     batch_size: int = 32
 
     @cached_property
+    def paths(self) -> list[Path]:
+        return image_paths(self.run)
+
+    @cached_property
     def inception(self) -> InceptionExtractor:
         return InceptionExtractor(self.inception_weights, self.resize, self.device)
 
@@ -99,20 +112,17 @@ class Job:
 
     def extract(self, extractor: Extractor) -> np.ndarray:
         """Features of the run's images, cached with it."""
-        paths = image_paths(self.run)
-        return extract(paths, extractor, cache=self.run / "features", batch_size=self.batch_size)
+        return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size)
 
     @cached_property
     def against(self) -> Reference:
-        if self.reference is None:
-            raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
         return read_reference(self.reference)
 
     @cached_property
     def reference_features(self) -> np.ndarray:
         if self.against.paths is None:
             raise ValueError(
-                f"--ref {self.reference} holds statistics alone, which give the FID and nothing else: name a folder of "
+                f"--ref {self.reference} holds statistics only, which are enough for the FID: name a folder of "
                 "pictures, or a .npz with pictures as arr_0, for the other metrics"
             )
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
@@ -124,7 +134,7 @@ class Job:
 
 
 def entry(estimate: Estimate, count: int, reference: str, space: Space | None, **more) -> dict:
-    """A metric as `metrics.json` holds it; `more` is what else it depends on."""
+    """A metric as stored in `metrics.json`; `more` are its settings."""
     interval = {} if estimate.interval is None else {"interval": list(estimate.interval)}
     return {
         "value": estimate.value,
@@ -163,13 +173,9 @@ def _prdc(job: Job) -> dict[str, dict]:
 
 
 def _clip(job: Job) -> dict[str, dict]:
-    if job.clip is None:
-        raise ValueError(
-            "--clip is missing: hf download openai/clip-vit-large-patch14 --local-dir DIR, and name the folder"
-        )
     rows = read_rows(job.run)
     if "prompt" not in rows[0]:
-        raise ValueError(f"{job.run} was drawn from classes, which have no CLIP score: score a run of prompts")
+        raise ValueError(f"{job.run} was generated from classes: the clip score needs a run of prompts")
     extractor = ClipExtractor(job.clip, job.device)
     prompts = [row["prompt"] for row in rows]
     values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
@@ -182,7 +188,7 @@ def _emoji_kid(job: Job) -> dict[str, dict]:
     reference, prompts = asked_features(job.run), [row["prompt"] for row in read_rows(job.run)]
     extractor = EmojiExtractor(device=job.device)
     estimate = emoji_kernel_distance(job.extract(extractor), reference, prompts)
-    label = f"{REFERENCE.name}: the pictures asked for, of {len(np.unique(reference, axis=0))}"
+    label = f"{REFERENCE.name}: the pictures of the prompts, of {len(np.unique(reference, axis=0))}"
     return {"emoji-kid": entry(estimate, len(prompts), label, extractor.space)}
 
 
@@ -209,15 +215,30 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
 }
 
 
-def score(job: Job, metrics: list[str]) -> dict[str, dict]:
-    """The entries of `metrics`, names of `METRICS`, each of which is put into the run's `metrics.json` as soon as it is there.
+def check_metrics(metrics: list[str], reference: Path | None, clip: Path | None) -> None:
+    """Refuse metrics that cannot be computed, before any work.
 
     Raises:
-        ValueError: if there is no such metric, or one lacks what it needs.
+        ValueError: if there is no such metric, or it needs a --ref or --clip that is not given.
     """
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
-        raise ValueError(f"there is no metric {', '.join(unknown)!r}: choose among {', '.join(METRICS)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(METRICS)}")
+    if reference is None and set(metrics) & set(INCEPTION_METRICS):
+        raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
+    if clip is None and "clip" in metrics:
+        raise ValueError(
+            "--clip is missing: hf download openai/clip-vit-large-patch14 --local-dir DIR, and name the folder"
+        )
+
+
+def score(job: Job, metrics: list[str]) -> dict[str, dict]:
+    """The entries of `metrics`, names of `METRICS`; each is written to the run's `metrics.json` as soon as it is known.
+
+    Raises:
+        ValueError: if there is no such metric, or its reference or weights are missing.
+    """
+    check_metrics(metrics, job.reference, job.clip)
     found = {}
     for name in metrics:
         entries = METRICS[name](job)
@@ -227,13 +248,25 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
 
 
 def read_metrics(run: Path) -> dict[str, dict]:
-    """What `metrics.json` of a run holds; nothing where the run was not scored."""
-    path = run / METRICS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """The entries in the `metrics.json` of a run; none if it was not scored.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    path, remedy = run / METRICS_FILE, "delete it and repeat `arimage eval score`"
+    if not path.is_file():
+        return {}
+    entries = check_fields(parse_json(path.read_bytes(), path, remedy), {}, path, remedy)
+    for name, one in entries.items():
+        check_fields(one, ENTRY_FIELDS, f"{name} in {path}", remedy)
+        if one["space"] is not None:
+            fields = dict.fromkeys(("name", "sha256", "resize"), str)
+            check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
+    return entries
 
 
 def write_scores(run: Path, name: str, values: np.ndarray) -> None:
-    """Put the values of a metric that has one for every image, in the order of the manifest, into `scores/<name>.json`."""
+    """Write the values of a metric that has one per image, in manifest order, to `scores/<name>.json`."""
     (run / "scores").mkdir(exist_ok=True)
     ids = [row["id"] for row in read_rows(run)]
     _write_json(run / "scores" / f"{name}.json", {"ids": ids, "values": [float(value) for value in values]})
@@ -244,13 +277,13 @@ def _write_json(path: Path, content: dict) -> None:
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
-    """Refuse figures that were taken differently.
+    """Check that the metrics of several runs are comparable.
 
     Args:
-        runs: what `read_metrics` read of each run, by the run's name.
+        runs: the entries of `read_metrics` by the run's name.
 
     Raises:
-        ValueError: if two runs have a metric of different numbers of images, references, weights, resizing or settings.
+        ValueError: if two runs have a metric with different numbers of images, references, weights, resizing or settings.
     """
     first: dict[str, str] = {}
     for run, metrics in runs.items():

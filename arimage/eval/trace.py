@@ -1,4 +1,4 @@
-"""Pictures of how the codes of an image came about, pass by pass."""
+"""Animations and maps of how an image was decoded, step by step."""
 
 import math
 from collections.abc import Callable
@@ -13,26 +13,29 @@ ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 15
 INK, FAINT, PAPER = (30, 34, 40), (110, 116, 124), (255, 255, 255)
 # Early to late, as in matplotlib's viridis.
 COLOURS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=float)
-# Pictures are enlarged to at least so many pixels.
+# Pictures are enlarged to at least this many pixels.
 SMALLEST = 384
 MARGIN = 10
+# A token without a draft.
+UNKNOWN = -1
 
 
 class Trace:
-    """Records every pass of a pipeline's call: `pipe(..., callback_on_step_end=trace, callback_on_step_end_tensor_inputs=
+    """Records every step of a pipeline's call: `pipe(..., callback_on_step_end=trace, callback_on_step_end_tensor_inputs=
     Trace.inputs)`."""
 
     inputs = ["tokens", "decided"]
 
     def __init__(self):
-        self._tokens, self._decided = [], []
+        self._tokens, self._decided, self.call = [], [], None
 
     def __call__(self, pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        self.call = pipe.current_call
         self._tokens.append(tensors["tokens"].clone())
         self._decided.append(tensors["decided"].clone())
 
     def of_image(self, image: int = 0) -> tuple[torch.LongTensor, torch.BoolTensor]:
-        """The codes, drafts included, and which of them are decided, [T, N] each, after the T passes of an image."""
+        """The tokens, drafts included, and which of them are decided, [T, N] each, after each of the T steps of an image."""
         tokens = torch.stack([each[image] for each in self._tokens]).cpu()
         decided = torch.stack([each[image] for each in self._decided]).cpu()
         # An image may wait for others of its batch.
@@ -41,7 +44,7 @@ class Trace:
 
 
 def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
-    """The pass, counted from 1, that decided each code [N], from what was `decided` [T, N] after every pass."""
+    """The step, counted from 1, that decided each token [N], from `decided` [T, N]."""
     return (~decided).sum(0) + 1
 
 
@@ -49,44 +52,43 @@ def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
     grid: tuple[int, int] | None,
-    draw_codes: Callable[[torch.LongTensor, torch.BoolTensor], torch.Tensor],
+    decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     path: Path,
 ) -> None:
-    """Write an animation, WebP or GIF: a frame for every pass, eight seconds where that fits, and the finished picture.
+    """Write an animation, WebP or GIF, of about eight seconds: one frame per step, then the finished picture.
 
     Args:
-        tokens, decided: what `Trace.of_image` gives.
-        grid: rows and columns, where the codes of a pass are marked; None for the scales of a next-scale model.
-        draw_codes: that of the pipeline, from what `tokens` and `decided` hold of one pass to a picture [1, 3, H, W].
+        tokens, decided: from `Trace.of_image`.
+        grid: rows and columns, to mark the tokens of each step; None for the scales of a next-scale model.
+        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
     """
     pictures = []
-    for codes, done in zip(tokens[:, None], decided[:, None], strict=True):
-        pixels = ((draw_codes(codes, done).float().clamp(-1, 1) + 1) * 127.5).round().byte()
+    for step in tokens[:, None]:
+        pixels = ((decode_tokens(step).float().clamp(-1, 1) + 1) * 127.5).round().byte()
         pictures.append(_enlarge(pixels[0].permute(1, 2, 0).cpu().numpy()))
     frames = []
     known = torch.zeros_like(decided[0])
-    drafts = torch.zeros_like(tokens[0])
-    for number, (picture, codes, done) in enumerate(zip(pictures, tokens, decided, strict=True), start=1):
+    drafts = torch.full_like(tokens[0], UNKNOWN)
+    for number, (picture, step, done) in enumerate(zip(pictures, tokens, decided, strict=True), start=1):
         new = done & ~known
-        # Where nothing was drafted yet, codes are 0 or -1.
-        rejected = new & (drafts > 0) & (codes != drafts)
+        rejected = new & (drafts != UNKNOWN) & (step != drafts)
         marks = {
             ACCEPTED: new & ~rejected,
             REJECTED: rejected,
-            DRAFT: ~done & (codes > 0),
-            NOTHING: ~done & (codes <= 0),
+            DRAFT: ~done & (step != UNKNOWN),
+            NOTHING: ~done & (step == UNKNOWN),
         }
         count = int(done.sum())
-        caption = f"pass {number} of {len(tokens)}: {count} of {len(codes)} codes, {count / number:.1f} a pass"
+        caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
         if grid is not None:
             picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
         frames.append(_frame(picture, title, caption, legend=grid is not None))
-        known, drafts = done, codes
-    caption = f"{count} codes in {number} passes: {count / number:.1f} a pass"
+        known, drafts = done, step
+    caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
     frames.append(_frame(pictures[-1], title, caption, legend=grid is not None))
     if path.suffix.lower() == ".gif":
-        # One palette, undithered: colours keep still, and what does not change costs nothing.
+        # One palette without dithering: colours do not flicker, and unchanged pixels compress well.
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
         palette = Image.fromarray(halves).quantize(256)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
@@ -96,11 +98,11 @@ def animate(
 
 
 def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """A picture of which pass decided each code: early ones dark, late ones bright, each with its number where that fits.
+    """A picture of the step that decided each token: early steps dark, late ones bright, with its number if it fits.
 
     Args:
         passes: int [rows, columns], as `deciding_passes` counts them.
-        size: height and width in pixels of the picture that the map lies beside.
+        size: height and width in pixels.
     """
     cell = size[0] // passes.shape[0], size[1] // passes.shape[1]
     heat = _colours((passes - 1) / max(1, passes.max() - 1))
@@ -116,10 +118,10 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
 
 
 def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image: Image.Image, title: str, path: Path):
-    """Write the `acceptance_map` of an image beside it.
+    """Write a picture of an image next to its `acceptance_map`.
 
     Args:
-        decided: what `Trace.of_image` gives.
+        decided: from `Trace.of_image`.
         grid: rows and columns.
     """
     passes = deciding_passes(decided).view(grid).numpy()
@@ -133,23 +135,23 @@ def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image:
     pen = ImageDraw.Draw(canvas)
     pen.text((MARGIN, 8), title, INK, _font(16))
     pen.rectangle((width + 2 * MARGIN - 1, top - 1, 2 * width + 2 * MARGIN, top + height), outline=NOTHING)
-    text = f"{passes.size} codes in {last} passes: {passes.size / last:.1f} a pass. Left: the pass that decided each code."
+    text = f"{passes.size} tokens in {last} steps: {passes.size / last:.1f} per step. Left: the step that decided each token."
     pen.text((MARGIN, 30), text, FAINT, _font(13))
     ramp = _colours(np.linspace(0, 1, width)[None].repeat(10, 0))
     canvas.paste(Image.fromarray(ramp), (MARGIN, top + height + 8))
-    pen.text((MARGIN, top + height + 20), "pass 1", FAINT, _font(12))
-    pen.text((MARGIN + width, top + height + 20), f"pass {last}", FAINT, _font(12), anchor="ra")
+    pen.text((MARGIN, top + height + 20), "step 1", FAINT, _font(12))
+    pen.text((MARGIN + width, top + height + 20), f"step {last}", FAINT, _font(12), anchor="ra")
     canvas.save(path)
 
 
 def _enlarge(pixels: np.ndarray) -> np.ndarray:
-    """A picture [H, W, 3] without smoothing, so that small ones show their pixels."""
+    """Enlarge a picture [H, W, 3] without smoothing."""
     scale = math.ceil(SMALLEST / min(pixels.shape[:2]))
     return pixels.repeat(scale, 0).repeat(scale, 1)
 
 
 def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
-    """Tint the cells of a picture by `marks`, bool [rows, columns] for each colour, and outline those just decided."""
+    """Tint the cells of a picture by `marks`, bool [rows, columns] per colour, and outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
     picture = picture.astype(float)
     for colour, mark in marks.items():
@@ -166,7 +168,7 @@ def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
 
 
 def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image.Image:
-    """A picture with its title, its caption and, if it has marks, what they mean."""
+    """A picture with its title, caption and, if asked, a legend of the marks."""
     height, width = picture.shape[:2]
     top = 52
     canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + (32 if legend else MARGIN)), PAPER)
@@ -180,7 +182,7 @@ def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image
     left, line = MARGIN, top + height + 16
     for colour, meaning in (
         (ACCEPTED, "decided now"),
-        (REJECTED, "draft rejected, redrawn"),
+        (REJECTED, "draft rejected"),
         (DRAFT, "draft"),
         (NOTHING, "empty"),
     ):
@@ -191,7 +193,7 @@ def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image
 
 
 def _colours(values: np.ndarray) -> np.ndarray:
-    """Colours uint8 [..., 3] of numbers in [0, 1]."""
+    """Colours uint8 [..., 3] for numbers in [0, 1]."""
     stops = np.linspace(0, 1, len(COLOURS))
     return np.stack([np.interp(values, stops, channel) for channel in COLOURS.T], -1).round().astype(np.uint8)
 

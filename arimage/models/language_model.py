@@ -103,7 +103,7 @@ class LanguageTokenModel:
             self._row_end = decoder.get_input_embeddings()(token).to(inputs_embeds)
         self.layout, self.num_tokens = layout, layout.num_tokens
         self.device = inputs_embeds.device
-        self.codebook = codebook
+        self.codebook, self.drafter = codebook, None
         self.network = decoder if network is None else network
         self.vocab_size = head(inputs_embeds[:1, 0]).shape[-1]
 

@@ -1,54 +1,109 @@
-"""What the pipelines of all families share: loading and saving, seeds, the decoding loop, images."""
+"""What the pipelines of all families share: the body of a call, abilities, loading and saving."""
 
 import json
+import numbers
 import os
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from huggingface_hub import snapshot_download
 from PIL import Image
 
 from ..decoding import (
+    PRESETS,
     AutoregressiveDecoding,
+    CollaborativeDecoding,
     Decoding,
+    DecodingState,
+    DraftTreeDecoding,
     Sampling,
-    TokenModel,
     decode,
     decoding_from_dict,
     decoding_from_name,
+    decoding_names,
     decoding_to_dict,
 )
-from ..decoding.state import DecodingState
-from .output import DecodingStats, Tokens
+from ..decoding.loop import INTERVAL
+from .call import GenerationCall, running, running_call
+from .images import known_tokens, prepare_image, round_levels_down
+from .output import DecodingStats, ImagePipelineOutput, Tokens
+from .weights import check_weights
 
 
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+MAX_IMAGES_PER_PROMPT = 1000
 
 
 class ARImagePipeline(DiffusionPipeline):
-    """Base of the pipelines. Each has `bind`, which takes the condition of a call and returns the `TokenModel` of its images.
+    """Base of the pipelines. A family adds `__call__`, whose body is `generate`, and
+
+    - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
+    - `decode_tokens(call, tokens)`, from tokens to pixels, and `encode_image(pixels)`, from pixels to tokens;
+    - its abilities, such as `image_sizes`.
 
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
 
-    Both are kept in `generation_config.json` by `save_pretrained` and `from_pretrained`.
+    `from_pretrained`, `save_pretrained` and `from_pipe` keep both. `Pipeline(**pipe.components)` starts with the defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
+    # Whether the authors' code rounds the levels of images down instead of to the nearest.
+    _truncates_levels = False
+    # Whether the model generates scale by scale, not token by token.
+    generates_scales = False
 
     def __init__(self):
         super().__init__()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
-        self._interrupt = False
+
+    # Abilities
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """The sizes (height, width) in pixels that the weights were trained for, the default first."""
+        raise NotImplementedError
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes `class_labels` chooses from; None if the images are those of a text."""
+        return None
+
+    @property
+    def accepts_negative_prompt(self) -> bool:
+        return False
+
+    @property
+    def accepts_task(self) -> bool:
+        return False
+
+    @property
+    def accepts_ratio(self) -> bool:
+        return False
+
+    @property
+    def accepts_prompt_suffix(self) -> bool:
+        return False
+
+    @property
+    def decoding_names(self) -> list[str]:
+        """The names of the decodings that this pipeline can run."""
+        lacking = [
+            method
+            for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
+            if getattr(self, part, None) is None
+        ]
+        return [name for name in decoding_names(self.generates_scales) if PRESETS[name].method not in lacking]
+
+    # State
 
     @property
     def decoding(self) -> Decoding:
@@ -59,9 +114,37 @@ class ARImagePipeline(DiffusionPipeline):
         self._decoding = as_decoding(decoding)
 
     @property
+    def current_call(self) -> GenerationCall | None:
+        """The call of this pipeline that runs in this thread, for callbacks; None outside of a call."""
+        return running_call(self)
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """The guidance scale of the running call, for callbacks; None outside of a call."""
+        return None if self.current_call is None else self.current_call.sampling.guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the running call computes logits without the condition."""
+        return self.current_call is not None and self.current_call.guided
+
+    @property
     def interrupt(self) -> bool:
-        """Set `_interrupt` to True in a callback to end the call after the running pass."""
-        return self._interrupt
+        """Whether the running call was asked to stop."""
+        return self.current_call is not None and self.current_call.interrupted
+
+    @property
+    def _interrupt(self) -> bool:
+        return self.interrupt
+
+    @_interrupt.setter
+    def _interrupt(self, value: bool):
+        if self.current_call is not None:
+            self.current_call.interrupted = bool(value)
+        elif value:
+            raise RuntimeError("_interrupt is set outside of a call: set it in the callback of the call to stop")
+
+    # Loading and saving
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         # First, since the parent may push the folder to the Hub.
@@ -75,184 +158,226 @@ class ARImagePipeline(DiffusionPipeline):
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             folder = Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
-        # transformers would load in the dtype of the file, diffusers in float32: one default for all parts.
+        # transformers would load in the dtype of the file, diffusers in float32: one default for all components.
         if "dtype" not in kwargs and "torch_dtype" not in kwargs:
             kwargs["dtype"] = torch.float32
+        check_weights(folder, kwargs)
         pipe = super().from_pretrained(folder, **kwargs)
-        if (folder / GENERATION_CONFIG).exists():
-            pipe._load_generation_config(folder / GENERATION_CONFIG)
+        pipe._load_generation_config(folder / GENERATION_CONFIG)
         return pipe
 
     def _load_generation_config(self, path: Path) -> None:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")
         try:
             config = json.loads(path.read_text())
+            if not isinstance(config, dict) or not config:
+                raise ValueError(f"it is {config!r}")
             if "decoding" in config:
                 self.decoding = decoding_from_dict(config.pop("decoding"))
             self.generation_config.update(config)
             self.sampling()
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or mend it"
+                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or correct it"
             ) from error
 
     @classmethod
+    def from_pipe(cls, pipeline: "ARImagePipeline", **kwargs):
+        pipe = super().from_pipe(pipeline, **kwargs)
+        pipe.generation_config = dict(pipeline.generation_config)
+        pipe.decoding = pipeline.decoding
+        return pipe
+
+    @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder."""
+        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, and of weights
+        only those of `variant`, or those without one."""
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+        weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
+        # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has one.
         return snapshot_download(
             pretrained_model_name,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+            allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
+            ignore_patterns=["*.*.safetensors"] if kwargs.get("variant") is None else None,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
+
+    # Parts of `prepare`
 
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: `settings` that are not None over the checkpoint's defaults."""
         given = {name: value for name, value in settings.items() if value is not None}
         return Sampling(**{**self.generation_config, **given})
 
-    def check_call(
-        self,
-        height: int | None,
-        width: int | None,
-        trained_size: int | None,
-        output_type: str,
-        callback_on_step_end_tensor_inputs: list[str],
-        num_images_per_prompt: int,
-    ) -> None:
-        """Refuse what no pipeline can do, before any work; `trained_size` is None where several sizes are drawn."""
-        if trained_size and {height or trained_size, width or trained_size} != {trained_size}:
+    def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
+        """Height and width of the images of a call. Refuses all but the trained size."""
+        size = self.image_sizes[0]
+        if tuple(own if given is None else given for given, own in zip((height, width), size, strict=True)) != size:
             raise ValueError(
-                f"height and width are {height} and {width}: this checkpoint draws {trained_size}x{trained_size} pixels "
-                "only, leave them out"
+                f"height and width are {height} and {width}: this checkpoint generates {size[0]}x{size[1]} pixels only, "
+                "leave them out"
             )
-        if output_type not in OUTPUT_TYPES:
-            raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
-        unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
-        if unknown:
-            raise ValueError(
-                f"callback_on_step_end_tensor_inputs has {sorted(unknown)}: choose among {self._callback_tensor_inputs}"
-            )
-        if num_images_per_prompt < 1:
-            raise ValueError(f"num_images_per_prompt is {num_images_per_prompt}: give at least 1")
+        return size
 
-    def prepare_image(
+    def begin_call(
         self,
-        image: PipelineImageInput | None,
-        mask_image: PipelineImageInput | None,
-        size: int | tuple[int, int],
         count: int,
-        num_images_per_prompt: int,
-    ) -> tuple[torch.Tensor, torch.BoolTensor]:
-        """A picture to change for each image of a call with `count` prompts or classes, resized to `size`, the side of a
-        square or (height, width).
-
-        Returns:
-            float32 [B, 3, H, W] in [-1, 1], and where it is drawn anew, bool [B, 1, H, W].
-
-        Raises:
-            ValueError: if one of the two is missing, or they are not pictures, one for all prompts or one a prompt.
-        """
-        if image is None or mask_image is None:
-            raise ValueError("image and mask_image belong together: give both, or neither")
-        height, width = (size, size) if isinstance(size, int) else size
-        if isinstance(mask_image, np.ndarray | torch.Tensor):
-            # A mask may be boolean.
-            mask_image = mask_image * 1.0
-        masks = VaeImageProcessor(
-            vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True
-        ).preprocess(mask_image, height, width)
-        pixels = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=True).preprocess(image, height, width)
-        if not pixels.is_floating_point() or pixels.abs().max() > 1:
-            raise ValueError("image has values outside [0, 1]: give PIL images, or arrays of floats from 0 to 1")
-        for name, values, channels in (("image", pixels, 3), ("mask_image", masks, 1)):
-            if values.shape[1] != channels:
-                raise ValueError(f"{name} has {values.shape[1]} channels where {channels} are expected: convert it")
-            if len(values) not in (1, count):
-                raise ValueError(
-                    f"{name} holds {len(values)} pictures for {count} prompts or classes: give one for all, or one for each"
-                )
-        pixels, masks = (
-            values.to(self._execution_device).expand(count, -1, -1, -1).repeat_interleave(num_images_per_prompt, dim=0)
-            for values in (pixels.float(), masks.bool())
+        size: tuple[int, int],
+        *,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        **sampling,
+    ) -> GenerationCall:
+        """Check what all families share and return a call with `count` prompts or classes that has no model yet."""
+        images = num_images_per_prompt
+        if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:
+            raise ValueError(
+                f"num_images_per_prompt is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}"
+            )
+        return GenerationCall(
+            sampling=self.sampling(**sampling),
+            seeds=self.prepare_seeds(generator, count * images),
+            size=size,
+            num_images_per_prompt=int(images),
         )
-        return pixels, masks
+
+    def edit(
+        self, call: GenerationCall, image: PipelineImageInput | None, mask_image: PipelineImageInput | None
+    ) -> None:
+        """Let a call change given images instead of generating from nothing, if there are any."""
+        if image is None and mask_image is None:
+            return
+        count = len(call.seeds) // call.num_images_per_prompt
+        call.pixels, call.repaint = map(call.per_image, prepare_image(image, mask_image, call.size, count))
+        forced = self.encode_known_tokens(call.pixels, call.repaint)
+        call.sampling = replace(call.sampling, forced=forced)
+
+    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where any pixel of a token is in `repaint`
+        [B, 1, H, W]."""
+        return known_tokens(self.encode_image(pixels), repaint)
+
+    def prepare_seeds(self, generator: torch.Generator | list[torch.Generator] | None, batch: int) -> torch.LongTensor:
+        """One seed per image, int64 [batch], all from one generator or one from each of a list."""
+        generators = generator if isinstance(generator, list | tuple) else [generator]
+        listed = generators is generator
+        if not all(isinstance(one, torch.Generator) or (one is None and not listed) for one in generators):
+            raise ValueError(f"generator is {generator!r}: give a torch.Generator, or a list with one per image")
+        if listed:
+            if len(generators) != batch:
+                raise ValueError(
+                    f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
+                )
+            return torch.cat([self.prepare_seeds(one, 1) for one in generators])
+        device = "cpu" if generator is None else generator.device
+        seeds = torch.randint(2**63 - 1, (batch,), generator=generator, device=device)
+        return seeds.to(self._execution_device)
 
     def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A component on the device where it works, for calls of its parts: `enable_model_cpu_offload` brings it there when
-        it is called as a whole, which some never are."""
+        """Move an offloaded component to the execution device before its submodules are called directly, and return it."""
         if hasattr(module, "_hf_hook"):
             module._hf_hook.pre_forward(module)
         return module
 
-    def draw_seeds(
-        self, generator: torch.Generator | list[torch.Generator] | None, batch_size: int
-    ) -> torch.LongTensor:
-        """One seed an image [B], from one generator in turn or from one generator an image."""
-        if isinstance(generator, list):
-            if len(generator) != batch_size:
-                raise ValueError(
-                    f"{len(generator)} generators for {batch_size} images: give one an image, or a single one"
-                )
-            seeds = torch.cat([self.draw_seeds(one, 1).cpu() for one in generator])
-        else:
-            device = "cpu" if generator is None else generator.device
-            seeds = torch.randint(2**63 - 1, (batch_size,), generator=generator, device=device)
-        return seeds.to(self._execution_device)
+    # The body of a call
 
-    def run_decoding(
+    @torch.no_grad()
+    def generate(
         self,
-        model: TokenModel,
+        *,
         decoding: Decoding | str | None,
-        sampling: Sampling,
-        seeds: torch.LongTensor,
-        callback: Callable | None,
-        callback_tensor_inputs: list[str],
-    ) -> tuple[DecodingState, dict]:
-        """Decode the codes of a batch; the second value holds the fields of `DecodingStats` known by then."""
+        output_type: str,
+        return_dict: bool,
+        callback_on_step_end,
+        callback_on_step_end_tensor_inputs: list[str],
+        **arguments,
+    ) -> ImagePipelineOutput | tuple:
+        """The body of `__call__` of every family; `arguments` are those of `prepare`."""
+        # 1. Check inputs
+        if output_type not in OUTPUT_TYPES:
+            raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
+        names = callback_on_step_end_tensor_inputs
+        if not isinstance(names, list | tuple) or not set(names) <= set(self._callback_tensor_inputs):
+            raise ValueError(
+                f"callback_on_step_end_tensor_inputs is {names!r}: give a list of some of {self._callback_tensor_inputs}"
+            )
+        if callback_on_step_end is not None and not callable(callback_on_step_end):
+            raise ValueError(f"callback_on_step_end is {callback_on_step_end!r}: give a function")
         decoding = self.decoding if decoding is None else as_decoding(decoding)
-        self._interrupt = False
-        on_cpu = seeds.device.type == "cpu"
+
+        # 2. Encode the condition
+        call = self.prepare(**arguments)
+        call.decoding, call.output_type = decoding, output_type
+        call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
+
+        # 3. Generate tokens
+        with running(self, call):
+            state, stats = self._run_decoding(call)
+
+        # 4. Decode tokens to pixels
+        began = self._now()
+        tokens = images = self.whole_tokens(call, state.tokens)
+        if output_type != "latent":
+            images = self._to_images(call, self.decode_state(call, state).float())
+        stats = DecodingStats(**stats, tokenizer_seconds=self._now() - began)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return (images,)
+        return ImagePipelineOutput(images=images, tokens=tokens, stats=stats)
+
+    def _run_decoding(self, call: GenerationCall) -> tuple[DecodingState, dict]:
+        """Generate the tokens of a call; the second value holds the fields of `DecodingStats` known by then. Everything that
+        the pipelines know of a `DecodingState` is in here."""
+        on_cpu = call.seeds.device.type == "cpu"
         began = self._now()
         prefill_seconds = 0.0
 
-        with self.progress_bar(total=model.num_tokens) as progress:
+        with self.progress_bar(total=call.model.num_tokens) as progress:
 
-            def on_step(state: DecodingState) -> bool:
+            def on_step(state: DecodingState, step: int) -> bool:
                 nonlocal prefill_seconds
-                passes = state.forward_passes
-                if passes == 1:
+                if step == 1:
                     prefill_seconds = self._now() - began
-                # Reading how far an accelerator is waits for it.
-                if on_cpu or passes % 8 == 0:
+                # Reading progress from an accelerator waits for it.
+                if on_cpu or step % INTERVAL == 0:
                     progress.update(int(state.decided.sum(1).min()) - progress.n)
-                if callback is not None:
-                    tensors = {}
-                    for name in callback_tensor_inputs:
-                        tensors[name] = getattr(state, name)
-                    callback(self, passes - 1, passes, tensors)
-                return self._interrupt
+                if call.callback is not None:
+                    tensors = {name: getattr(state, name) for name in call.callback_tensor_inputs}
+                    call.callback(self, step - 1, step, tensors)
+                return call.interrupted
 
-            state = decode(model, decoding, sampling, seeds, on_step)
+            state = decode(call.model, call.decoding, call.sampling, call.seeds, on_step)
             progress.update(int(state.decided.sum(1).min()) - progress.n)
+        accepted = state.accepted_per_step()
         return state, {
-            "forward_passes": state.forward_passes,
-            "tokens_per_pass": float(state.decided.sum(1).float().mean()) / state.forward_passes,
-            "exact": decoding.exact,
+            "forward_passes": len(accepted),
+            "tokens_per_pass": float(accepted.sum(0).float().mean()) / len(accepted),
+            "exact": call.decoding.exact,
             "prefill_seconds": prefill_seconds,
             "decode_seconds": self._now() - began - prefill_seconds,
-            "accepted": torch.stack(state.accepted).cpu(),
+            "accepted": accepted,
         }
 
-    def to_images(
-        self, tokens: Tokens, draw: Callable[[], torch.Tensor], output_type: str, stats: dict
-    ) -> tuple[list[Image.Image] | np.ndarray | torch.Tensor | Tokens, DecodingStats]:
-        """The `tokens` themselves for "latent", else the pictures that `draw` returns, [B, 3, H, W] in [-1, 1], as
-        `output_type`; and the completed statistics."""
-        began = self._now()
-        images = tokens
-        if output_type != "latent":
-            images = VaeImageProcessor().postprocess(draw().float(), output_type=output_type)
-        return images, DecodingStats(**stats, tokenizer_seconds=self._now() - began)
+    def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
+        """The tokens [B, N] of a call's model in their places, [B, *shape], given panels included."""
+        placed = call.model.layout.to_places(tokens)
+        return placed if call.above is None else torch.cat([call.above, placed], dim=1)
+
+    def decode_state(self, call: GenerationCall, state: DecodingState) -> torch.Tensor:
+        """The pixels [B, 3, H, W] of a call whose decoding has ended."""
+        return self.decode_tokens(call, state.tokens)
+
+    def _to_images(self, call: GenerationCall, pixels: torch.Tensor) -> list[Image.Image] | np.ndarray | torch.Tensor:
+        if not pixels.isfinite().all():
+            raise ValueError(
+                "the decoded pixels are not finite: check the weights of the image tokenizer, or load it in float32"
+            )
+        if self._truncates_levels and call.output_type == "pil":
+            pixels = round_levels_down(pixels)
+        if call.pixels is not None:
+            pixels = torch.where(call.repaint, pixels, call.pixels)
+        return VaeImageProcessor().postprocess(pixels, output_type=call.output_type)
 
     def _now(self) -> float:
         if self._execution_device.type == "cuda":
@@ -260,24 +385,16 @@ class ARImagePipeline(DiffusionPipeline):
         return time.perf_counter()
 
 
-def as_texts(texts: str | list[str], name: str = "prompt") -> list[str]:
-    """One text or several as a list.
+def as_decoding(decoding: Decoding | str) -> Decoding:
+    """A decoding, or the one of that name.
 
     Raises:
-        ValueError: if they are something else, or none.
+        ValueError: if it is neither.
     """
-    listed = [texts] if isinstance(texts, str) else texts
-    if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
-        raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
-    return listed
-
-
-def codes_to_keep(codes: torch.LongTensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-    """The codes [B, N] of pictures from codes [B, h, w], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-    drawn = F.max_pool2d(repaint.float(), repaint.shape[-1] // codes.shape[-1])[:, 0] > 0
-    return torch.where(drawn, -1, codes).flatten(1)
-
-
-def as_decoding(decoding: Decoding | str) -> Decoding:
-    """A decoding, or the one of that name."""
-    return decoding_from_name(decoding) if isinstance(decoding, str) else decoding
+    if isinstance(decoding, str):
+        return decoding_from_name(decoding)
+    if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
+        raise ValueError(
+            f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"
+        )
+    return decoding

@@ -8,7 +8,7 @@ from diffusers.utils import BaseOutput
 from PIL import Image
 
 
-# Codes [B, h, w], or one such map for each scale, coarse to fine.
+# Tokens [B, h, w], or one such map per scale, coarse to fine.
 Tokens = torch.LongTensor | list[torch.LongTensor]
 
 
@@ -17,12 +17,12 @@ class DecodingStats:
     """What a call cost.
 
     Attributes:
-        forward_passes: passes of the transformer over the whole batch, the prefill included.
-        tokens_per_pass: codes of an image over `forward_passes`; 1 for autoregressive decoding.
-        exact: whether the decoding samples the model's own law.
-        prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the prefill, of the other passes, and of
-            turning codes into images.
-        accepted: int64 [forward_passes, B], the codes that each pass decided in each image.
+        forward_passes: forward passes of the transformer over the whole batch, the prefill included.
+        tokens_per_pass: tokens of an image divided by `forward_passes`; 1 for autoregressive decoding.
+        exact: whether the decoding samples exactly from the model's distribution.
+        prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the prefill, of the other forward passes, and of
+            decoding tokens to images.
+        accepted: int64 [forward_passes, B], how many tokens each forward pass decided in each image.
     """
 
     forward_passes: int
@@ -36,12 +36,13 @@ class DecodingStats:
 
 @dataclass
 class ImagePipelineOutput(BaseOutput):
-    """Images, their codes, and what they cost.
+    """Images, their tokens, and what they cost.
 
     Attributes:
         images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt"; or
-            the codes for "latent".
-        tokens: int64 [B, h, w], the codes; of a next-scale model a list of them, one a scale, coarse to fine.
+            the tokens for "latent".
+        tokens: int64 [B, h, w], the tokens in their places; for a next-scale model a list of them, one per scale, coarse to
+            fine.
         stats: see `DecodingStats`.
     """
 

@@ -1,22 +1,44 @@
 """Anole (https://arxiv.org/abs/2407.06135): Chameleon (https://arxiv.org/abs/2405.09818) with an image head, images from text."""
 
+from collections.abc import Callable
+
 import torch
 from diffusers import VQModel
+from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
-from .pipeline_lumina_mgpt import BEGIN_OF_IMAGE, LuminaMGPTPipeline
+from ..decoding import Decoding
+from .call import GenerationCall
+from .chameleon import BEGIN_OF_IMAGE, ChameleonPipeline
+from .conditioning import as_texts
+from .docstrings import fill_docstring
+from .output import ImagePipelineOutput
 
 
-class AnolePipeline(LuminaMGPTPipeline):
-    """Images of a text by Anole, or by another Chameleon whose image head was trained: called as `LuminaMGPTPipeline`, but of
-    one size and without tasks.
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")  # what `arimage convert` wrote
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class AnolePipeline(ChameleonPipeline):
+    """Images of a text by Anole, or by another Chameleon whose image head was trained.
 
     Args:
-        transformer, vq, tokenizer: as in `LuminaMGPTPipeline`.
-        image_size (`int`): side of the images in pixels; 512 of every published checkpoint.
-    """
+        transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
+        vq (`VQModel`): turns image tokens into images.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): of the text. Without it the pipeline takes `input_ids`.
+        image_size (`int`): side of the images in pixels; 512 for every published checkpoint.
 
-    _header_length = 1
+    Raises:
+        ValueError: if the components do not fit together.
+    """
 
     def __init__(
         self,
@@ -27,23 +49,74 @@ class AnolePipeline(LuminaMGPTPipeline):
     ):
         super().__init__(transformer, vq, tokenizer, image_size)
 
-    @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return [(self.config.image_size,) * 2]
+    def encode_prompt(self, prompt: str | list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask."""
+        return self.encode_texts(as_texts(prompt))
 
-    def check_size(
-        self, height: int | None, width: int | None, input_ids: torch.LongTensor | None = None
-    ) -> tuple[int, int]:
-        side = self.config.image_size
-        if {height or side, width or side} != {side}:
-            raise ValueError(
-                f"height and width are {height} and {width}: this checkpoint draws {side}x{side} pixels only, leave them out"
-            )
-        return side, side
-
-    def _layout(self, size: tuple[int, int]) -> tuple[list[int], list[int], int | None]:
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
+        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        count = self.check_prompt(prompt, input_ids, attention_mask)
+        call = self.begin_call(count, self.check_size(height, width), **settings)
+        self.edit(call, image, mask_image)
+        if prompt is not None:
+            input_ids, attention_mask = self.encode_prompt(prompt)
         begin = self._vocabulary[BEGIN_OF_IMAGE]
-        return [begin], [self._vocabulary["<s>"], begin], None
+        self.add_model(call, input_ids, attention_mask, [begin], [self._vocabulary["<s>"], begin], None)
+        return call
 
-    def _text(self, prompt: str, size: tuple[int, int], task: str | None, given: bool) -> str:
-        return prompt
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What to generate.
+            {image}
+            {raster_mask}
+            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
+                Token ids [B, P] in place of `prompt`, up to the turn end or up to the begin of the image, padded on either
+                side, and their mask.
+            {common}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        return type(self).generate(**locals())

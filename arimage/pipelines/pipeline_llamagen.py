@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import torch
 from diffusers.image_processor import PipelineImageInput
-from diffusers.utils import replace_example_docstring
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import Decoding, Layout, TokenModel
+from ..decoding import Decoding, Layout
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .base import codes_to_keep
+from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
 
@@ -43,14 +43,14 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     """Images of a class or of a text by LlamaGen.
 
     Args:
-        transformer (`LlamaGenTransformer`): the next-code model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): turns its codes into images.
+        transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
+        vq (`LlamaGenVQModel`): turns its tokens into images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
 
     Raises:
-        ValueError: if the parts do not fit together.
+        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
@@ -82,152 +82,93 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
         )
 
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return [(self.transformer.config.grid_size * self.vq.scale_factor,) * 2]
+
     @torch.no_grad()
-    def bind(
+    def prepare(
         self,
         prompt: str | list[str] | None = None,
         class_labels: int | list[int] | torch.LongTensor | None = None,
-        guidance_scale: float | None = None,
-        num_images_per_prompt: int = 1,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-    ) -> TokenModel:
-        """The next-code model of the images that a call with these arguments draws, for `arimage.decoding.decode`."""
-        condition = self.condition(prompt, class_labels, num_images_per_prompt, prompt_embeds, prompt_attention_mask)
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
+        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        condition = self.encode_condition(*condition)
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        guided = self.sampling(guidance_scale=guidance_scale).guidance_scale > 1
-        size = self.transformer.config.grid_size
-        return LlamaGenTokenModel(
+        call.model = LlamaGenTokenModel(
             self.transformer,
             condition,
-            Layout((size, size)),
-            guided=guided,
-            codebook=self.vq.code_vectors(),
+            Layout((self.transformer.config.grid_size,) * 2),
+            guided=call.guided,
+            codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
+            num_images_per_prompt=call.num_images_per_prompt,
         )
+        return call
 
-    def draw_codes(self, tokens: torch.LongTensor, decided: torch.BoolTensor) -> torch.Tensor:
-        """Pictures [B, 3, H, W], nominally in [-1, 1], of codes [B, N], drafts included, as a callback gets them."""
-        size = self.transformer.config.grid_size
-        tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.vq.decode(tokens.unflatten(1, (size, size)))
-
-    def kept_codes(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The codes [B, N] of pictures [B, 3, H, W] in [-1, 1], but -1 where any pixel of a code is in `repaint` [B, 1, H, W]."""
-        return codes_to_keep(self.vq.encode(pixels.to(self.vq.dtype)), repaint)
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.vq.encode(pixels.to(self.vq.dtype))
 
     @torch.no_grad()
-    @replace_example_docstring(EXAMPLE_DOC_STRING)
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.vq.decode(self.whole_tokens(call, tokens))
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
         class_labels: int | list[int] | torch.LongTensor | None = None,
+        *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
         guidance_scale: float | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        generator: torch.Generator | list[torch.Generator] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | list[torch.Generator] | None = None,
         decoding: Decoding | str | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable | None = None,
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Draw images.
+        Generate images.
 
         Args:
-            prompt (`str` or `list[str]`, *optional*):
-                What to draw, for text-conditional checkpoints.
-            class_labels (`int`, `list[int]` or `torch.LongTensor`, *optional*):
-                The classes to draw, for class-conditional checkpoints.
-            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                A picture to change, with `mask_image`: one for all prompts, or one a prompt. It is resized to the size that
-                the checkpoint draws.
-            mask_image (as `image`, *optional*):
-                White where the picture is drawn anew, black where it is kept pixel by pixel. A code is drawn if any of its
-                pixels is white. Codes are drawn row by row: what is new fits what is kept above it and to its left in the
-                row, and knows nothing of what is kept below it and to its right.
-            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with logits c under the condition and u without it; 1 or less switches it off.
-            height (`int`, *optional*), width (`int`, *optional*):
-                The size in pixels; only the size that the checkpoint was trained for is accepted.
-            num_images_per_prompt (`int`, *optional*, defaults to 1):
-                Images of each prompt or class.
-            generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
-                Makes the images reproducible: one for the call, or one an image.
-            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
-                Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
-            guided_tokens (`int`, *optional*):
-                Guide the first so many codes of an image only.
-            decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
-                The decoding method of this call.
-            prompt_embeds (`torch.Tensor`, *optional*), prompt_attention_mask (`torch.Tensor`, *optional*):
-                The text encoder's output [B, P, D], padded on the right, and its mask [B, P], in place of `prompt`.
-            output_type (`str`, *optional*, defaults to `"pil"`):
-                `"pil"`, `"np"`, `"pt"`, or `"latent"` for the codes [B, h, w].
-            return_dict (`bool`, *optional*, defaults to `True`):
-                Return an `ImagePipelineOutput` instead of a tuple.
-            callback_on_step_end (`Callable`, *optional*):
-                Called after every forward pass as `callback(pipe, step, passes, tensors)`; what it returns is ignored. Set
-                `pipe._interrupt = True` in it to stop.
-            callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
-                What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
+            {class_or_text}
+            {image}
+            {raster_mask}
+            {prompt_embeds}
+            {common}
 
-        Examples:
+        {example}
 
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        # 1. Check inputs
-        trained_size = self.transformer.config.grid_size * self.vq.scale_factor
-        self.check_call(
-            height, width, trained_size, output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt
-        )
-        count = self.check_inputs(prompt, class_labels, prompt_embeds, prompt_attention_mask)
-        forced = pixels = repaint = None
-        if image is not None or mask_image is not None:
-            pixels, repaint = self.prepare_image(image, mask_image, trained_size, count, num_images_per_prompt)
-            forced = self.kept_codes(pixels, repaint)
-        sampling = self.sampling(
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            guided_tokens=guided_tokens,
-            forced=forced,
-        )
-        seeds = self.draw_seeds(generator, count * num_images_per_prompt)
-
-        # 2. Encode the condition
-        model = self.bind(
-            prompt, class_labels, guidance_scale, num_images_per_prompt, prompt_embeds, prompt_attention_mask
-        )
-
-        # 3. Decode the codes
-        state, stats = self.run_decoding(
-            model, decoding, sampling, seeds, callback_on_step_end, callback_on_step_end_tensor_inputs
-        )
-
-        # 4. Turn codes into images
-        tokens = state.tokens.unflatten(1, model.layout.shape)
-
-        def draw() -> torch.Tensor:
-            drawn = self.vq.decode(tokens)
-            return drawn if pixels is None else torch.where(repaint, drawn, pixels)
-
-        images, stats = self.to_images(tokens, draw, output_type, stats)
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return (images,)
-        return ImagePipelineOutput(images=images, tokens=tokens, stats=stats)
+        return type(self).generate(**locals())

@@ -85,9 +85,9 @@ def train_classifier(
     device: str = "cpu",
     settings: ClassifierSettings = ClassifierSettings(),
 ) -> EmojiClassifier:
-    """Train an `EmojiClassifier` to tell the `bases` of `data` apart, in whichever style they are drawn.
+    """Train an `EmojiClassifier` to classify the `bases` of `data`, whatever their style.
 
-    `out` keeps checkpoint, log and curve; a second call continues an interrupted run. The held-out figures are of the images
+    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run. The held-out figures are of the images
     whose concept is in `data` too.
     """
     torch.manual_seed(settings.seed)

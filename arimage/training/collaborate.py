@@ -10,7 +10,6 @@ import torch
 from ..decoding import CollaborativeDecoding
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions
-from .loop import fit
 from .transformer_var import VARTransformerSettings, VARTransformerTask
 
 
@@ -24,16 +23,15 @@ def train_collaborate(
     out: str | Path,
     on_report: Callable[[VARPipeline], None] | None = None,
 ) -> VARPipeline:
-    """Fine-tune each transformer of `pipe` for the scales that it draws, as in CoDe (https://arxiv.org/abs/2411.17787): the
-    large one for the first `drafter_scales`, the refiner for those after them, there with the law of the large one as it
-    was as its teacher. Returns `pipe` with the averaged weights and the decoding set to these scales: what the two knew of
-    the others they may forget.
+    """Fine-tune each transformer of `pipe` for the scales that it generates, as in CoDe (https://arxiv.org/abs/2411.17787):
+    the large one for the first `drafter_scales`, the refiner for the rest, with the large one as it was as its teacher.
+    Returns `pipe` with the averaged weights and the decoding set to these scales; both may forget the other scales.
 
     The settings' `scale_shares` and `first_scale` follow from `drafter_scales`. `out`/drafter and `out`/refiner keep
-    checkpoints, logs, curves and samples; a second call with the same pipe continues an interrupted run.
+    checkpoints, logs, curves and samples; a second call with the same pipe resumes an interrupted run.
 
     Raises:
-        ValueError: if the pipeline has no refiner, or `drafter_scales` leaves nothing to one of the two.
+        ValueError: if the pipeline has no refiner, or `drafter_scales` leaves one of the two without a scale.
     """
     count = len(pipe.transformer.config.scales)
     if pipe.refiner is None:
@@ -52,6 +50,6 @@ def train_collaborate(
         torch.manual_seed(settings.seed)
         network.requires_grad_(True)
         task = VARTransformerTask(network, pipe, data, heldout, settings, its_teacher, pipe.decoding)
-        fit(task, settings.optimizer, Path(out) / name, on_report=hook)
+        task.fit(Path(out) / name, on_report=hook)
         network.requires_grad_(False)
     return pipe

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 
@@ -24,7 +25,7 @@ class ImageCaptions:
         images: uint8 [M, 3, S, S] on white.
         alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
         captions: the caption variants of each image; the first is the primary one. None in a folder of images.
-        names, bases: the concept drawn, and the code points of its variant without skin tone.
+        names, bases: the concept shown, and the code points of its variant without skin tone.
         weights: float32 [M], how often to draw each image.
     """
 
@@ -39,7 +40,7 @@ class ImageCaptions:
         return len(self.captions)
 
     def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Indices [count] drawn with replacement in proportion to `weights`."""
+        """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
 
 
@@ -57,7 +58,7 @@ def load_captioned_images(
         ValueError: if there is no such file, or it lacks a column, or no row is left.
     """
     if not Path(path).is_file():
-        raise ValueError(f"{path} is no file: give a parquet file, or, for a tokenizer, a folder of images")
+        raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
     table = pq.read_table(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
@@ -119,3 +120,10 @@ def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
 def to_unit_range(images: torch.Tensor) -> torch.Tensor:
     """uint8 images to float32 in [-1, 1]."""
     return images.float() / 127.5 - 1
+
+
+def save_grid(images: torch.Tensor, path: Path, columns: int) -> None:
+    """Save images [M, 3, S, S] in [0, 1] as one image, row by row, with white in place of missing ones."""
+    images = F.pad(images.float().cpu(), [0] * 7 + [-len(images) % columns], value=1)
+    grid = images.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(0, 1).flatten(1, 2)
+    Image.fromarray((grid * 255).round().byte().numpy()).save(path)

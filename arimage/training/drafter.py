@@ -1,8 +1,9 @@
-"""Training of a drafter on what a finished pipeline computes: on its training images and on images of its own."""
+"""Training of a drafter on the features of a finished pipeline: on its training images and on images it generates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,13 @@ from .loop import OptimizerSettings, fit
 @dataclass(frozen=True)
 class DrafterSettings:
     """How a drafter is trained, as in EAGLE (https://arxiv.org/abs/2401.15077) and LANTERN
-    (https://arxiv.org/abs/2410.03355): the features that it predicts by the smooth L1 loss, and, at `law_weight`, the laws
-    that they lead to by the cross-entropy to the transformer's: with the condition, without it, and as they are sampled.
+    (https://arxiv.org/abs/2410.03355): smooth L1 loss on the predicted features and, weighted by `law_weight`, cross-entropy
+    of the probabilities they lead to against the transformer's: with the condition, without it, and as sampled.
 
-    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline draws of their
-    captions, since those are what the drafter will continue. Of the `drafts_ahead` passes the first reads the transformer's
-    features, each other those that the one before it predicted (https://arxiv.org/abs/2408.15766), all with uniform noise of
-    at most `feature_noise`.
+    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates from their
+    captions, since those are what the drafter will continue. The first of the `drafts_ahead` steps reads the transformer's
+    features, every later one those that the step before predicted (https://arxiv.org/abs/2408.15766), all with uniform noise
+    of at most `feature_noise`.
     """
 
     optimizer: OptimizerSettings
@@ -46,8 +47,8 @@ class DrafterTask(nn.Module):
     ):
         super().__init__()
         self.drafter, self.settings = drafter, settings
-        # In a list so that the frozen pipeline is not among the trained modules.
-        self._pipe = [pipe]
+        # Not a module: the pipeline is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(pipe=pipe)
         captions, codes = [variants[0] for variants in data.captions], self.encode(data)
         drawn = [self.draw(captions, seed) for seed in range(settings.samples_per_image)]
         self.train_set = self.continued(captions * (1 + len(drawn)), torch.cat([codes, *drawn]))
@@ -59,36 +60,36 @@ class DrafterTask(nn.Module):
 
     @torch.no_grad()
     def encode(self, data: ImageCaptions) -> torch.LongTensor:
-        vq = self._pipe[0].vq
+        vq = self.frozen.pipe.vq
         batches = data.images.split(64)
         return torch.cat([vq.encode(to_unit_range(batch).to(vq.device)).flatten(1).cpu() for batch in batches])
 
     def draw(self, captions: list[str], seed: int) -> torch.LongTensor:
-        """Codes of an image of every caption, as the pipeline draws by default."""
+        """Tokens of one image per caption, with the pipeline's default sampling."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + seed)
         codes = []
         for start in range(0, len(captions), 64):
             prompts = captions[start : start + 64]
-            output = self._pipe[0](prompts, generator=generator, output_type="latent", decoding="ar")
+            output = self.frozen.pipe(prompts, generator=generator, output_type="latent", decoding="ar")
             codes.append(output.tokens.flatten(1).cpu())
         return torch.cat(codes)
 
     @torch.no_grad()
     def continued(self, captions: list[str], codes: torch.LongTensor) -> tuple[torch.LongTensor, torch.Tensor]:
-        """The codes [M, N], and the features [M, 2, N, D] that the transformer, with the caption and without, draws them
-        from; in float16, for there are many."""
-        pipe, features = self._pipe[0], []
+        """The tokens [M, N], and the features [M, 2, N, D] that the transformer predicts them from, with the caption and
+        without; in float16 to save memory."""
+        pipe, features = self.frozen.pipe, []
         for start in range(0, len(codes), 32):
             # Guided, for the rows without the condition.
-            model = pipe.bind(captions[start : start + 32], guidance_scale=2.0)
+            model = pipe.prepare(captions[start : start + 32], guidance_scale=2.0).model
             batch = codes[start : start + 32].to(model.device).repeat(2, 1)
             _, found = pipe.transformer.predict(batch, return_features=True, **model.condition)
             features.append(found.unflatten(0, (2, -1)).transpose(0, 1).half().cpu())
         return codes, torch.cat(features)
 
     def losses(self, codes: torch.LongTensor, features: torch.Tensor, feature_noise: float) -> dict[str, torch.Tensor]:
-        """The feature loss and the law loss over all passes, and the overlap of the sampled laws in the first."""
-        settings, transformer, sampling = self.settings, self._pipe[0].transformer, self._pipe[0].sampling()
+        """The losses of features and probabilities over all steps, and the overlap of the sampled distributions in the first."""
+        settings, transformer, sampling = self.settings, self.frozen.pipe.transformer, self.frozen.pipe.sampling()
         device = transformer.device
         codes = codes.to(device).repeat(2, 1)
         features = features.to(device, transformer.dtype).transpose(0, 1).flatten(0, 1)
@@ -96,7 +97,10 @@ class DrafterTask(nn.Module):
         positions = torch.arange(1, codes.shape[1], device=device)[None]
         with torch.no_grad():
             logits = transformer.head(features).float()
-            law, sampled_law = logits.softmax(-1), sampling.probabilities(logits.unflatten(0, (2, -1)), positions)
+            target, sampled_target = (
+                logits.softmax(-1),
+                sampling.probabilities(logits.unflatten(0, (2, -1)), positions),
+            )
         figures = {"feature loss": 0.0, "law loss": 0.0}
         for drafts_ahead in range(settings.drafts_ahead):
             noise = (torch.rand_like(seen) * 2 - 1) * feature_noise
@@ -104,12 +108,12 @@ class DrafterTask(nn.Module):
             figures["feature loss"] += F.smooth_l1_loss(drafted, features) / settings.drafts_ahead
             conditional, unconditional = logits.chunk(2)
             guided = unconditional + (conditional - unconditional) * sampling.guidance_scale
-            pairs = ((law, logits), (sampled_law, guided / sampling.temperature))
-            loss = sum(-(target * values.log_softmax(-1)).sum(-1).mean() for target, values in pairs)
+            pairs = ((target, logits), (sampled_target, guided / sampling.temperature))
+            loss = sum(-(goal * values.log_softmax(-1)).sum(-1).mean() for goal, values in pairs)
             figures["law loss"] += loss / settings.drafts_ahead
             if drafts_ahead == 0:
-                drafted_law = sampling.probabilities(logits.detach().unflatten(0, (2, -1)), positions)
-                figures["overlap"] = torch.minimum(sampled_law, drafted_law).sum(-1).mean()
+                draft = sampling.probabilities(logits.detach().unflatten(0, (2, -1)), positions)
+                figures["overlap"] = torch.minimum(sampled_target, draft).sum(-1).mean()
             seen = torch.cat([seen[:, :1], drafted[:, :-1].detach()], dim=1)
         return figures
 
@@ -123,7 +127,7 @@ class DrafterTask(nn.Module):
         return loss, {name: value.detach() for name, value in figures.items()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        """Losses and overlap on held-out images, and on images that the pipeline draws by fresh seeds."""
+        """Losses and overlap on held-out images, and on images that the pipeline generates from other seeds."""
         report = {}
         for name, (codes, features) in self.report_sets.items():
             for figure, value in self.losses(codes, features, 0.0).items():
@@ -142,7 +146,7 @@ def train_drafter(
     """Train a `LlamaGenDrafter` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights as its
     component `drafter`.
 
-    `out` keeps checkpoint, log and curve; a second call continues an interrupted run.
+    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` rules the averaged weights."""
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` is the decay of the averaged weights."""
 
     steps: int
     learning_rate: float
@@ -167,7 +167,7 @@ def fit(
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
-    `out` receives `checkpoint.pt` (every report and at an interrupt; a run that finds one continues from it and ends as if it
+    `out` receives `checkpoint.pt` (every report and at an interrupt; a run that finds one resumes from it and ends as if it
     had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
     the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
     """
@@ -200,11 +200,11 @@ def fit(
     task.train()
     last_report = began = time.monotonic()
     with (
-        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5) as progress,
+        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5, disable=None) as progress,
         delayed_interrupt() as interrupted,
     ):
         for step in range(start, settings.steps):
-            # What a step draws must not depend on whether the run was interrupted before it.
+            # The random numbers of a step must not depend on an interruption before it.
             torch.manual_seed(step)
             loss, figures = task.loss(step)
             loss.backward()

@@ -6,6 +6,7 @@ import os
 import shutil
 import tomllib
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -24,14 +25,18 @@ from .transformer import TransformerSettings, train_transformer
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
+Settings = TypeVar("Settings")
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def load_recipe(name_or_path: str | Path) -> dict:
+def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
     """The recipe of a packaged model by its name, or of a TOML file.
 
+    Args:
+        parts: names of tables that it must have, besides the number `image_size`.
+
     Raises:
-        ValueError: if there is neither.
+        ValueError: if there is no such recipe, or a part is missing.
     """
     path = Path(name_or_path)
     if not path.is_file():
@@ -39,7 +44,29 @@ def load_recipe(name_or_path: str | Path) -> dict:
     if not path.is_file():
         known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
         raise ValueError(f"there is no recipe {name_or_path}: give a TOML file or one of {known}")
-    return tomllib.loads(path.read_text())
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML ({error}): mend the recipe") from error
+    if parts and not isinstance(recipe.get("image_size"), int):
+        raise ValueError(f"{path} has no whole number image_size: add it, in pixels")
+    for part in parts:
+        if not isinstance(recipe.get(part), dict):
+            raise ValueError(f"{path} has no table [{part}]: add it, as in the recipe of a packaged model")
+    return recipe
+
+
+def _settings(kind: type[Settings], optimizer: dict, training: dict, **more) -> Settings:
+    """The settings of a recipe's tables `optimizer` and `training`.
+
+    Raises:
+        ValueError: if one of them has a setting that there is not, or lacks one.
+    """
+    lists = {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
+    try:
+        return kind(OptimizerSettings(**optimizer), **training | lists, **more)
+    except TypeError as error:
+        raise ValueError(f"the recipe does not fit {kind.__name__}: {error}") from error
 
 
 def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
@@ -59,13 +86,13 @@ def run_tokenizer(
     folder of images, all of which are taken. The result lies in `out`/tokenizer.
 
     Raises:
-        ValueError: if `class` is no tokenizer.
+        ValueError: if `class` is not a tokenizer.
     """
     part = recipe["tokenizer"]
     model_class = part.get("class", "LlamaGenVQModel")
     if model_class not in TOKENIZERS:
         raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
-    settings = TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
+    settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
     data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
     return train_tokenizer(
@@ -86,7 +113,7 @@ def run_transformer(
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16.
 
-    The model is written again at every report, so that an interrupted run leaves the best so far.
+    Every report writes the model again, so that an interrupted run leaves its latest.
 
     Raises:
         ValueError: if `out` has no trained tokenizer.
@@ -97,31 +124,29 @@ def run_transformer(
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
 
+    samples = {"sampling": recipe["generation"]["sampling"]}
+
     def save(pipe: ARImagePipeline) -> None:
         pipe.generation_config.update(recipe["generation"]["sampling"])
         pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
         save_float16(pipe, out / "model")
 
     if recipe["tokenizer"].get("class") == "VARVQModel":
-        vq, settings = VARVQModel.from_pretrained(folder), _var_settings(part["optimizer"], part["training"])
+        vq = VARVQModel.from_pretrained(folder)
+        settings = _settings(VARTransformerSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
         pipe = train_var_transformer(*parts, out / "transformer", device, on_report=save)
         part = recipe["refiner"]
-        settings = _var_settings(part["optimizer"], recipe["transformer"]["training"] | part["training"])
+        training = recipe["transformer"]["training"] | part["training"]
+        settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
         pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
     else:
-        vq, training = LlamaGenVQModel.from_pretrained(folder), dict(part["training"])
-        training["sample_prompts"] = tuple(training["sample_prompts"])
-        settings = TransformerSettings(OptimizerSettings(**part["optimizer"]), **training)
+        vq = LlamaGenVQModel.from_pretrained(folder)
+        settings = _settings(TransformerSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
         pipe = train_transformer(*parts, out / "transformer", device, on_report=save)
     save(pipe)
     return pipe
-
-
-def _var_settings(optimizer: dict, training: dict) -> VARTransformerSettings:
-    lists = {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
-    return VARTransformerSettings(OptimizerSettings(**optimizer), **training | lists)
 
 
 def run_collaborate(
@@ -131,7 +156,12 @@ def run_collaborate(
     float16."""
     part, out = recipe["collaborate"], Path(out)
     drafter, refiner = (
-        _var_settings(part[name]["optimizer"], recipe["transformer"]["training"] | part[name]["training"])
+        _settings(
+            VARTransformerSettings,
+            part[name]["optimizer"],
+            recipe["transformer"]["training"] | part[name]["training"],
+            sampling=recipe.get("generation", {}).get("sampling", {}),
+        )
         for name in ("drafter", "refiner")
     )
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
@@ -145,7 +175,7 @@ def run_drafter(
 ) -> LlamaGenPipeline:
     """Train a drafter by `recipe` for `pipe`; the pipeline with it lies in `out`/model, in float16."""
     part, out = recipe["drafter"], Path(out)
-    settings = DrafterSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
+    settings = _settings(DrafterSettings, part["optimizer"], part["training"])
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     pipe = train_drafter(pipe, data, heldout_data, settings, out / "drafter")
     save_float16(pipe, out / "model")
@@ -163,7 +193,7 @@ def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
     shutil.rmtree(partial, ignore_errors=True)
     half.save_pretrained(partial)
-    # Where the parts were loaded from says something about this machine only.
+    # The path that a part was loaded from means nothing elsewhere.
     for file in partial.glob("*/config.json"):
         config = json.loads(file.read_text())
         config.pop("_name_or_path", None)

@@ -1,4 +1,4 @@
-"""Training of image tokenizers: reconstruction in colour and gradients, codes by moving averages."""
+"""Training of image tokenizers: reconstruction of colours and gradients, codebooks by moving averages."""
 
 import json
 from dataclasses import dataclass
@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.utils import save_image
 
 from ..auto import ASSETS, packaged_models
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
-from .data import ImageCaptions, to_unit_range
+from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit, training_dtype
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 
@@ -138,12 +137,12 @@ class TokenizerTask(nn.Module):
         return self.quantiser(self.encode(to_unit_range(images.to(self.model.device))))[0]
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        """Held-out images beside what their codes give, from the first scale to all of them, and the mean PSNR in dB."""
+        """Held-out images next to their reconstructions, from the first scale to all of them, and the mean PSNR in dB."""
         shown = self.heldout.images[:: max(1, len(self.heldout) // 16)][:16]
         partial = [self.decode(latents).clamp(-1, 1).cpu() for latents in self.quantised(shown)]
         rows = torch.stack([to_unit_range(shown), *partial], dim=1)
         columns = rows.shape[1] * max(1, 8 // rows.shape[1])
-        save_image((rows.flatten(0, 1) + 1) / 2, out / "reconstructions.png", nrow=columns)
+        save_grid((rows.flatten(0, 1) + 1) / 2, out / "reconstructions.png", columns)
         errors = [
             (self.decode(self.quantised(batch)[-1]).clamp(-1, 1).cpu() - to_unit_range(batch))
             .pow(2)
@@ -166,7 +165,9 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     if (folder / "vq").is_dir():
         folder = folder / "vq"
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{start_from} is no tokenizer: give a packaged model's name or a folder of save_pretrained")
+        raise ValueError(
+            f"{start_from} is not a tokenizer: give a packaged model's name or a folder of save_pretrained"
+        )
     kind = json.loads((folder / "config.json").read_text())["_class_name"]
     if kind not in TOKENIZERS:
         raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(TOKENIZERS)}")
@@ -196,7 +197,7 @@ def train_tokenizer(
 ) -> LlamaGenVQModel | VARVQModel:
     """Train a `model_class(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
 
-    `out` keeps checkpoint, log, curve and reconstructions; a second call continues an interrupted run. `start_from` names a
+    `out` keeps checkpoint, log, curve and reconstructions; a second call resumes an interrupted run. `start_from` names a
     trained tokenizer, of either class, whose weights the training begins with: see `take_over`.
 
     Raises:

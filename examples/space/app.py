@@ -1,4 +1,4 @@
-"""The demo as a Hugging Face Space. ARIMAGE_MODELS names other models than the packaged ones, with spaces between."""
+"""The demo as a Hugging Face Space. ARIMAGE_MODELS names models, separated by spaces, instead of the packaged ones."""
 
 import os
 
@@ -7,7 +7,7 @@ from arimage.app.engine import Engine
 from arimage.app.models import load_models
 
 
-# On a GPU where the Space has one.
+# None: a GPU if the Space has one.
 engine = Engine(load_models(os.environ.get("ARIMAGE_MODELS", "").split(), None))
 demo = build_demo(engine)
 

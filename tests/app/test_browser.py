@@ -92,12 +92,12 @@ def wait_for(condition) -> None:
         time.sleep(0.2)
 
 
-def test_a_picture_appears_while_it_is_drawn(page, tmp_path):
+def test_a_picture_appears_while_it_is_generated(page, tmp_path):
     panel = tab(page, "Generate")
-    expect(page.locator("#status")).to_have_text("Nothing is drawn yet.")
+    expect(page.locator("#status")).to_have_text("Press Generate to make the first picture.")
     panel.get_by_label("Prompt").fill("pizza")
     panel.get_by_label("Prompt").press("Enter")
-    expect(page.locator("#status")).to_contain_text("of 256 codes")
+    expect(page.locator("#status")).to_contain_text("of 256 tokens")
     expect(page.locator("#pictures img")).to_have_count(1)
     partial = page.locator("#pictures img").get_attribute("src")
     expect(page.locator("#status .bar")).to_be_visible()
@@ -124,14 +124,14 @@ def test_stop_stops_at_once(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Decoding").click()
     page.get_by_role("option", name="ar · exact", exact=True).click()
-    page.locator("#draw").click()
-    expect(page.locator("#status")).to_contain_text("Pass 1")
-    page.locator("#stop-draw").click()
+    page.locator("#generate").click()
+    expect(page.locator("#status")).to_contain_text("Forward pass 1")
+    page.locator("#stop-generate").click()
     began = time.monotonic()
     expect(page.locator("#status")).to_have_text("Stopped.")
     assert time.monotonic() - began < 5
-    expect(page.locator("#draw")).to_be_visible()
-    expect(page.locator("#stop-draw")).to_be_hidden()
+    expect(page.locator("#generate")).to_be_visible()
+    expect(page.locator("#stop-generate")).to_be_hidden()
     # The engine is free: a random seed is drawn at once, and shown.
     panel.get_by_label("Model").click()
     page.get_by_role("option", name="emoji-var").click()
@@ -144,10 +144,10 @@ def test_stop_stops_at_once(page):
 def test_what_is_wrong_is_said_in_a_toast(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Prompt").fill(" ")
-    page.locator("#draw").click()
+    page.locator("#generate").click()
     expect(page.get_by_test_id("toast-text")).to_contain_text("the prompt is empty: say what")
     page.get_by_test_id("toast-close").click()
-    expect(page.locator("#draw")).to_be_visible()
+    expect(page.locator("#generate")).to_be_visible()
     tab(page, "Edit")
     page.locator("#edit").click()
     expect(page.get_by_test_id("toast-text")).to_contain_text("there is no picture")
@@ -164,7 +164,7 @@ def test_decodings_stand_side_by_side(page):
     expect(panel.locator(".card img.map")).to_have_count(2)
     texts = panel.locator(".card").all_inner_texts()
     assert "sjd-coupled exact" in texts[0] and "zipar relaxed" in texts[1]
-    assert all("fewer passes" in text and " s" in text for text in texts)
+    assert all("fewer forward passes" in text and " s" in text for text in texts)
     expect(page.locator("#compare")).to_be_visible()
 
 
@@ -176,7 +176,7 @@ def test_nothing_sticks_out_of_a_narrow_screen(page):
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
-def test_a_painted_part_is_drawn_anew(page):
+def test_a_painted_part_is_generated_again(page):
     panel = tab(page, "Edit")
     page.locator("#take").click()
     canvas = page.locator("#editor canvas").first

@@ -18,6 +18,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
 
 
 pytest.importorskip("gradio")
@@ -27,8 +28,9 @@ from gradio_client.exceptions import AppError
 
 from arimage import cli
 from arimage.app import pictures
-from arimage.app.demo import build_demo, launch_settings
-from arimage.app.engine import Engine, Limits, Result
+from arimage.app.demo import build_demo, demo_app, launch_settings
+from arimage.app.engine import Engine
+from arimage.app.protocol import Limits, Result
 
 
 AUTH = ("ada", "opens sesame")
@@ -183,7 +185,7 @@ def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
         ({"prompt": "a", "model": "text", "count": 5}, "ask for 1 to 4"),
         ({"prompt": "a", "model": "text", "decoding": "next-scale"}, "cannot run the decoding"),
         ({"prompt": "a", "model": "text", "seed": -1}, "seed is -1"),
-        ({"prompt": "a", "model": "class"}, "draws classes"),
+        ({"prompt": "a", "model": "class"}, "generates classes"),
         ({"prompt": "a", "model": "/etc/passwd"}, "not in the list"),
         ({"decodings": ["ar"], "prompt": "a", "model": "text", "api_name": "/compare"}, "choose 2 to 4"),
     ],
@@ -192,6 +194,48 @@ def test_what_cannot_be_drawn_is_refused_in_a_sentence(client, arguments, senten
     with pytest.raises(AppError, match=sentence) as error:
         client.predict(**{"api_name": "/generate", **arguments})
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def local():
+    """A demo for this machine alone, without a password."""
+    engine = Engine({"text": tiny.text_pipeline()})
+    with TestClient(demo_app(engine, "127.0.0.1", 7860, None), base_url="http://127.0.0.1:7860") as local:
+        yield local
+    engine.close()
+
+
+def test_the_page_and_programs_use_a_local_demo(local):
+    page = local.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
+    assert page.status_code == 200 and "gradio" in page.text
+    own = {"Origin": "http://127.0.0.1:7860", "Sec-Fetch-Site": "same-origin"}
+    for headers in (own, {}):
+        answer = local.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text"}, headers=headers)
+        events = local.get(f"/gradio_api/call/v2/generate/{answer.json()['event_id']}", headers=headers)
+        assert "event: complete" in events.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 400),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_cannot_use_a_local_demo(local, headers, status):
+    for method, path in (("GET", "/"), ("GET", "/config"), ("POST", "/gradio_api/call/v2/generate")):
+        response = local.request(method, path, headers=headers)
+        assert response.status_code == status and "access-control-allow-origin" not in response.headers
+
+
+def test_pages_of_other_sites_cannot_read_a_demo_with_a_password(engine):
+    app = demo_app(engine, "0.0.0.0", 7860, AUTH)
+    with TestClient(app, base_url="http://demo.example", headers={"Origin": "http://evil.example"}) as client:
+        response = client.post("/login", data={"username": AUTH[0], "password": AUTH[1]})
+        assert response.status_code == 200 and "access-control-allow-origin" not in response.headers
 
 
 def test_nobody_gets_in_without_the_password(url):

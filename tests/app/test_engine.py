@@ -1,18 +1,20 @@
 """The engine: batches that nobody can tell from single images, limits, and work that ends when nobody waits for it."""
 
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 import tiny
+import tiny_lumina_mgpt
 import torch
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.app.engine import Cancelled, Engine, Limits, Progress, Refused, Request, Result
+from arimage.app.engine import Engine, _Watch
 from arimage.app.models import load_models
-from arimage.app.requests import image_seeds
+from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
     AutoregressiveDecoding,
     SpeculativeJacobiDecoding,
@@ -20,6 +22,7 @@ from arimage.decoding import (
     decoding_names,
     decoding_to_text,
 )
+from arimage.pipelines.call import running
 
 
 PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
@@ -67,8 +70,8 @@ def same(images: list[Image.Image], others: list[Image.Image]) -> bool:
 def test_models_tell_what_they_can_do(engine):
     text, classes, scales = (engine.models[name] for name in ("text", "class", "scales"))
     assert (text.classes, classes.classes, scales.classes) == (None, tiny.NUM_CLASSES, None)
-    assert (text.sizes, text.codes, text.grid) == ([(8, 8)], 16, (4, 4))
-    assert (scales.sizes, scales.codes, scales.grid) == ([(8, 8)], 30, None)
+    assert (text.sizes, text.tokens, text.grid) == ([(8, 8)], 16, (4, 4))
+    assert (scales.sizes, scales.tokens, scales.grid) == ([(8, 8)], 30, None)
     assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
     assert scales.decodings == {"next-scale": True, "code": False}
     assert (text.decoding, scales.decoding, text.sampling["top_p"]) == ("ar", "next-scale", 1.0)
@@ -82,7 +85,7 @@ def test_a_decoding_has_the_name_of_its_preset(name):
 def test_a_folder_goes_by_its_name(tmp_path):
     tiny.class_pipeline().save_pretrained(tmp_path / "classes")
     assert list(load_models([str(tmp_path / "classes")], "cpu")) == ["classes"]
-    with pytest.raises(ValueError, match="two models go by the name classes"):
+    with pytest.raises(ValueError, match="classes"):
         load_models([str(tmp_path / "classes"), f"{tmp_path}/classes/"], "cpu")
 
 
@@ -159,7 +162,7 @@ def test_a_request_larger_than_a_batch_is_drawn_in_several():
     assert same(result.images, [image for one in small for image in one.images])
     assert (result.passes, result.tokens_per_pass, result.deciding_pass.shape) == (3 * 16, 1.0, (5, 4, 4))
     progress = [(event.passes, event.decided) for event in events[:-1]]
-    assert progress == sorted(progress) and all(event.codes == 5 * 16 for event in events[:-1])
+    assert progress == sorted(progress) and all(event.tokens == 5 * 16 for event in events[:-1])
 
 
 def test_unlike_requests_are_not_mixed(held_engine, held):
@@ -197,13 +200,62 @@ def test_progress_is_told_and_pictures_are_shown_on_the_way(held_engine, held):
         *progress, result = events
         assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
         assert [event.decided for event in progress] == sorted(event.decided for event in progress)
-        assert progress[-1].decided == progress[-1].codes == 32 and progress[-1].queue_position == 0
+        assert progress[-1].decided == progress[-1].tokens == 32 and progress[-1].queue_position == 0
     assert sum(bool(event.previews) for event in gathered[0][:-1]) == 4
     shown = [event for event in gathered[1][:-1] if event.previews]
     assert [event.decided // 8 for event in shown] == [1, 2, 3]
     # What is not drawn yet is greyed.
     first, last = (np.asarray(shown[i].previews[0], dtype=float) for i in (0, 2))
     assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
+
+
+def test_progress_counts_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    *progress, result = engine.submit(request).events()
+    engine.close()
+    assert progress[-1].decided == progress[-1].tokens == result.deciding_pass.size == result.passes
+
+
+def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    progress = []
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    engine.submit(request, progress.append).result(60)
+    engine.close()
+    total = progress[-1].tokens
+    assert [event.decided for event in progress if event.previews] == [total // 4, total // 2, 3 * total // 4]
+
+
+@torch.no_grad()
+def test_a_preview_tells_drafts_from_tokens_not_known_yet(engine):
+    pipe, info = engine._pipelines["text"], engine.models["text"]
+    tokens = torch.full((3, 16), 5)
+    # A draft of token 0 is a draft, too.
+    tokens[:, -1] = torch.tensor([-1, 0, 5])
+    decided = torch.ones_like(tokens, dtype=torch.bool)
+    decided[:, -1] = False
+    call = pipe.prepare(["a", "b", "c"])
+    with running(pipe, call):
+        images = _Watch([], info)._preview(pipe, slice(3), tokens, decided)
+    unknown, first, other = (np.asarray(image)[-2:, -2:] for image in images)
+    assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
+
+
+def test_an_engine_that_fails_gives_up_what_waits(held):
+    failures = []
+    engine = Engine({"text": held})
+    engine.on_failure = lambda: failures.append(engine.failure)
+    occupy(engine, held)
+    waiting = engine.submit(Request("text", prompt="a"))
+    engine.on_batch = lambda images, stats: sys.exit("out of here")
+    held.go.set()
+    with pytest.raises(Cancelled):
+        waiting.result(60)
+    engine._worker.join(60)
+    assert not engine.alive and engine.waiting == 0 and isinstance(failures[0], SystemExit)
+    with pytest.raises(Refused, match="closed"):
+        engine.submit(Request("text", prompt="a"))
 
 
 def test_an_edit_changes_what_the_mask_says(engine):
@@ -227,24 +279,25 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"prompt": " "}, "prompt", "the prompt is empty"),
         ({"prompt": "a" * 501}, "prompt", "501 characters: shorten it to at most 500"),
         ({"prompt": "\ud83d"}, "prompt", "surrogate"),
-        ({"class_label": 1}, "class_label", "draws from text"),
-        ({"model": "class"}, "prompt", "draws classes, not text"),
+        ({"class_label": 1}, "class_label", "generates from text"),
+        ({"model": "class"}, "prompt", "generates classes, not text"),
         ({"model": "class", "prompt": None}, "class_label", "give class_label, 0 to 9"),
         ({"model": "class", "prompt": None, "class_label": 10}, "class_label", "from 0 to 9"),
-        ({"negative_prompt": "blue"}, "negative_prompt", "knows no negative_prompt"),
+        ({"negative_prompt": "blue"}, "negative_prompt", "negative_prompt"),
         ({"count": 9}, "count", "ask for 1 to 8"),
         ({"count": 0}, "count", "ask for 1 to 8"),
+        ({"count": 10**23}, "count", "ask for 1 to 8"),
         ({"seed": -1}, "seed", "from 0 to"),
         ({"seed": 2**53}, "seed", "from 0 to"),
-        ({"height": 4096, "width": 4096}, "size", "draws no 4096x4096 pixels"),
+        ({"height": 4096, "width": 4096}, "size", "4096x4096 pixels"),
         ({"decoding": "nonsense"}, "decoding", "cannot run the decoding 'nonsense'"),
         ({"decoding": "next-scale"}, "decoding", "cannot run"),
         ({"decoding": "sjd:window=100000"}, "decoding", "give at most 128"),
         ({"decoding": "sjd:window=auto"}, "decoding", "cannot be chosen here"),
-        ({"decoding": "sjd:window=0"}, "decoding", "at least 1"),
+        ({"decoding": "sjd:window=0"}, "decoding", "window"),
         ({"decoding": "sjd:relax=nan"}, "decoding", "give at most 128"),
         ({"decoding": "eagle:drafter=/etc/passwd"}, "decoding", "cannot be chosen here"),
-        ({"decoding": "sjd++:reuse=much"}, "decoding", "of the wrong kind"),
+        ({"decoding": "sjd++:reuse=much"}, "decoding", "reuse"),
         ({"guidance_scale": float("nan")}, "guidance_scale", "from 0 to 100"),
         ({"guidance_scale": 1e9}, "guidance_scale", "from 0 to 100"),
         ({"temperature": 0.0}, "temperature", "from 0.01"),
@@ -267,7 +320,7 @@ def test_the_work_of_a_request_is_bounded():
     with pytest.raises(Refused, match="8x8 pixels are more than 63"):
         engine.submit(Request("text", prompt="a"))
     engine.limits = Limits(work=50)
-    with pytest.raises(Refused, match="4 images of 16 codes are more than the 50 codes of a request"):
+    with pytest.raises(Refused, match="4 images of 16 tokens are more than the 50 tokens of a request"):
         engine.submit(Request("text", prompt="a", count=4))
     assert len(engine.submit(Request("text", prompt="a", count=3)).result(60).images) == 3
     engine.close()
@@ -281,7 +334,7 @@ def test_limits_leave_something_to_draw():
 def test_a_full_queue_is_busy(held_engine, held):
     occupy(held_engine, held)
     tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(8)]
-    with pytest.raises(Refused, match="8 requests wait already: try again later") as refused:
+    with pytest.raises(Refused, match="8 requests") as refused:
         held_engine.submit(Request("text", prompt="a"))
     assert refused.value.busy
     tickets[0].cancel()

@@ -19,18 +19,20 @@ import numpy as np
 import openai
 import pytest
 import tiny
-import uvicorn
 from PIL import Image
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from arimage import cli
 from arimage.app import server as server_module
-from arimage.app.engine import Engine, Limits, Request
+from arimage.app.connections import Server, serve_until_stopped
+from arimage.app.engine import Engine
+from arimage.app.protocol import Limits, Request
 from arimage.app.server import build_server
-from arimage.app.serving import check_access
 
 
 TOKEN = "a-token-of-the-tests"
+JSON = {"Content-Type": "application/json"}
 
 
 def free_port() -> int:
@@ -43,7 +45,7 @@ def free_port() -> int:
 def serving(engine: Engine, **options):
     """The address of a running server."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(build_server(engine, **options), port=port, log_level="warning"))
+    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_for(lambda: server.started)
@@ -78,6 +80,13 @@ def address(engine):
 @pytest.fixture(scope="module")
 def client(address):
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def other_engine():
+    engine = Engine({"text": tiny.text_pipeline()})
+    yield engine
+    engine.close()
 
 
 @pytest.fixture
@@ -231,7 +240,7 @@ def test_models_are_listed(client, address):
         ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
-        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "text draws no 1024x1024 pixels"),
+        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "1024x1024 pixels"),
         ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
         ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
         ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
@@ -262,7 +271,7 @@ def test_errors_are_those_of_openai(client, arguments, error, parameter, code, m
     ],
 )
 def test_bodies_that_are_no_request_are_refused(address, body, message):
-    response = httpx.post(f"{address}/v1/images/generations", content=body)
+    response = httpx.post(f"{address}/v1/images/generations", content=body, headers=JSON)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
@@ -271,19 +280,77 @@ def test_edits_that_are_none_are_refused(client, address):
     huge = png(Image.new("1", (3000, 3000)))
     for files, message in (
         ({"image": whole}, "the mask has no transparency"),
-        ({"image": b"GIF89a"}, "image is no picture that can be read"),
-        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image is no picture that can be read"),
+        ({"image": b"GIF89a"}, "image cannot be read"),
+        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
         ({"image": huge}, "image has 3000x3000 pixels"),
-        ({"image": whole, "mask": b""}, "mask is no picture that can be read"),
+        ({"image": whole, "mask": b""}, "mask cannot be read"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.images.edit(prompt="a", **files)
     url = f"{address}/v1/images/edits"
-    assert httpx.post(url, json={"prompt": "a"}).json()["error"]["message"].startswith("an edit is no multipart")
+    assert httpx.post(url, json={"prompt": "a"}).json()["error"]["message"].startswith("an edit is not multipart")
     response = httpx.post(url, content=b"--x\r\n", headers={"content-type": "multipart/form-data"})
     assert response.status_code == 400 and "the form cannot be read" in response.text
     assert "send image" in httpx.post(url, files={"mask": whole}).json()["error"]["message"]
     assert httpx.post(url, files=[("image", whole)] * 3).status_code == 400
+
+
+def test_an_edit_has_one_image(client):
+    picture = png(Image.new("RGBA", (8, 8)))
+    with pytest.raises(openai.BadRequestError, match="image") as raised:
+        client.images.edit(prompt="a", image=[("a.png", picture), ("b.png", picture)])
+    assert raised.value.param == "image" and "several" in raised.value.body["message"]
+
+
+def test_a_jpeg_is_not_transparent(client):
+    with pytest.raises(openai.BadRequestError, match="background") as raised:
+        client.images.generate(prompt="a", background="transparent", output_format="jpeg")
+    assert raised.value.param == "background"
+    assert client.images.generate(prompt="a", background="transparent", output_format="webp").data
+
+
+FOREIGN = [
+    ({"Host": "evil.example"}, 400),
+    ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "http://localhost.evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+    ({"Content-Type": "text/plain"}, 415),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), FOREIGN)
+def test_pages_of_other_sites_are_refused(address, headers, status):
+    body = b'{"prompt": "a", "response_format": "url"}'
+    url = f"{address}/v1/images/generations"
+    response = httpx.post(url, content=body, headers=JSON | headers)
+    assert response.status_code == status and "evil" not in response.text
+    if status != 415:
+        assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "images.example"])
+def test_the_server_answers_to_its_own_names(other_engine, host):
+    app = build_server(other_engine, base_url="https://images.example/arimage")
+    with TestClient(app, base_url=f"http://{host}") as client:
+        own = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        assert client.get("/v1/models", headers=own).status_code == 200
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
+        assert client.get("/v1/models", headers=link).status_code == 200
+        assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_a_server_with_a_token_has_any_name(other_engine):
+    with TestClient(build_server(other_engine, token=TOKEN), base_url="http://images.example") as client:
+        assert client.get("/v1/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_base_url_is_an_address(other_engine):
+    with pytest.raises(ValueError, match="base-url"):
+        build_server(other_engine, base_url="images.example")
 
 
 def test_other_routes_answer_in_the_same_shape(address):
@@ -309,7 +376,7 @@ def test_large_bodies_are_not_read(address):
             yield b" " * 2**16
 
     for content in (b" " * (size + 1), chunks()):
-        response = httpx.post(url, content=content, timeout=60)
+        response = httpx.post(url, content=content, headers=JSON, timeout=60)
         assert response.status_code == 413 and "send smaller pictures" in response.json()["error"]["message"]
 
 
@@ -340,7 +407,7 @@ def test_a_full_queue_answers_429(held_address, held):
         assert held.entered.wait(60)
         asked += [pool.submit(client.images.generate, prompt="a") for _ in range(4)]
         wait_for(lambda: engine.waiting == 4)
-        with pytest.raises(openai.RateLimitError, match="4 requests wait already: try again later") as raised:
+        with pytest.raises(openai.RateLimitError, match="4 requests") as raised:
             client.images.generate(prompt="a")
         assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
         assert metric(address, "arimage_queue_length", Authorization=f"Bearer {TOKEN}") == 4
@@ -357,8 +424,9 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     for count in (0, 1):
         body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
         head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         sockets.append(socket.create_connection(("127.0.0.1", port)))
-        sockets[-1].sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        sockets[-1].sendall(head.encode() + body)
         assert held.entered.wait(60)
         wait_for(lambda count=count: engine.waiting == count)
     passes = []
@@ -411,23 +479,6 @@ def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
     assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
 
 
-def test_others_than_this_machine_need_a_token(tmp_path, monkeypatch):
-    monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
-    for host in ("127.0.0.1", "localhost", "::1"):
-        assert check_access(host, None, no_auth=False) is None
-    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
-        with pytest.raises(ValueError, match="give --token-file, set ARIMAGE_TOKEN, or say --no-auth"):
-            check_access(host, None, no_auth=False)
-    assert check_access("0.0.0.0", None, no_auth=True) is None
-    (tmp_path / "token").write_text("from-file\n")
-    monkeypatch.setenv("ARIMAGE_TOKEN", "from-environment")
-    assert check_access("0.0.0.0", tmp_path / "token", no_auth=False) == "from-file"
-    assert check_access("0.0.0.0", None, no_auth=False) == "from-environment"
-    monkeypatch.setenv("ARIMAGE_TOKEN", " ")
-    with pytest.raises(ValueError, match="ARIMAGE_TOKEN holds no token"):
-        check_access("127.0.0.1", None, no_auth=False)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [(["--host", "0.0.0.0"], "there is no token"), (["--batch", "0"], "the limit batch is 0: give at least 1")],
@@ -444,9 +495,8 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [*command, "--token-file", str(tmp_path / "token")], stderr=subprocess.PIPE, text=True, env=environment
-    )
+    command += ["--token-file", str(tmp_path / "token")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     address = f"http://127.0.0.1:{port}"
 
     def healthy() -> bool:
@@ -458,11 +508,41 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
 
     wait_for(healthy, 120)
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
-    assert picture(client.images.generate(prompt="a red heart").data[0].b64_json).size == (8, 8)
+    url = client.images.generate(prompt="a red heart", response_format="url").data[0].url
+    assert picture(httpx.get(url).content).size == (8, 8)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
-    errors = process.stderr.read()
-    assert "Traceback" not in errors and "a red heart" not in errors
+    log = process.stdout.read()
+    assert "Traceback" not in log and "a red heart" not in log
+    # Whoever knows the address of a picture can see it.
+    assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
+
+
+def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
+    engine = Engine({"text": held})
+    server = Server(build_server(engine), engine, "127.0.0.1", free_port(), log_level="warning")
+    failed = []
+
+    def run():
+        try:
+            serve_until_stopped(server, engine)
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: server.started)
+    monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.config.port}/v1", api_key="none", max_retries=0)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": k}) for k in (1, 2)]
+        wait_for(lambda: len(engine._waiting) + len(engine._running) == 2)
+        held.go.set()
+        for answer in asked:
+            with pytest.raises(openai.InternalServerError):
+                answer.result(60)
+    thread.join(60)
+    assert isinstance(failed[0].__cause__, SystemExit) and not engine.alive
 
 
 def test_closing_ends_what_waits(held):

@@ -161,9 +161,9 @@ def test_folders_that_do_not_fit_are_refused(original, tmp_path):
 @pytest.mark.parametrize(
     ("key", "tensor", "said"),
     [
-        ("model.norm.weight", None, "has missing keys like 'model.norm.weight'"),
-        ("model.layers.2.mlp.up_proj.weight", torch.zeros(128, 64), "unexpected keys like 'model.layers.2.mlp.up"),
-        ("model.norm.weight", torch.zeros(63), "cannot be loaded"),
+        ("model.norm.weight", None, "missing keys, 'model.norm.weight'"),
+        ("model.layers.2.mlp.up_proj.weight", torch.zeros(128, 64), "unexpected keys, 'model.layers.2.mlp.up"),
+        ("model.norm.weight", torch.zeros(63), "mismatched keys, .*model.norm.weight"),
     ],
 )
 def test_a_language_model_with_other_tensors_is_refused(original, key, tensor, said, tmp_path):
@@ -194,8 +194,8 @@ def test_an_image_tokenizer_with_other_tensors_is_refused(original, key, tensor,
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("emu3.tiktoken", "IQ== 0 1\n", "is no table of tokens"),
-        ("emu3.tiktoken", "no base64! 0\n", "is no table of tokens"),
+        ("emu3.tiktoken", "IQ== 0 1\n", "is not a table of"),
+        ("emu3.tiktoken", "no base64! 0\n", "is not a table of"),
         ("emu3.tiktoken", None, "is not a file"),
         ("emu3_vision_tokens.txt", "<|image token|>\n", "64 visual tokens in a row"),
     ],

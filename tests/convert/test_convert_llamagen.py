@@ -291,9 +291,9 @@ def test_a_text_encoder_is_packed_with_a_text_model(make_text_encoder, tmp_path)
     ("files", "image_size", "kind", "said"),
     [
         (TEXT, 16, "narrow", "embeddings of width 16 where .*t2i_tiny.pt takes 32"),
-        (TEXT, 16, "not T5", "is no T5 encoder"),
+        (TEXT, 16, "not T5", "is not a T5 encoder"),
         (TEXT, 16, "no tokenizer", "has neither tokenizer.json nor spiece.model"),
-        (TEXT, 16, "absent", "cannot be loaded"),
+        (TEXT, 16, "absent", "config.json cannot be read"),
         (CLASS, 24, "fitting", "c2i_tiny.pt is conditioned on classes"),
     ],
 )

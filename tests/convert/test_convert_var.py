@@ -92,7 +92,7 @@ def test_a_converted_pipeline_edits_as_the_original(golden):
     output = pipe(
         class_labels=labels, image=pixels, mask_image=repaint, guidance_scale=scale, top_k=1, output_type="pt"
     )
-    forced = pipe.kept_codes(expected["vae_image"], repaint.bool())
+    forced = pipe.encode_known_tokens(expected["vae_image"], repaint.bool())
     tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
     assert torch.equal(tokens, torch.where(forced < 0, expected["edit_greedy_tokens"], expected["vae_tokens"]))
     drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
@@ -281,7 +281,7 @@ def test_a_tokenizer_of_other_codes_is_refused_naming_both_files(vae_state, rows
             shape = [width if size == 8 else size for size in shape]
         changed[key] = torch.zeros(shape)
     torch.save(changed, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=rf"var_d2.pth draws 64 codes of width 8 but .*other.pth {said}"):
+    with pytest.raises(CheckpointError, match=rf"var_d2.pth predicts 64 codes of width 8 but .*other.pth {said}"):
         convert_var(FILES[0], tmp_path / "other.pth")
 
 

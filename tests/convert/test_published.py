@@ -6,9 +6,10 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from arimage.convert import published
+from arimage.convert import fetch
+from arimage.convert.fetch import load_published
 from arimage.convert.llamagen import NUM_HEADS
-from arimage.convert.published import PUBLISHED, PublishedCheckpoint, load_published
+from arimage.convert.registry import PUBLISHED, PublishedCheckpoint
 from arimage.models.transformer_llamagen import LlamaGenTransformer
 from arimage.models.transformer_var import VARTransformer
 
@@ -24,7 +25,6 @@ TINY = PublishedCheckpoint(
     image_size=24,
     num_heads=4,
     parameters=100_000,
-    sampling=published.LLAMAGEN_SAMPLING["class"],
 )
 TINY_VAR = PublishedCheckpoint(
     name="tiny-var",
@@ -35,7 +35,6 @@ TINY_VAR = PublishedCheckpoint(
     tokenizer_file="vae_ch32v64z8.pth",
     image_size=16,
     parameters=100_000,
-    sampling=published.VAR_SAMPLING,
 )
 LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
 
@@ -50,7 +49,7 @@ def hub(monkeypatch):
         return str(FIXTURES / repository / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(published, "PUBLISHED", [TINY, TINY_VAR])
+    monkeypatch.setattr(fetch, "PUBLISHED", [TINY, TINY_VAR])
     return asked
 
 
@@ -72,6 +71,35 @@ def test_a_published_checkpoint_is_fetched_and_converted_once(entry, hub, tmp_pa
     written = (folder / "model_index.json").stat().st_mtime_ns
     assert load_published(entry.name, cache_dir=tmp_path) == folder
     assert len(hub) == 2 and (folder / "model_index.json").stat().st_mtime_ns == written
+
+
+def test_token_revision_and_force_download_reach_the_hub(monkeypatch, tmp_path):
+    asked, converted = [], []
+
+    def download(repository, file="text encoder", **kwargs):
+        asked.append((repository, kwargs["token"], kwargs.get("revision"), kwargs["force_download"]))
+        return file
+
+    def convert(*files, out, **kwargs):
+        assert not out.exists()
+        out.mkdir()
+        (out / "model_index.json").write_text(str(len(converted)))
+        converted.append(out)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(fetch, "convert_llamagen", convert)
+    name = "llamagen-t2i-xl-512"
+    for force_download in (False, False, True):
+        options = {"token": "secret", "revision": "refs/pr/1", "force_download": force_download}
+        folder = load_published(name, cache_dir=tmp_path, **options)
+    assert folder.name == f"{name}@refs--pr--1" and converted == [folder, folder]
+    # The revision is one of the checkpoint's repository.
+    revisions = {"peizesun/llamagen_t2i": "refs/pr/1", "google/flan-t5-xl": None}
+    for i, (repository, token, revision, forced) in enumerate(asked):
+        assert (token, revision, forced) == ("secret", revisions[repository], i >= 3)
+    assert len(asked) == 6
+    assert load_published(name, cache_dir=tmp_path, force_download=False, revision=None) != folder
 
 
 def test_the_hubs_home_is_the_default_place(hub, tmp_path, monkeypatch):
@@ -107,7 +135,7 @@ def test_a_text_model_is_converted_with_its_text_encoder_and_what_its_files_do_n
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr(
-        "arimage.convert.llamagen.convert_llamagen", lambda *args, **kwargs: converted.append((args, kwargs))
+        "arimage.convert.fetch.convert_llamagen", lambda *args, **kwargs: converted.append((args, kwargs))
     )
     out = load_published("llamagen-t2i-xl-512", cache_dir=tmp_path, local_files_only=True)
     repositories = ("peizesun/llamagen_t2i", "peizesun/llamagen_t2i", "google/flan-t5-xl")
@@ -154,5 +182,5 @@ def test_the_table_agrees_with_the_sizes_of_the_models(entry):
 
 
 def test_listing_the_table_does_not_import_torch():
-    code = "import sys, arimage.convert.published; sys.exit('torch' in sys.modules)"
+    code = "import sys, arimage.convert.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

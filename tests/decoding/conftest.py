@@ -1,4 +1,6 @@
-"""A token model small enough to enumerate: what every decoding is held against."""
+"""A token model small enough to enumerate, which every decoding is compared with."""
+
+import math
 
 import pytest
 import torch
@@ -6,44 +8,55 @@ import torch
 from arimage.decoding import Layout
 
 
-class CodeCache:
-    """The codes that were fed and their positions, by slot [B, S + 1]; -1 was never written. The last slot takes what is to
+class TokenCache:
+    """The tokens that were fed and their positions, by slot [B, S + 1]; -1 was never written. The last slot takes what is to
     be thrown away."""
 
     def __init__(self, batch_size, slots):
-        self.codes, self.positions = (torch.full((batch_size, slots + 1), -1) for _ in range(2))
+        self.tokens, self.positions = (torch.full((batch_size, slots + 1), -1) for _ in range(2))
 
     def move(self, source, target):
         """Copy the slots `source` [B, M] to `target` [B, M]; a target of -1 copies nowhere."""
-        for values in (self.codes, self.positions):
+        for values in (self.tokens, self.positions):
             values.scatter_(1, target % values.shape[1], values.gather(1, source))
 
 
 class TableModel:
-    """A `TokenModel` whose every conditional law of V codes on N positions is a row of a random table.
+    """A `TokenModel` whose every conditional distribution of V tokens at N ranks is a row of a random table.
 
-    The code that a query sees is what lies in the cache. It refuses to read a slot that was never written, and to see
-    anything but one code for each position before. The logits of padding are NaN, or `padding`.
+    A query sees the tokens that lie in the cache. The model refuses to read a slot that was never written, and to see
+    anything but one token for each rank before. The logits of padding are NaN, or `padding`.
 
     Args:
+        grid: (rows, columns) or (frames, rows, columns).
         groups: 2 adds a second, independent table: the logits without the condition.
-        sharpness: the logits are Gumbel noise times this; 1.2 gives laws that differ much from prefix to prefix.
-        truncated: whether a query may see fewer codes; code 0 stands in for the others.
+        sharpness: the logits are Gumbel noise times this; 1.2 gives distributions that differ much from prefix to prefix.
+        truncated: whether a query may see fewer tokens; token 0 stands in for the others.
+        order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that of the
+            raster order.
 
-    The features of a position tell the codes up to it from all others. A `TableDrafter` is its drafter.
+    The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter.
     """
 
     device = torch.device("cpu")
 
     def __init__(
-        self, grid=(2, 2), vocab_size=3, groups=1, sharpness=1.2, seed=1, padding=float("nan"), truncated=False
+        self,
+        grid=(2, 2),
+        vocab_size=3,
+        groups=1,
+        sharpness=1.2,
+        seed=1,
+        padding=float("nan"),
+        truncated=False,
+        order=None,
     ):
-        self.layout, self.vocab_size, self.groups, self.padding = Layout(grid), vocab_size, groups, padding
+        self.layout, self.vocab_size, self.groups, self.padding = Layout(grid, order), vocab_size, groups, padding
         self.truncated = truncated
-        self.num_tokens = grid[0] * grid[1]
+        self.num_tokens = self.layout.num_tokens
         self.forward_passes = 0
         self.network = self
-        # Codes on a line: the nearest of a code are those beside it.
+        # Tokens on a line: the nearest of a token are those next to it.
         self.codebook = torch.arange(vocab_size)[:, None].float()
         generator = torch.Generator().manual_seed(seed)
         self.tables = [
@@ -59,12 +72,12 @@ class TableModel:
 
     def prefill(self, batch_size, scratch=0, return_features=False):
         self.forward_passes += 1
-        outputs = CodeCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+        outputs = TokenCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
         none = torch.full((batch_size, 1), -1)
         return (*outputs, self.features(none, 0)[:, :, 0]) if return_features else outputs
 
     def features(self, positions, index):
-        """[G, B, Q, 1] of the codes up to `positions` [B, Q], the number `index` of all such codes; -1 is none of them."""
+        """[G, B, Q, 1] of the tokens up to `positions` [B, Q], the number `index` of all such tokens; -1 is none of them."""
         first = (self.vocab_size ** (positions + 1) - 1) // (self.vocab_size - 1)
         return torch.stack([first + index + group / 2 for group in range(self.groups)])[..., None]
 
@@ -73,22 +86,22 @@ class TableModel:
         slots = positions if slots is None else slots
         live = positions >= 0
         assert (positions < self.num_tokens).all() and (tokens[live] < self.vocab_size).all()
-        # A code not known yet is stood in for by code 0.
-        dump = cache.codes.shape[1] - 1
-        cache.codes.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
+        # Token 0 stands in for a token that is not known yet.
+        dump = cache.tokens.shape[1] - 1
+        cache.tokens.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
         cache.positions.scatter_(1, torch.where(live, slots, dump), positions)
-        codes, fed_at = cache.codes[:, None, :dump], cache.positions[:, None, :dump]
+        fed, fed_at = cache.tokens[:, None, :dump], cache.positions[:, None, :dump]
         if visible is None:
             visible = (torch.arange(dump) <= positions[..., None]).expand(*positions.shape, dump)
         visible = visible & live[..., None]
-        assert not (visible & (codes < 0)).any(), "a slot is read that was never written"
+        assert not (visible & (fed < 0)).any(), "a slot is read that was never written"
         assert not (visible & (fed_at > positions[..., None])).any(), "a query sees what comes after it"
         place = fed_at.clamp(min=0).expand_as(visible)
         seen, times = torch.zeros(2, *positions.shape, self.num_tokens, dtype=torch.long)
-        seen.scatter_add_(2, place, codes * visible)
+        seen.scatter_add_(2, place, fed * visible)
         times.scatter_add_(2, place, visible.long())
-        assert (times <= 1).all(), "a query sees two codes for one position"
-        assert self.truncated or (times.sum(2) == positions + 1)[live].all(), "a table needs every code before"
+        assert (times <= 1).all(), "a query sees two tokens for one position"
+        assert self.truncated or (times.sum(2) == positions + 1)[live].all(), "a table needs every token before"
         distance = positions[..., None] - torch.arange(self.num_tokens)
         index = (seen * self.vocab_size ** distance.clamp(min=0)).sum(2)
         # The last position has none after it: its logits mean nothing either.
@@ -98,16 +111,27 @@ class TableModel:
         return (logits, self.features(positions, index)) if return_features else logits
 
     def joint(self, sampling):
-        """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest."""
+        """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest."""
         joint = torch.ones(1, dtype=torch.float64)
         for position, table in enumerate(self.tables):
-            law = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
-            joint = (joint[:, None] * law / law.sum(-1, keepdim=True)).flatten()
+            rows = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+            joint = (joint[:, None] * rows / rows.sum(-1, keepdim=True)).flatten()
+        return joint
+
+    def joint_given(self, sampling, forced):
+        """Probabilities [V ** N] of all images where each token of `forced` [N] is given (-1 is free) and each other follows
+        its distribution given the tokens before it."""
+        joint = torch.ones(1, dtype=torch.float64)
+        for position, (table, token) in enumerate(zip(self.tables, forced, strict=True)):
+            rows = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+            if token >= 0:
+                rows = torch.nn.functional.one_hot(torch.tensor(token), self.vocab_size).expand_as(rows)
+            joint = (joint[:, None] * rows / rows.sum(-1, keepdim=True)).flatten()
         return joint
 
 
 class TableDrafter:
-    """A drafter of tables of its own, which differ from the model's. It refuses features other than those of the codes
+    """A drafter with tables of its own, which differ from the model's. It refuses features other than those of the tokens
     before."""
 
     def __init__(self, model):
@@ -118,15 +142,29 @@ class TableDrafter:
         return self
 
     def open_cache(self, batch_size, scratch):
-        return CodeCache(batch_size, self.table.num_tokens + scratch)
+        return TokenCache(batch_size, self.table.num_tokens + scratch)
 
     def forward(self, tokens, features, positions, cache, *, visible=None, slots=None):
         table = self.table
         logits, after = table.forward(tokens, positions, cache, visible=visible, slots=slots, return_features=True)
         index = (after - table.features(positions, 0))[0, ..., 0].long() // table.vocab_size
         expected = table.features(positions - 1, index)
-        assert (features == expected)[:, positions >= 0].all(), "these are not the features of the codes before"
+        assert (features == expected)[:, positions >= 0].all(), "these are not the features of the tokens before"
         return logits, after
+
+
+def some_order(name, shape, batch_size):
+    """An order [B, N]: "raster", "random" (another for each image) or "spread-out" (every third place first); "none" is
+    None."""
+    size = math.prod(shape)
+    if name == "none":
+        return None
+    if name == "random":
+        return torch.rand(batch_size, size, generator=torch.Generator().manual_seed(3)).argsort(dim=1)
+    order = torch.arange(size)
+    if name == "spread-out":
+        order = torch.cat([order[first::3] for first in range(3)])
+    return order.expand(batch_size, -1)
 
 
 @pytest.fixture(scope="session")

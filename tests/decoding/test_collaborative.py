@@ -1,4 +1,4 @@
-"""Collaborative decoding: the first maps follow the model's law, the others the refiner's, in one pass a map."""
+"""Collaborative decoding: the first maps follow the model's distribution, the others the refiner's, one forward pass each."""
 
 import weakref
 from dataclasses import replace
@@ -26,29 +26,29 @@ def pair(groups=1, same=False):
 
 @pytest.mark.parametrize("drafter_scales", [1, 2])
 @pytest.mark.parametrize("sampling", ["plain", "guidance", "top-p"])
-def test_each_map_follows_the_law_of_the_model_that_drew_it(drafter_scales, sampling):
-    law = SAMPLINGS[sampling]
-    model, refiner = pair(groups=1 if law.guidance_scale == 1 else 2)
-    tokens = decode(model, CollaborativeDecoding(drafter_scales), law, torch.arange(20_000)).tokens
+def test_each_map_follows_the_distribution_of_the_model_that_sampled_it(drafter_scales, sampling):
+    sampling = SAMPLINGS[sampling]
+    model, refiner = pair(groups=1 if sampling.guidance_scale == 1 else 2)
+    tokens = decode(model, CollaborativeDecoding(drafter_scales), sampling, torch.arange(20_000)).tokens
     both = ScaleTable(SCALES, SIZE, model.groups)
     both.tables = model.tables[:drafter_scales] + refiner.tables[drafter_scales:]
-    assert_follows(tokens, both.joint(law), SIZE)
-    with pytest.raises(AssertionError, match="chi-square|total variation|cannot be"):
-        assert_follows(tokens, model.joint(law), SIZE)
+    assert_follows(tokens, both.joint(sampling), SIZE)
+    with pytest.raises(AssertionError, match="chi-square|total variation|impossible"):
+        assert_follows(tokens, model.joint(sampling), SIZE)
 
 
 @pytest.mark.parametrize("drafter_scales", [1, 2, None])
-def test_a_refiner_that_is_the_model_draws_its_images(drafter_scales):
+def test_a_refiner_that_is_the_model_samples_its_images(drafter_scales):
     model, _ = pair(groups=2, same=True)
-    law = Sampling(guidance_scale=2.0, top_p=0.9)
-    collaborative = decode(model, CollaborativeDecoding(drafter_scales), law, SEEDS)
-    alone = decode(model, NextScaleDecoding(), law, SEEDS)
+    sampling = Sampling(guidance_scale=2.0, top_p=0.9)
+    collaborative = decode(model, CollaborativeDecoding(drafter_scales), sampling, SEEDS)
+    alone = decode(model, NextScaleDecoding(), sampling, SEEDS)
     assert torch.equal(collaborative.tokens, alone.tokens) and torch.equal(collaborative.latents, alone.latents)
     assert collaborative.forward_passes == alone.forward_passes == len(SCALES)
 
 
 @pytest.mark.parametrize("drafter_scales", [1, 2])
-def test_a_map_takes_one_pass_of_one_model(drafter_scales):
+def test_a_map_takes_one_step_of_one_model(drafter_scales):
     model, refiner = pair()
     state = decode(model, CollaborativeDecoding(drafter_scales), Sampling(), SEEDS)
     assert (model.forward_passes, refiner.forward_passes) == (drafter_scales, 3 - drafter_scales)
@@ -56,7 +56,7 @@ def test_a_map_takes_one_pass_of_one_model(drafter_scales):
     assert state.accepted_per_step()[:, 0].tolist() == [1, 1, 4]
 
 
-def test_forced_codes_stand():
+def test_forced_tokens_stand():
     model, _ = pair()
     forced = torch.full((16, 6), -1)
     forced[:, [0, 1, 4]] = torch.tensor([1, 0, 1])
@@ -65,11 +65,11 @@ def test_forced_codes_stand():
 
 
 def test_a_model_without_refiner_and_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="needs a second, smaller model: give the pipeline a refiner"):
-        CollaborativeDecoding(1).start(ScaleTable(), Sampling(), SEEDS)
-    with pytest.raises(ValueError, match="drafter_scales is 3: give at most 2 of this model's 3 scales"):
-        CollaborativeDecoding(3).start(pair()[0], Sampling(), SEEDS)
-    with pytest.raises(ValueError, match="drafter_scales is 0: give a whole number of at least 1"):
+    with pytest.raises(ValueError, match="refiner"):
+        decode(ScaleTable(), CollaborativeDecoding(1), Sampling(), SEEDS)
+    with pytest.raises(ValueError, match="drafter_scales is 3.* 2"):
+        decode(pair()[0], CollaborativeDecoding(3), Sampling(), SEEDS)
+    with pytest.raises(ValueError, match="drafter_scales"):
         CollaborativeDecoding(0)
 
 
@@ -91,30 +91,30 @@ def bound(request):
     return VARScaleModel(tiny.scale_transformer(request.param), vq, condition, guided=True, refiner=refiner)
 
 
-LAW = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
+SAMPLING = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("more_smooth", [False, True])
 @pytest.mark.parametrize("drafter_scales", [1, 2, 3])
-def test_a_network_that_refines_itself_draws_its_own_images(bound, drafter_scales, more_smooth):
-    alone = decode(bound, NextScaleDecoding(more_smooth), LAW, SEEDS)
+def test_a_network_that_refines_itself_samples_its_own_images(bound, drafter_scales, more_smooth):
+    alone = decode(bound, NextScaleDecoding(more_smooth), SAMPLING, SEEDS)
     bound.refiner = bound
-    state = decode(bound, CollaborativeDecoding(drafter_scales, more_smooth), LAW, SEEDS)
+    state = decode(bound, CollaborativeDecoding(drafter_scales, more_smooth), SAMPLING, SEEDS)
     assert torch.equal(state.tokens, alone.tokens)
     torch.testing.assert_close(state.latents, alone.latents, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("drafter_scales", [1, 2, 3])
-def test_heads_run_over_the_maps_that_are_drawn_and_no_others(bound, drafter_scales):
+def test_heads_run_over_the_maps_that_are_sampled_and_no_others(bound, drafter_scales):
     seen = {"model": [], "refiner": []}
     for name, model in (("model", bound), ("refiner", bound.refiner)):
         model.network.head.register_forward_hook(lambda *call, name=name: seen[name].append(call[-1].shape[1]))
-    state = decode(bound, CollaborativeDecoding(drafter_scales), LAW, SEEDS)
+    state = decode(bound, CollaborativeDecoding(drafter_scales), SAMPLING, SEEDS)
     assert seen == {"model": [1, 4, 9, 16][:drafter_scales], "refiner": [1, 4, 9, 16][drafter_scales:]}
     assert state.forward_passes == len(tiny.SCALES)
-    drafted = decode(bound, NextScaleDecoding(), LAW, SEEDS).tokens
+    drafted = decode(bound, NextScaleDecoding(), SAMPLING, SEEDS).tokens
     count = sum([1, 4, 9, 16][:drafter_scales])
     assert torch.equal(state.tokens[:, :count], drafted[:, :count])
     assert not torch.equal(state.tokens[:, count:], drafted[:, count:])
@@ -123,23 +123,23 @@ def test_heads_run_over_the_maps_that_are_drawn_and_no_others(bound, drafter_sca
 @torch.no_grad()
 def test_the_cache_of_the_model_is_freed_before_the_refiner_allocates_its_own(bound):
     decoding = CollaborativeDecoding(2)
-    state = decoding.start(bound, LAW, SEEDS)
+    state = decoding.start(bound, SAMPLING, SEEDS)
     keys = weakref.ref(state.cache.keys)
     freed = []
     prefill = bound.refiner.prefill
     bound.refiner.prefill = lambda *inputs: freed.append(keys() is None) or prefill(*inputs)
-    state = decoding.step(state)
+    decoding.step(state)
     assert keys() is not None and freed == []
-    state = decoding.step(state)
+    decoding.step(state)
     assert freed == [True] and state.model is bound.refiner and state.drafted == []
 
 
 @torch.no_grad()
 def test_an_image_of_a_batch_is_that_of_its_seed_alone(bound):
-    batch = decode(bound, CollaborativeDecoding(2), LAW, SEEDS)
+    batch = decode(bound, CollaborativeDecoding(2), SAMPLING, SEEDS)
     for row in (0, 5):
         model = replace_condition(bound, row)
-        alone = decode(model, CollaborativeDecoding(2), LAW, SEEDS[row : row + 1])
+        alone = decode(model, CollaborativeDecoding(2), SAMPLING, SEEDS[row : row + 1])
         assert torch.equal(alone.tokens[0], batch.tokens[row])
 
 
@@ -155,6 +155,6 @@ def replace_condition(bound, row):
 
 def test_greedy_smooth_and_exact_are_the_same(bound):
     with torch.no_grad():
-        greedy = replace(LAW, top_k=1)
+        greedy = replace(SAMPLING, top_k=1)
         exact, smooth = (decode(bound, CollaborativeDecoding(2, smooth), greedy, SEEDS) for smooth in (False, True))
     assert torch.equal(exact.tokens, smooth.tokens)

@@ -1,4 +1,4 @@
-"""`draw` and `couple` have the laws they claim, enumerated rather than sampled."""
+"""`sample` and `couple` have the distributions they claim, enumerated rather than sampled."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from arimage.kernels.coupling import couple, sample
 LAST = 1 - 2.0**-24  # the largest uniform number there is
 
 
-def laws(*rows):
+def distributions(*rows):
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def random_laws(count, size, seed=0, zeros=0.0):
+def random_distributions(count, size, seed=0, zeros=0.0):
     generator = torch.Generator().manual_seed(seed)
     weights = torch.empty(count, size).exponential_(generator=generator) ** 2
     weights = weights.masked_fill(torch.rand(count, size, generator=generator) < zeros, 0)
@@ -25,59 +25,59 @@ def midpoints(steps):
     return (torch.arange(steps) + 0.5) / steps
 
 
-def output_law(p, q, steps=2000):
-    """The law of y if x ~ q, and how often x is kept, by summing over x and over grids of the two numbers.
+def output_distribution(p, q, steps=2000):
+    """The distribution of y if x ~ q, and how often x is kept, by summing over x and over grids of the two numbers.
 
-    What is drawn after a rejection does not depend on the first number, so two grids of one dimension do.
+    What is sampled after a rejection does not depend on the first number, so two grids of one dimension do.
     """
     size = len(p)
-    law, kept_mass = torch.zeros(size, dtype=torch.float64), 0.0
+    distribution, kept_mass = torch.zeros(size, dtype=torch.float64), 0.0
     for x in (q > 0).nonzero().flatten():
         first = torch.stack([midpoints(steps), torch.full((steps,), 0.5)], dim=-1)
         second = torch.stack([torch.full((steps,), LAST), midpoints(steps)], dim=-1)
         arguments = p.expand(steps, -1), q.expand(steps, -1), x.expand(steps)
         y, kept = couple(*arguments, first)
         assert (y[kept] == x).all()
-        keeps = kept.double().mean()
-        law[x] += q[x].double() * keeps
-        kept_mass += float(q[x].double() * keeps)
+        rate = kept.double().mean()
+        distribution[x] += q[x].double() * rate
+        kept_mass += float(q[x].double() * rate)
         y, kept = couple(*arguments, second)
         if not kept.all():
-            law += q[x].double() * (1 - keeps) * torch.bincount(y, minlength=size).double() / steps
-    return law, kept_mass
+            distribution += q[x].double() * (1 - rate) * torch.bincount(y, minlength=size).double() / steps
+    return distribution, kept_mass
 
 
 PAIRS = {
-    "equal": laws([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
-    "near": laws([0.3, 0.4, 0.3], [0.2, 0.5, 0.3]),
-    "far": laws([0.9, 0.1, 0.0], [0.1, 0.1, 0.8]),
-    "disjoint": laws([0.0, 0.4, 0.6], [1.0, 0.0, 0.0]),
-    "draft one-hot": laws([0.2, 0.5, 0.3], [0.0, 1.0, 0.0]),
-    "draft uniform": laws([0.7, 0.2, 0.1, 0.0], [0.25] * 4),
-    "target one-hot": laws([0.0, 0.0, 1.0], [0.2, 0.5, 0.3]),
-    "both one-hot, equal": laws([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
-    "both one-hot, apart": laws([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
-    "draft narrower": laws([0.2, 0.2, 0.2, 0.4], [0.0, 0.0, 0.5, 0.5]),
-    "one code": laws([1.0], [1.0]),
-    **{f"random {seed}": random_laws(2, 6, seed, zeros=0.3) for seed in range(6)},
+    "equal": distributions([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
+    "near": distributions([0.3, 0.4, 0.3], [0.2, 0.5, 0.3]),
+    "far": distributions([0.9, 0.1, 0.0], [0.1, 0.1, 0.8]),
+    "disjoint": distributions([0.0, 0.4, 0.6], [1.0, 0.0, 0.0]),
+    "draft one-hot": distributions([0.2, 0.5, 0.3], [0.0, 1.0, 0.0]),
+    "draft uniform": distributions([0.7, 0.2, 0.1, 0.0], [0.25] * 4),
+    "target one-hot": distributions([0.0, 0.0, 1.0], [0.2, 0.5, 0.3]),
+    "both one-hot, equal": distributions([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+    "both one-hot, apart": distributions([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
+    "draft narrower": distributions([0.2, 0.2, 0.2, 0.4], [0.0, 0.0, 0.5, 0.5]),
+    "one code": distributions([1.0], [1.0]),
+    **{f"random {seed}": random_distributions(2, 6, seed, zeros=0.3) for seed in range(6)},
 }
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_draft_of_one_law_becomes_a_draw_of_the_other_and_stays_as_often_as_it_can(pair):
+def test_a_draft_of_one_distribution_becomes_a_sample_of_the_other_and_stays_as_often_as_it_can(pair):
     p, q = PAIRS[pair]
-    law, kept = output_law(p, q)
-    assert (law - p).abs().max() < 1e-3
+    distribution, kept = output_distribution(p, q)
+    assert (distribution - p).abs().max() < 1e-3
     assert abs(kept - torch.minimum(p, q).sum()) < 1e-3
-    assert (law[p == 0] == 0).all()
+    assert (distribution[p == 0] == 0).all()
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("keep", [0.0, 0.5, LAST])
 @pytest.mark.parametrize("choose", [0.0, 0.5, LAST])
-def test_what_comes_out_may_always_be_drawn(pair, keep, choose):
+def test_what_comes_out_may_always_be_sampled(pair, keep, choose):
     p, q = PAIRS[pair]
-    x = torch.arange(len(p))  # every code, those that q cannot draw too
+    x = torch.arange(len(p))  # every token, those that q cannot sample too
     y, kept = couple(p.expand(len(p), -1), q.expand(len(p), -1), x, torch.tensor([keep, choose]).expand(len(p), 2))
     assert (p[y] > 0).all()
     assert torch.equal(y[kept], x[kept])
@@ -86,31 +86,31 @@ def test_what_comes_out_may_always_be_drawn(pair, keep, choose):
         assert (residual[y[~kept]] > 0).all()
 
 
-def test_an_equal_law_keeps_every_draft():
-    p = random_laws(1000, 50)
+def test_an_equal_distribution_keeps_every_draft():
+    p = random_distributions(1000, 50)
     x = sample(p, midpoints(1000))
     noise = torch.stack([torch.full((1000,), LAST), midpoints(1000)], dim=-1)
     y, kept = couple(p, p.clone(), x, noise)
     assert kept.all() and torch.equal(x, y)
 
 
-def test_without_a_residual_the_draw_is_from_the_target_itself():
+def test_without_a_residual_the_sample_is_from_the_target_itself():
     # Code 2 was never to be drafted, so it is rejected; p - q is nowhere positive.
-    p = laws([0.25, 0.75, 0.0]).expand(2000, -1)
+    p = distributions([0.25, 0.75, 0.0]).expand(2000, -1)
     noise = torch.stack([torch.full((2000,), 0.5), midpoints(2000)], dim=-1)
     y, kept = couple(p, p.clone(), torch.full((2000,), 2), noise)
     assert not kept.any()
     assert torch.bincount(y, minlength=3).tolist() == [500, 1500, 0]
 
 
-def test_a_draft_that_its_law_excludes_is_kept_where_the_target_allows_it():
-    p, q = laws([0.5, 0.5, 0.0], [0.0, 1.0, 0.0])
+def test_a_draft_that_its_distribution_excludes_is_kept_where_the_target_allows_it():
+    p, q = distributions([0.5, 0.5, 0.0], [0.0, 1.0, 0.0])
     y, kept = couple(p.expand(2, -1), q.expand(2, -1), torch.tensor([0, 2]), torch.tensor([[LAST, 0.0]] * 2))
     assert kept.tolist() == [True, False] and y.tolist() == [0, 0]
 
 
 def test_leading_shapes_are_kept_and_places_are_independent():
-    p, q = random_laws(12, 9, 1).view(3, 4, 9), random_laws(12, 9, 2).view(3, 4, 9)
+    p, q = random_distributions(12, 9, 1).view(3, 4, 9), random_distributions(12, 9, 2).view(3, 4, 9)
     generator = torch.Generator().manual_seed(3)
     x = torch.randint(9, (3, 4), generator=generator)
     noise = torch.rand(3, 4, 2, generator=generator)
@@ -123,41 +123,41 @@ def test_leading_shapes_are_kept_and_places_are_independent():
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 1e-6, 1e-37, 1e6])
-def test_draw_follows_weights_of_any_sum(scale):
-    weights = laws([0.0, 0.125, 0.5, 0.0, 0.375, 0.0]) * scale
-    codes = sample(weights[0].expand(8000, -1), midpoints(8000))
-    assert torch.bincount(codes, minlength=6).tolist() == [0, 1000, 4000, 0, 3000, 0]
+def test_sample_follows_weights_of_any_sum(scale):
+    weights = distributions([0.0, 0.125, 0.5, 0.0, 0.375, 0.0]) * scale
+    tokens = sample(weights[0].expand(8000, -1), midpoints(8000))
+    assert torch.bincount(tokens, minlength=6).tolist() == [0, 1000, 4000, 0, 3000, 0]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 2.0**-24, 0.5, LAST])
 @pytest.mark.parametrize("size", [1, 2, 1000, 65536])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-37, 1e-44], ids=lambda scale: f"sum {scale:g}")
-def test_draw_never_gives_a_code_without_weight(size, uniform, scale):
-    weights = torch.cat([random_laws(20, size, seed, zeros) for seed, zeros in enumerate((0.0, 0.5, 0.999))])
+def test_sample_never_gives_a_token_without_weight(size, uniform, scale):
+    weights = torch.cat([random_distributions(20, size, seed, zeros) for seed, zeros in enumerate((0.0, 0.5, 0.999))])
     weights[::2, : size // 3] = 0
     weights[::3, 2 * size // 3 :] = 0
     weights[weights.sum(-1) == 0, size // 2] = 1.0
     weights = weights * scale
     weights[weights.sum(-1) == 0, size // 2] = scale
-    codes = sample(weights, torch.full((len(weights),), uniform))
-    assert (weights.gather(1, codes[:, None]) > 0).all()
+    tokens = sample(weights, torch.full((len(weights),), uniform))
+    assert (weights.gather(1, tokens[:, None]) > 0).all()
 
 
 @pytest.mark.parametrize("place", [0, 1, 32767, 65534, 65535])
 @pytest.mark.parametrize("uniform", [0.0, LAST])
-def test_draw_finds_the_only_code(place, uniform):
+def test_sample_finds_the_only_token(place, uniform):
     weights = torch.zeros(65536)
     weights[place] = 1e-30
     assert sample(weights, torch.tensor(uniform)) == place
 
 
-def test_the_ends_of_the_interval_draw_the_ends_of_a_large_vocabulary():
+def test_the_ends_of_the_interval_sample_the_ends_of_a_large_vocabulary():
     weights = torch.full((2, 65536), 1 / 65536)
     assert sample(weights, torch.tensor([0.0, LAST])).tolist() == [0, 65535]
 
 
-def test_draw_is_exact_at_a_large_vocabulary():
+def test_sample_is_exact_at_a_large_vocabulary():
     weights = torch.zeros(65536)
-    weights[::4096] = random_laws(1, 16, seed=5)[0]
+    weights[::4096] = random_distributions(1, 16, seed=5)[0]
     counts = torch.bincount(sample(weights.expand(1 << 9, -1), midpoints(1 << 9)), minlength=65536)
     assert (counts / (1 << 9) - weights).abs().max() < 1 / (1 << 9)

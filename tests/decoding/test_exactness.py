@@ -1,4 +1,4 @@
-"""An exact decoding draws images from the model's own joint law: at every setting, and under every sampling.
+"""An exact decoding samples images from the model's own joint distribution: at every setting, order and sampling.
 
 A new exact decoding is one row of `ROWS`.
 """
@@ -10,14 +10,18 @@ import zlib
 
 import pytest
 import torch
+from decoding.conftest import some_order
+from decoding.pairwise import pairwise
 
 from arimage.decoding import (
     AutoregressiveDecoding,
     DraftTreeDecoding,
     LazyJacobiDecoding,
+    ParallelJacobiDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
     TreeJacobiDecoding,
+    ZipARDecoding,
     decode,
     decoding_from_name,
     decoding_names,
@@ -28,19 +32,19 @@ from arimage.decoding.window import slide_window
 from arimage.kernels.coupling import couple_window, sample
 
 
-WINDOWS = object()  # stands for 1 .. N
+INITS = ["uniform", "left", "above"]
 ROWS = [
     (AutoregressiveDecoding, {}),
     (
         SpeculativeJacobiDecoding,
-        {"window": WINDOWS, "refresh": ["independent", "coupled", "gumbel"], "init": ["uniform", "left", "above"]},
+        {"window": [1, 2, 4], "refresh": ["independent", "coupled", "gumbel"], "init": INITS},
     ),
-    (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": ["uniform", "left", "above"]}),
+    (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": INITS}),
     (
         DraftTreeDecoding,
-        {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 2, 3], "nodes": [4, 8]},
+        {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 3], "nodes": [4, 8]},
     ),
-    (LazyJacobiDecoding, {"window": [4], "chain": [1, 2], "tokens": [2, 3], "init": ["uniform", "left", "above"]}),
+    (LazyJacobiDecoding, {"window": [4], "chain": [1, 2], "tokens": [2, 3], "init": INITS}),
 ]
 
 SAMPLINGS = {
@@ -53,15 +57,9 @@ SAMPLINGS = {
     "allowed": Sampling(allowed=torch.tensor([True, False, True])),
     "everything": Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9, guided_tokens=3),
 }
-GRIDS = {"2x2 of 3": {"grid": (2, 2), "vocab_size": 3}, "2x3 of 2": {"grid": (2, 3), "vocab_size": 2}}
-
-
-def decodings(num_tokens):
-    """Every decoding of `ROWS` at every setting."""
-    for method, settings in ROWS:
-        values = [range(1, num_tokens + 1) if v is WINDOWS else v for v in settings.values()]
-        for choice in itertools.product(*values):
-            yield method(**dict(zip(settings, choice, strict=True)))
+# Small enough to enumerate, in any order, and with the first tokens of the order given.
+GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2)}
+LAYOUTS = {"grid": list(GRIDS), "order": ["raster", "random", "spread-out"], "given": [0, 2]}
 
 
 def name(decoding):
@@ -69,12 +67,12 @@ def name(decoding):
 
 
 def assert_follows(tokens, joint, vocab_size):
-    """Whether images [M, N] are draws from `joint` [V ** N]; an exact decoding fails each check one time in 10,000."""
+    """Whether images [M, N] are samples of `joint` [V ** N]; an exact decoding fails each check one time in 10,000."""
     powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
     counts = torch.bincount((tokens * powers).sum(1), minlength=len(joint)).double()
     size = len(tokens)
-    assert counts[joint == 0].sum() == 0, "an image that cannot be"
-    # Pearson's statistic needs 5 of a kind: the rarer images are counted as one.
+    assert counts[joint == 0].sum() == 0, "an impossible image"
+    # Pearson's statistic needs 5 of each kind: the rarer images are counted as one.
     expected, rare = joint * size, joint * size < 5
     if expected[rare].sum() >= 5:
         counts_of = torch.cat([counts[~rare], counts[rare].sum()[None]])
@@ -85,15 +83,15 @@ def assert_follows(tokens, joint, vocab_size):
     freedom = torch.tensor(len(expected_of) - 1.0, dtype=torch.float64)
     chance = torch.special.gammaincc(freedom / 2, statistic / 2)
     assert chance > 1e-4, f"chi-square {statistic:.0f} at {freedom:.0f} degrees of freedom"
-    # What the total variation is of as many exact draws, and how far chance may raise it (McDiarmid).
+    # The total variation of as many exact samples, and how far chance may raise it (McDiarmid).
     distance = (counts / size - joint).abs().sum() / 2
     floor = (2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2
     limit = floor + math.sqrt(math.log(1e4) / (2 * size))
-    assert distance < limit, f"total variation {distance:.4f}, exact draws have {floor:.4f}"
+    assert distance < limit, f"total variation {distance:.4f}, exact samples have {floor:.4f}"
 
 
-def draws(model, decoding, sampling, size, case=""):
-    """Images [size, N] of `decoding`, after the promises that hold for each of them; a case has seeds of its own."""
+def sample_images(model, decoding, sampling, size, case=""):
+    """Images [size, N] of `decoding`, after checks that hold for each of them; every case has seeds of its own."""
     seeds = torch.arange(size) + (zlib.crc32(f"{case} {name(decoding)}".encode()) << 20)
     before = model.forward_passes
     state = decode(model, decoding, sampling, seeds)
@@ -103,24 +101,62 @@ def draws(model, decoding, sampling, size, case=""):
     return state.tokens
 
 
-def cases():
-    """Grid, sampling, decoding and how many images: a choice of them, and all as slow tests of many more images."""
-    pairs = [*(("2x2 of 3", sampling) for sampling in SAMPLINGS), ("2x3 of 2", "plain")]
-    for which, (grid, sampling) in enumerate(pairs):
-        for i, decoding in enumerate(decodings(math.prod(GRIDS[grid]["grid"]))):
-            label = f"{grid}-{sampling}-{name(decoding)}"
-            # Every decoding under the first pair; under the others every fifth, each time another fifth.
-            if which == 0 or i % 5 == which % 5:
-                yield pytest.param(grid, sampling, decoding, 20_000, id=label)
-            yield pytest.param(grid, sampling, decoding, 200_000, id=f"{label}-many", marks=pytest.mark.slow)
+def cases(full=True, **others):
+    """Every decoding of `ROWS`, with `others`: pairwise, and all products as slow tests of many more images, or without
+    `full` the same ones."""
+    for method, settings in ROWS:
+        everything = {**settings, **others}
+        fast = pairwise(everything)
+        products = [dict(zip(everything, values, strict=True)) for values in itertools.product(*everything.values())]
+        for choice in products if full else fast:
+            decoding = method(**{key: choice[key] for key in settings})
+            label = "-".join([name(decoding), *(str(choice[key]) for key in others)])
+            arguments = decoding, *(choice[key] for key in others)
+            if choice in fast:
+                yield pytest.param(*arguments, 20_000, id=label)
+            yield pytest.param(*arguments, 200_000, id=f"{label}-many", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("grid", "sampling", "decoding", "size"), list(cases()))
-def test_images_follow_the_joint_law(table_model, grid, sampling, decoding, size):
-    law = SAMPLINGS[sampling]
-    model = table_model(**GRIDS[grid], groups=1 if law.guidance_scale == 1 else 2)
-    tokens = draws(model, decoding, law, size, f"{grid} {sampling}")
-    assert_follows(tokens, model.joint(law), model.vocab_size)
+@pytest.mark.parametrize(("decoding", "sampling", "size"), list(cases(sampling=SAMPLINGS)))
+def test_images_follow_the_joint_distribution(table_model, decoding, sampling, size):
+    case, sampling = sampling, SAMPLINGS[sampling]
+    model = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
+    tokens = sample_images(model, decoding, sampling, size, case)
+    assert_follows(tokens, model.joint(sampling), model.vocab_size)
+
+
+@pytest.mark.parametrize(("decoding", "grid", "order", "given", "size"), list(cases(full=False, **LAYOUTS)))
+def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding, grid, order, given, size):
+    shape, case = GRIDS[grid], f"{grid} {order} {given}"
+    model = table_model(grid=shape, vocab_size=2, order=some_order(order, shape, size))
+    forced = [1, 0][:given] + [-1] * (model.num_tokens - given)
+    sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
+    tokens = sample_images(model, decoding, sampling, size, case)
+    assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
+
+
+@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(1, True), ParallelJacobiDecoding(2, 1)], ids=str)
+def test_rows_in_parallel_need_the_raster_order(table_model, decoding):
+    shape = (2, 2, 2)
+    model = table_model(grid=shape, vocab_size=2, truncated=True)
+    assert decoding.supports(model) is None
+    sample_images(model, decoding, Sampling(), 50)
+    ordered = table_model(grid=shape, vocab_size=2, truncated=True, order=some_order("random", shape, 50))
+    assert "order" in decoding.supports(ordered)
+    with pytest.raises(ValueError, match=f"{type(decoding).__name__}.*order"):
+        decode(ordered, decoding, Sampling(), torch.arange(50))
+
+
+def test_pairwise_meets_every_pair_with_few_choices():
+    settings = {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 2, 3], "d": [1, 2]}
+    chosen = pairwise(settings)
+    for (first, xs), (second, ys) in itertools.combinations(settings.items(), 2):
+        assert {(choice[first], choice[second]) for choice in chosen} == set(itertools.product(xs, ys))
+    assert len(chosen) <= 12
+    assert all(
+        choice["a"] < 3 or choice["d"] == 1 for choice in pairwise(settings, lambda c: c["a"] < 3 or c["d"] == 1)
+    )
+    assert pairwise({}) == [{}] and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("preset", decoding_names(scales=False))
@@ -135,10 +171,10 @@ def test_every_exact_preset_has_its_row(preset):
             assert isinstance(value, int) or value in values
 
 
-# Decodings that are wrong in ways that published code is wrong: the check above has to tell.
+# Decodings that are wrong in ways in which published code is wrong: the check above has to reject them.
 
 
-def draw_anew_from_the_target(p, q, x, noise, live):
+def sample_again_from_the_target(p, q, x, noise, live):
     _, kept, leading = couple_window(p, q, x, noise, live)
     return torch.where(kept, x, sample(p, noise[..., 1])), kept, leading
 
@@ -147,53 +183,58 @@ def accept_generously(p, q, x, noise, live):
     return couple_window(1.3 * p, q, x, noise, live)
 
 
-def keep_survivors(redraw):
-    """Verifies as it should, but after the first rejection `redraw` says which drafts stay."""
+def keep_survivors(rule):
+    """Verifies correctly, but after the first rejection `rule` says which drafts stay."""
 
     def broken(p, q, x, noise, live):
         y, kept, leading = couple_window(p, q, x, noise, live)
         verified = (~kept).long().cumsum(1) - (~kept).long() == 0
-        p_x, q_x = (law.gather(-1, x[..., None]).squeeze(-1) for law in (p, q))
-        stays = redraw(p_x / q_x, noise[..., 0])
+        p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
+        stays = rule(p_x / q_x, noise[..., 0])
         return torch.where(verified, y, torch.where(stays, x, sample(p, noise[..., 1]))), kept, leading
 
     return broken
 
 
-class StaleLaw(SpeculativeJacobiDecoding):
-    """Draws the drafts anew and verifies them against the laws of their forerunners."""
+class StaleProbabilities(SpeculativeJacobiDecoding):
+    """Samples the drafts again and verifies them against the probabilities of those before them."""
 
     def step(self, state):
-        state.stale = state.draft_probabilities
-        return super().step(state)
+        state.stale = state.draft_probabilities.clone()
+        super().step(state)
 
 
-def slide_stale_laws(state, accepted, init):
-    state.draft_probabilities = state.stale
-    slide_window(state, accepted, probabilities)
+def slide_stale_probabilities(state, accepted, probabilities):
+    return slide_window(state, accepted, state.stale)
 
 
-def siblings_of_another_law(q, noise):
+def siblings_of_another_distribution(q, noise):
     return sample_siblings((q > 0).float(), noise)
 
 
-def same_noise_at_every_pass(seeds, positions, purpose, step, count):
+def same_noise_at_every_step(seeds, positions, purpose, step, count):
     return uniforms(seeds, positions, purpose, 0, count)
 
 
 COUPLED, INDEPENDENT = ({"window": 3, "refresh": refresh} for refresh in ("coupled", "independent"))
 BROKEN = {
-    "a rejected draft is drawn anew from the target": (COUPLED, {"couple_window": draw_anew_from_the_target}),
+    "a rejected draft is sampled again from the target": (COUPLED, {"couple_window": sample_again_from_the_target}),
     "drafts are accepted generously": (INDEPENDENT, {"couple_window": accept_generously}),
     "survivors above a threshold stay": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > 0.8)}),
     "survivors stay without a residual": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > u)}),
     "every survivor stays": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio >= 0)}),
-    "passes share their noise": (COUPLED, {"uniforms": same_noise_at_every_pass}),
-    "stale laws, coupled": ({**COUPLED, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
-    "stale laws, independent": ({**INDEPENDENT, "method": StaleLaw}, {"slide_window": slide_stale_laws}),
-    "siblings follow another law": (
+    "steps share their noise": (COUPLED, {"uniforms": same_noise_at_every_step}),
+    "stale probabilities, coupled": (
+        {**COUPLED, "method": StaleProbabilities},
+        {"slide_window": slide_stale_probabilities},
+    ),
+    "stale probabilities, independent": (
+        {**INDEPENDENT, "method": StaleProbabilities},
+        {"slide_window": slide_stale_probabilities},
+    ),
+    "siblings follow another distribution": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
-        {"sample_siblings": siblings_of_another_law},
+        {"sample_siblings": siblings_of_another_distribution},
     ),
 }
 
@@ -203,10 +244,10 @@ def test_the_check_rejects_a_decoding_in_which(flaw, table_model, monkeypatch):
     settings, patches = BROKEN[flaw]
     decoding = {"method": SpeculativeJacobiDecoding, **settings}
     decoding = decoding.pop("method")(**decoding)
-    # Laws so sharp that siblings are tried often.
-    model, law = table_model(sharpness=2.5), Sampling()
+    # Distributions so sharp that siblings are tried often.
+    model, sampling = table_model(sharpness=2.5), Sampling()
     for attribute, value in patches.items():
         monkeypatch.setattr(sys.modules[type(decoding).__mro__[-2].__module__], attribute, value)
-    tokens = draws(model, decoding, law, 50_000)
+    tokens = sample_images(model, decoding, sampling, 50_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(tokens, model.joint(law), 3)
+        assert_follows(tokens, model.joint(sampling), 3)

@@ -1,10 +1,9 @@
-"""Codes that stand already: every decoding draws the others by the model's law given all codes before them."""
-
-import itertools
+"""Forced tokens: every decoding samples the others by the model's distribution given all tokens before them."""
 
 import pytest
 import torch
-from decoding.test_exactness import assert_follows, draws
+from decoding.pairwise import pairwise
+from decoding.test_exactness import assert_follows, sample_images
 
 from arimage.decoding import (
     DraftTreeDecoding,
@@ -33,68 +32,59 @@ EXACT = {name: decoding for name, decoding in DECODINGS.items() if decoding.exac
 SEEDS = torch.arange(6)
 
 
-def sequential_law(model, sampling, forced):
-    """Probabilities [V ** N] of all images if each free code follows its law given the codes before it."""
-    size, law = model.vocab_size, []
-    for position, table in enumerate(model.tables):
-        laws = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
-        law.append(laws / laws.sum(-1, keepdim=True))
-    joint = []
-    for image in itertools.product(range(size), repeat=len(law)):
-        probability, row = 1.0, 0
-        for position, code in enumerate(image):
-            stands = forced[position] >= 0
-            probability *= float(code == forced[position]) if stands else float(law[position][row, code])
-            row = row * size + code
-        joint.append(probability)
-    return torch.tensor(joint, dtype=torch.float64)
-
-
 def some_forced(model, batch_size, share=0.5, seed=0):
     """Codes [B, N] of which about a `share` is forced, in another place in every image."""
     generator = torch.Generator().manual_seed(seed)
     shape = batch_size, model.num_tokens
-    codes = torch.randint(model.vocab_size, shape, generator=generator)
-    return torch.where(torch.rand(shape, generator=generator) < share, codes, -1)
+    tokens = torch.randint(model.vocab_size, shape, generator=generator)
+    return torch.where(torch.rand(shape, generator=generator) < share, tokens, -1)
 
 
 @pytest.fixture(params=DECODINGS)
 def decoding(request, table_model):
-    # Rows that begin early ask for laws given fewer codes, which the tables have with `truncated` only.
+    # Rows that begin early ask for distributions given fewer tokens, which the tables have with `truncated` only.
     return DECODINGS[request.param], table_model(**LARGER, truncated=request.param in ("zipar", "pjd"))
 
 
 @pytest.mark.parametrize("forced", FORCED)
 @pytest.mark.parametrize("name", EXACT)
-def test_free_codes_follow_their_law_given_the_codes_before(table_model, name, forced):
+def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_model, name, forced):
     decoding, size = EXACT[name], 20_000
     model, sampling = table_model(**GRID, groups=2), {"guidance_scale": 1.5, "top_p": 0.95}
-    codes = torch.tensor(FORCED[forced])
-    tokens = draws(model, decoding, Sampling(**sampling, forced=codes.expand(size, -1)), size, forced)
-    assert_follows(tokens, sequential_law(model, Sampling(**sampling), codes.tolist()), 3)
+    given = torch.tensor(FORCED[forced])
+    tokens = sample_images(model, decoding, Sampling(**sampling, forced=given.expand(size, -1)), size, forced)
+    assert_follows(tokens, model.joint_given(Sampling(**sampling), given.tolist()), 3)
 
 
-@pytest.mark.parametrize("init", ["uniform", "left", "above"])
-@pytest.mark.parametrize("window", [1, 2, 4])
-@pytest.mark.parametrize("refresh", ["independent", "coupled", "gumbel"])
-def test_no_window_changes_the_law(table_model, window, refresh, init):
-    model, size, codes = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
-    decoding = SpeculativeJacobiDecoding(window, refresh, init)
-    tokens = draws(model, decoding, Sampling(forced=codes.expand(size, -1)), size)
-    assert_follows(tokens, sequential_law(model, Sampling(), codes.tolist()), 3)
+@pytest.mark.parametrize(
+    "settings",
+    pairwise(
+        {
+            "window": [1, 2, 4],
+            "refresh": ["independent", "coupled", "gumbel"],
+            "init": ["uniform", "left", "above"],
+        }
+    ),
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_no_window_changes_the_distribution(table_model, settings):
+    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    decoding = SpeculativeJacobiDecoding(**settings)
+    tokens = sample_images(model, decoding, Sampling(forced=given.expand(size, -1)), size)
+    assert_follows(tokens, model.joint_given(Sampling(), given.tolist()), 3)
 
 
-def test_it_is_not_the_law_given_the_codes_after(table_model):
-    # What a code is likely to be, knowing what follows, is another law: the check has to tell.
-    model, size, codes = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
-    tokens = draws(model, DECODINGS["ar"], Sampling(forced=codes.expand(size, -1)), size)
-    fits = (sequential_law(model, Sampling(), codes.tolist()) > 0).double()
+def test_it_is_not_the_distribution_given_the_tokens_after(table_model):
+    # What a token is likely to be, knowing what follows, is another distribution: the check must reject it.
+    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    tokens = sample_images(model, DECODINGS["ar"], Sampling(forced=given.expand(size, -1)), size)
+    fits = (model.joint_given(Sampling(), given.tolist()) > 0).double()
     conditioned = model.joint(Sampling()) * fits
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, conditioned / conditioned.sum(), 3)
 
 
-def test_forced_codes_come_out_and_the_others_are_drawn(decoding):
+def test_forced_tokens_come_out_and_the_others_are_sampled(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6)
     state = decode(model, decoding, Sampling(forced=forced), SEEDS)
@@ -102,13 +92,13 @@ def test_forced_codes_come_out_and_the_others_are_drawn(decoding):
     assert state.decided.all() and len(state.tokens[forced < 0].unique()) == model.vocab_size
 
 
-def test_an_image_all_of_whose_codes_are_forced_comes_out_as_it_is(decoding):
+def test_an_image_all_of_whose_tokens_are_forced_comes_out_as_it_is(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6, share=1.0)
     assert torch.equal(decode(model, decoding, Sampling(forced=forced), SEEDS).tokens, forced)
 
 
-def test_codes_may_be_forced_that_could_not_be_drawn(decoding):
+def test_tokens_may_be_forced_that_could_not_be_sampled(decoding):
     decoding, model = decoding
     allowed = torch.tensor([True, True, False])
     forced = torch.full((6, model.num_tokens), -1)
@@ -128,18 +118,18 @@ def test_an_image_does_not_depend_on_what_is_forced_in_others(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6)
     batch = decode(model, decoding, Sampling(forced=forced), SEEDS).tokens
-    for tokens, codes, seed in zip(batch, forced, SEEDS, strict=True):
-        alone = decode(model, decoding, Sampling(forced=codes[None]), seed[None]).tokens
+    for tokens, given, seed in zip(batch, forced, SEEDS, strict=True):
+        alone = decode(model, decoding, Sampling(forced=given[None]), seed[None]).tokens
         assert torch.equal(tokens, alone[0])
 
 
 @pytest.mark.parametrize("init", ["uniform", "left", "above"])
 @pytest.mark.parametrize("method", [SpeculativeJacobiDecoding, LazyJacobiDecoding])
-def test_a_run_of_forced_codes_takes_a_pass_a_window(table_model, method, init):
+def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, init):
     model = table_model(**LARGER)
     decoding = method(window=4, init=init) if method is SpeculativeJacobiDecoding else method(8, 4, 4, init)
     forced = some_forced(model, 3, share=1.0)
-    # One code by the prefill, then four a pass.
+    # One token by the prefill, then four per step.
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes == 1 + 3
     forced[:, 9:] = -1
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes <= 1 + 2 + 3

@@ -1,9 +1,9 @@
 """An image depends on its own seed alone, and greedy decoding on nothing: exactly so on a model of tables."""
 
-import itertools
-
 import pytest
 import torch
+from decoding.conftest import some_order
+from decoding.pairwise import pairwise
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -20,18 +20,13 @@ SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
 GRID = {"grid": (2, 4), "vocab_size": 2}
 
 
-@pytest.fixture(params=REFRESHES)
-def refresh(request):
-    return request.param
-
-
-@pytest.fixture(params=INITS)
-def init(request):
-    return request.param
+def jacobi(**others):
+    """Speculative Jacobi decodings, with `others`, pairwise."""
+    return pairwise({**others, "refresh": list(REFRESHES), "init": list(INITS)})
 
 
 DECODINGS = [
-    *(SpeculativeJacobiDecoding(w, r, i) for w, r, i in itertools.product([1, 2, 5, 8], REFRESHES, INITS)),
+    *(SpeculativeJacobiDecoding(**settings) for settings in jacobi(window=[1, 2, 5, 8])),
     *(TreeJacobiDecoding(5, 3, 2, init) for init in INITS),
     *(LazyJacobiDecoding(8, 2, 4, init) for init in INITS),
 ]
@@ -43,35 +38,30 @@ def decoding(request):
 
 
 def alone(model, decoding, sampling, seeds):
-    """The same seeds, each in a batch of its own: tokens and how many passes each took."""
+    """The same seeds, each in a batch of its own: tokens and how many steps each took."""
     states = [decode(model, decoding, sampling, seed[None]) for seed in seeds]
     return torch.cat([state.tokens for state in states]), [state.forward_passes for state in states]
-
-
-def passes(state):
-    """How many passes each image took of those of the batch."""
-    return (state.accepted_per_step() > 0).sum(0).tolist()
 
 
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model, sampling = table_model(**GRID, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
     state = decode(model, decoding, sampling, SEEDS)
-    tokens, alone_passes = alone(model, decoding, sampling, SEEDS[::2])
+    tokens, alone_steps = alone(model, decoding, sampling, SEEDS[::2])
     assert torch.equal(state.tokens[::2], tokens)
     # Nor does it wait for its neighbours.
-    assert passes(state)[::2] == alone_passes and state.forward_passes == max(passes(state))
+    assert state.steps[::2].tolist() == alone_steps and state.forward_passes == max(state.steps)
     if decoding.window > 1:
-        assert min(passes(state)) < max(passes(state)) <= model.num_tokens
+        assert min(state.steps) < max(state.steps) <= model.num_tokens
     else:
-        assert set(passes(state)) == {model.num_tokens}
+        assert (state.steps == model.num_tokens).all()
 
 
 def test_an_autoregressive_image_does_not_depend_on_its_batch(table_model):
     model, decoding = table_model(**GRID), AutoregressiveDecoding()
     state = decode(model, decoding, Sampling(), SEEDS)
-    tokens, alone_passes = alone(model, decoding, Sampling(), SEEDS)
+    tokens, alone_steps = alone(model, decoding, Sampling(), SEEDS)
     assert torch.equal(state.tokens, tokens)
-    assert passes(state) == alone_passes == [model.num_tokens] * len(SEEDS)
+    assert state.steps.tolist() == alone_steps == [model.num_tokens] * len(SEEDS)
 
 
 def test_the_order_of_a_batch_does_not_matter(table_model, decoding):
@@ -81,10 +71,12 @@ def test_the_order_of_a_batch_does_not_matter(table_model, decoding):
     assert torch.equal(state.tokens[order], shuffled.tokens)
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 10])
-def test_equal_seeds_give_equal_images_and_others_do_not(table_model, window, refresh):
+ONE_OF_EACH = [AutoregressiveDecoding(), *(SpeculativeJacobiDecoding(10, refresh) for refresh in REFRESHES)]
+
+
+@pytest.mark.parametrize("decoding", ONE_OF_EACH, ids=str)
+def test_equal_seeds_give_equal_images_and_others_do_not(table_model, decoding):
     model = table_model(grid=(2, 5), vocab_size=3, sharpness=0.3)
-    decoding = AutoregressiveDecoding() if window is None else SpeculativeJacobiDecoding(window, refresh)
     seeds = torch.arange(20) // 2
     for _ in range(2):
         tokens = decode(model, decoding, Sampling(), seeds).tokens
@@ -92,7 +84,7 @@ def test_equal_seeds_give_equal_images_and_others_do_not(table_model, window, re
         assert len(tokens.unique(dim=0)) == 10
 
 
-def test_padding_and_what_was_never_written_have_no_say(table_model, decoding):
+def test_padding_and_what_was_never_written_have_no_effect(table_model, decoding):
     # The model refuses to read a slot before it is written; here the logits of padding are NaN or zero.
     tokens = [
         decode(table_model(**GRID, padding=padding), decoding, Sampling(), SEEDS[:7]).tokens
@@ -102,19 +94,19 @@ def test_padding_and_what_was_never_written_have_no_say(table_model, decoding):
 
 
 def greedy(model, guidance_scale=1.0):
-    """The codes of the greatest logits, straight from the tables."""
-    codes, row = [], 0
+    """The tokens of the greatest logits, straight from the tables."""
+    tokens, row = [], 0
     for table in model.tables:
         logits = table[0, row]
         if model.groups == 2:
             logits = table[1, row] + guidance_scale * (logits - table[1, row])
-        codes.append(int(logits.argmax()))
-        row = row * model.vocab_size + codes[-1]
-    return torch.tensor(codes)
+        tokens.append(int(logits.argmax()))
+        row = row * model.vocab_size + tokens[-1]
+    return torch.tensor(tokens)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_greedy_codes_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
+def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
         model = table_model(**GRID, groups=2, seed=seed)
         sampling = Sampling(guidance_scale=3.0, top_k=1)
@@ -124,26 +116,26 @@ def test_greedy_codes_are_those_of_the_greatest_logits(table_model, decoding, ba
         assert state.forward_passes <= model.num_tokens
 
 
-def test_autoregressive_greedy_codes_are_those_of_the_greatest_logits(table_model):
+def test_autoregressive_greedy_tokens_are_those_of_the_greatest_logits(table_model):
     for seed in (1, 2):
         model = table_model(**GRID, groups=2, seed=seed)
         state = decode(model, AutoregressiveDecoding(), Sampling(guidance_scale=3.0, top_k=1), SEEDS)
         assert torch.equal(state.tokens, greedy(model, 3.0).expand(8, -1))
 
 
-def test_a_window_larger_than_the_image_is_one_as_large(table_model, refresh, init):
+@pytest.mark.parametrize("settings", jacobi(), ids=str)
+def test_a_window_larger_than_the_image_is_one_as_large(table_model, settings):
     model = table_model(**GRID)
     as_large, larger = (
-        decode(model, SpeculativeJacobiDecoding(window, refresh, init), Sampling(), SEEDS) for window in (8, 99)
+        decode(model, SpeculativeJacobiDecoding(window, **settings), Sampling(), SEEDS) for window in (8, 99)
     )
     assert torch.equal(as_large.tokens, larger.tokens)
     assert as_large.forward_passes == larger.forward_passes
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 32])
-def test_an_image_of_one_code_takes_one_pass(table_model, window, refresh, init):
+@pytest.mark.parametrize("decoding", [*ONE_OF_EACH, *DECODINGS[-6:]], ids=str)
+def test_an_image_of_one_token_takes_one_forward_pass(table_model, decoding):
     model = table_model(grid=(1, 1))
-    decoding = AutoregressiveDecoding() if window is None else SpeculativeJacobiDecoding(window, refresh, init)
     state = decode(model, decoding, Sampling(), SEEDS)
     assert state.tokens.shape == (8, 1) and state.forward_passes == model.forward_passes == 1
     assert state.decided.all() and state.finished.all()
@@ -155,3 +147,13 @@ def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, deco
     model = table_model(grid=grid, vocab_size=2)
     state = decode(model, decoding, Sampling(), SEEDS)
     assert state.decided.all() and state.forward_passes <= 6
+
+
+@pytest.mark.parametrize("order", ["random", "spread-out"])
+def test_an_image_of_any_order_does_not_depend_on_its_batch(table_model, decoding, order):
+    shape = (2, 2, 2)
+    orders = some_order(order, shape, len(SEEDS))
+    together = decode(table_model(grid=shape, vocab_size=2, order=orders), decoding, Sampling(), SEEDS)
+    for row, seed in enumerate(SEEDS[:3]):
+        model = table_model(grid=shape, vocab_size=2, order=orders[row, None])
+        assert torch.equal(decode(model, decoding, Sampling(), seed[None]).tokens[0], together.tokens[row])

@@ -1,5 +1,5 @@
-"""Next-scale decoding draws images from the model's joint law: on a model of tables small enough to enumerate, and on a VAR
-of random weights."""
+"""Next-scale decoding samples images from the model's joint distribution: on a model of tables small enough to enumerate, and
+on a VAR of random weights."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from decoding.test_exactness import SAMPLINGS, assert_follows, draws
+from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -33,8 +33,8 @@ class FedCache:
 
 
 class ScaleTable:
-    """A `ScaleModel` whose every conditional law of V codes is a row of a random table: one row a code of a map, given all
-    maps before it. Its latents are the number of the codes so far among all such codes."""
+    """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of a map,
+    given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
     device = torch.device("cpu")
     refiner = None
@@ -70,12 +70,12 @@ class ScaleTable:
 
     def accumulate(self, scale, latents, vectors):
         before = 0 if latents is None else latents.flatten()
-        for code in vectors[..., 0].unbind(1):
-            before = before * self.vocab_size + code
+        for token in vectors[..., 0].unbind(1):
+            before = before * self.vocab_size + token
         return before.view(-1, 1, 1, 1)
 
     def joint(self, sampling):
-        """Probabilities [V ** N] of all images under `sampling`, the first code varying slowest. A published guidance t of
+        """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest. A published guidance t of
         the last scale, s - 1 here, is t k / (K - 1) at scale k."""
         joint = torch.ones(1, dtype=torch.float64)
         for scale, table in enumerate(self.tables):
@@ -87,15 +87,15 @@ class ScaleTable:
                 first = self.num_tokens if sampling.guided_tokens is None else sampling.guided_tokens
                 strength = strength * (positions < first)[0, :, None]
                 logits = (1 + strength) * logits[:1] - strength * logits[1:]
-            law = (
+            distribution = (
                 replace(sampling, guidance_scale=1)
                 .probabilities(logits[:, None], positions)
                 .view(rows, count, -1)
                 .double()
             )
             of_map = torch.ones(rows, 1, dtype=torch.float64)
-            for code in range(count):
-                of_map = (of_map[..., None] * law[:, code, None]).flatten(1)
+            for token in range(count):
+                of_map = (of_map[..., None] * distribution[:, token, None]).flatten(1)
             joint = (joint[:, None] * of_map).flatten()
         return joint
 
@@ -103,23 +103,23 @@ class ScaleTable:
 @pytest.mark.parametrize(
     ("size", "sampling"), [*(("1 2 of 3", name) for name in SAMPLINGS), ("1 1 2 of 2", "guidance")]
 )
-def test_images_follow_the_joint_law(size, sampling):
-    law = SAMPLINGS[sampling]
-    model = ScaleTable(*SIZES[size], groups=1 if law.guidance_scale == 1 else 2)
-    tokens = draws(model, NextScaleDecoding(), law, 20_000, f"{size} {sampling}")
-    assert_follows(tokens, model.joint(law), model.vocab_size)
+def test_images_follow_the_joint_distribution(size, sampling):
+    sampling = SAMPLINGS[sampling]
+    model = ScaleTable(*SIZES[size], groups=1 if sampling.guidance_scale == 1 else 2)
+    tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000, f"{size} {sampling}")
+    assert_follows(tokens, model.joint(sampling), model.vocab_size)
 
 
 def test_the_check_rejects_guidance_that_does_not_grow():
-    model, law = ScaleTable((1, 1, 2), 2, groups=2), Sampling(guidance_scale=2.5)
-    tokens = draws(model, NextScaleDecoding(), law, 20_000)
+    model, sampling = ScaleTable((1, 1, 2), 2, groups=2), Sampling(guidance_scale=2.5)
+    tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000)
     wrong = ScaleTable((1, 1, 2), 2)
     wrong.tables = [2.5 * table[:1] - 1.5 * table[1:] for table in model.tables]
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, wrong.joint(Sampling()), 2)
 
 
-def test_the_check_rejects_codes_of_a_map_that_share_their_noise(monkeypatch):
+def test_the_check_rejects_tokens_of_a_map_that_share_their_noise(monkeypatch):
     shared = next_scale.uniforms
 
     def same_noise(seeds, positions, *rest):
@@ -128,14 +128,14 @@ def test_the_check_rejects_codes_of_a_map_that_share_their_noise(monkeypatch):
     monkeypatch.setattr(next_scale, "uniforms", same_noise)
     model = ScaleTable()
     with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(draws(model, NextScaleDecoding(), Sampling(), 20_000), model.joint(Sampling()), 3)
+        assert_follows(sample_images(model, NextScaleDecoding(), Sampling(), 20_000), model.joint(Sampling()), 3)
 
 
-def test_free_codes_follow_their_law_given_the_maps_before_and_forced_codes_stand():
+def test_free_tokens_follow_their_distribution_given_the_maps_before_and_forced_tokens_stand():
     model, forced = ScaleTable(), torch.tensor([[-1, 2, -1, -1, 0]])
     joint = model.joint(Sampling(forced=forced))
     assert math.isclose(joint.sum(), 1, rel_tol=1e-6) and (joint > 0).sum() == 27
-    tokens = draws(model, NextScaleDecoding(), Sampling(forced=forced.expand(20_000, -1)), 20_000)
+    tokens = sample_images(model, NextScaleDecoding(), Sampling(forced=forced.expand(20_000, -1)), 20_000)
     assert_follows(tokens, joint, 3)
 
 
@@ -147,12 +147,13 @@ def test_an_image_does_not_depend_on_its_batch():
 
 
 @pytest.mark.parametrize("preset", decoding_names(scales=True))
-def test_every_pass_decides_a_map_and_is_reported(preset):
+def test_every_step_decides_a_map_and_is_reported(preset):
     model = ScaleTable((1, 1, 2), 2)
     model.refiner = ScaleTable((1, 1, 2), 2, seed=2)
     seen = []
 
-    def watch(state):
+    def watch(state, step):
+        assert state.forward_passes == step
         assert torch.equal(state.decided, (torch.arange(6) < [1, 2, 6][state.forward_passes - 1]).expand(8, -1))
         assert torch.equal(state.finished, state.decided.all(1))
         assert torch.equal(state.accepted_per_step().sum(0), state.decided.sum(1))
@@ -163,29 +164,29 @@ def test_every_pass_decides_a_map_and_is_reported(preset):
     assert torch.equal(seen[0][:, 0], state.tokens[:, 0])
 
 
-def test_an_image_of_one_map_takes_one_pass():
+def test_an_image_of_one_map_takes_one_step():
     state = decode(ScaleTable((2,)), NextScaleDecoding(), Sampling(guidance_scale=2.0), SEEDS)
     assert state.forward_passes == 1 and state.finished.all()
 
 
 def test_a_decoding_for_the_other_kind_of_model_is_refused(table_model):
-    with pytest.raises(ValueError, match="AutoregressiveDecoding cannot decode .*: choose among next-scale, code"):
+    with pytest.raises(ValueError, match="AutoregressiveDecoding.*next-scale"):
         decode(ScaleTable(), AutoregressiveDecoding(), Sampling(), SEEDS)
-    with pytest.raises(ValueError, match="NextScaleDecoding cannot decode .*: choose among ar, sjd"):
+    with pytest.raises(ValueError, match="NextScaleDecoding.*sjd"):
         decode(table_model(), NextScaleDecoding(), Sampling(), SEEDS)
 
 
 # Smooth pictures
 
 
-def test_smooth_codes_of_the_first_scale_follow_the_law():
+def test_smooth_tokens_of_the_first_scale_follow_the_distribution():
     # Gumbel noise on log p, which the first scale does not sharpen.
     model, decoding = ScaleTable(), NextScaleDecoding(more_smooth=True)
     assert not decoding.exact and NextScaleDecoding().exact
     state = decoding.start(model, Sampling(top_k=2), torch.arange(20_000))
-    law = Sampling(top_k=2).probabilities(model.tables[0], torch.zeros(1, 1, dtype=torch.long))[0, 0]
-    assert_follows(state.tokens[:, :1], law.double(), 3)
-    # Between the codes, more often than a single code would be.
+    sampling = Sampling(top_k=2).probabilities(model.tables[0], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    assert_follows(state.tokens[:, :1], sampling.double(), 3)
+    # Between the tokens, more often than a single token would be.
     assert (state.latents != state.latents.round()).float().mean() > 0.2
     assert 0 <= state.latents.min() and state.latents.max() <= 2
 
@@ -220,7 +221,7 @@ def test_smooth_and_exact_greedy_pictures_are_the_same(bound):
 
 
 @torch.no_grad()
-def test_smooth_pictures_keep_forced_codes_and_differ_elsewhere(bound):
+def test_smooth_pictures_keep_forced_tokens_and_differ_elsewhere(bound):
     rows = [0, 1, 2]
     exact = decode(bound(rows), NextScaleDecoding(), SHARP, SEEDS[:3])
     smooth = decode(bound(rows), NextScaleDecoding(True), replace(SHARP, forced=exact.tokens), SEEDS[:3])
@@ -242,7 +243,7 @@ def test_an_image_of_a_batch_is_that_of_its_condition_alone(bound, smooth):
 
 
 @torch.no_grad()
-def test_latents_are_those_of_the_codes(bound):
+def test_latents_are_those_of_the_tokens(bound):
     state = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
     maps = [
         part.unflatten(1, (side, side))

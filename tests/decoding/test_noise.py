@@ -1,4 +1,4 @@
-"""Numbers are those of Philox, uniform, and a function of seed, position, purpose and pass alone."""
+"""Numbers are those of Philox, uniform, and a function of seed, position, purpose and step alone."""
 
 import math
 
@@ -35,12 +35,12 @@ def test_philox_gives_the_known_answers(counter, key, expected):
 
 def test_counter_and_key_are_laid_out_as_documented():
     seed, position, step = 0x299F31D0A4093822, 0x243F6A88, 0x05A308D3
-    drawn = uniforms(torch.tensor([seed]), torch.tensor([[position]]), Purpose.REFRESH, step, 6)
+    sampled = uniforms(torch.tensor([seed]), torch.tensor([[position]]), Purpose.REFRESH, step, 6)
     first, second = (
         _philox(words(f"{position:x} {step:x} {int(Purpose.REFRESH):x} {block}"), words("a4093822 299f31d0"))
         for block in (0, 1)
     )
-    assert drawn.flatten().tolist() == [(int(word) >> 8) / 2**24 for word in torch.cat([first, second[:2]])]
+    assert sampled.flatten().tolist() == [(int(word) >> 8) / 2**24 for word in torch.cat([first, second[:2]])]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
@@ -59,24 +59,24 @@ def test_more_numbers_begin_with_the_fewer(count):
 )
 def test_numbers_are_uniform_and_uncorrelated(seeds, positions, steps, count):
     at = torch.arange(positions).expand(seeds, -1)
-    drawn = torch.cat([uniforms(torch.arange(seeds), at, Purpose.SAMPLE, step, count) for step in range(steps)], 1)
-    drawn = drawn.double().flatten()
-    assert 0 <= drawn.min() and drawn.max() < 1
+    sampled = torch.cat([uniforms(torch.arange(seeds), at, Purpose.SAMPLE, step, count) for step in range(steps)], 1)
+    sampled = sampled.double().flatten()
+    assert 0 <= sampled.min() and sampled.max() < 1
     bins = 256
-    expected = len(drawn) / bins
-    counts = torch.histc(drawn, bins, 0, 1)
+    expected = len(sampled) / bins
+    counts = torch.histc(sampled, bins, 0, 1)
     statistic = ((counts - expected) ** 2 / expected).sum()
     chance = torch.special.gammaincc(torch.tensor((bins - 1) / 2).double(), statistic / 2)
     assert 1e-4 < chance < 1 - 1e-4
-    centred = (drawn - 0.5) * math.sqrt(12)
+    centred = (sampled - 0.5) * math.sqrt(12)
     for lag in (1, 2, 3, 4, 7, 32, 1024):
-        assert abs((centred[lag:] * centred[:-lag]).mean()) < 5 / math.sqrt(len(drawn))
+        assert abs((centred[lag:] * centred[:-lag]).mean()) < 5 / math.sqrt(len(sampled))
 
 
 def test_the_ends_of_the_interval_are_reached_but_never_one():
-    drawn = uniforms(torch.arange(1 << 12), torch.arange(1 << 8).expand(1 << 12, -1), Purpose.START, 3, 4)
-    assert drawn.min() < 2**-20 and 1 - 2**-20 < drawn.max() < 1
-    assert torch.equal(drawn * 2**24, (drawn * 2**24).floor())
+    sampled = uniforms(torch.arange(1 << 12), torch.arange(1 << 8).expand(1 << 12, -1), Purpose.START, 3, 4)
+    assert sampled.min() < 2**-20 and 1 - 2**-20 < sampled.max() < 1
+    assert torch.equal(sampled * 2**24, (sampled * 2**24).floor())
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32, 2**32 + 1, -(2**32), 2**40, 2**63 - 1, -(2**63)])
@@ -95,11 +95,11 @@ def test_a_number_does_not_depend_on_the_batch_nor_on_the_layout():
     assert torch.equal(uniforms(SEEDS, positions[:, :1], Purpose.VERIFY, 5, 3), together[:, :1])
 
 
-def test_seeds_positions_purposes_passes_and_places_all_differ():
+def test_seeds_positions_purposes_steps_and_places_all_differ():
     positions = torch.tensor([0, 1, 2, 1023, 2**31, 2**32 - 1]).expand(len(SEEDS), -1)
-    drawn = [uniforms(SEEDS, positions, purpose, step, 8) for purpose in Purpose for step in (0, 1, 2, 4096)]
-    drawn = torch.stack(drawn).flatten()
+    sampled = [uniforms(SEEDS, positions, purpose, step, 8) for purpose in Purpose for step in (0, 1, 2, 4096)]
+    sampled = torch.stack(sampled).flatten()
     # Two equal 24-bit numbers are nothing strange; four equal pairs in a row would be.
-    quadruples = torch.stack([drawn[:-3], drawn[1:-2], drawn[2:-1], drawn[3:]], dim=1)
+    quadruples = torch.stack([sampled[:-3], sampled[1:-2], sampled[2:-1], sampled[3:]], dim=1)
     assert len(quadruples.unique(dim=0)) == len(quadruples)
-    assert len(drawn.unique()) > 0.999 * len(drawn)
+    assert len(sampled.unique()) > 0.999 * len(sampled)

@@ -1,4 +1,4 @@
-"""Rows decoded side by side: what a query sees, what it costs, and whose law the images follow."""
+"""Rows decoded side by side: what a query sees, what it costs, and whose distribution the images follow."""
 
 import itertools
 import math
@@ -6,6 +6,7 @@ import math
 import pytest
 import tiny
 import torch
+from decoding.pairwise import pairwise
 
 import arimage.decoding.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
@@ -50,8 +51,8 @@ def recorded(model):
     return model, asked
 
 
-def truncated_law(model, sampling, window):
-    """Probabilities [V ** N] of the images of "zipar": each code given those before it that are decided by then, and 0 for
+def truncated_joint(model, sampling, window):
+    """Probabilities [V ** N] of the images of "zipar": each token given those before it that are decided by then, and 0 for
     the others."""
     size, columns = model.num_tokens, model.layout.columns
     at = torch.arange(size)
@@ -61,13 +62,15 @@ def truncated_law(model, sampling, window):
     for i in range(size):
         seen = images[:, :i] * (decided_in[:i] < decided_in[i])
         row = (seen * model.vocab_size ** torch.arange(i - 1, -1, -1)).sum(1)
-        law = sampling.probabilities(model.tables[i][:, row, None], at[i].expand(len(images), 1))[:, 0].double()
-        joint *= law.gather(1, images[:, i, None])[:, 0]
+        distribution = sampling.probabilities(model.tables[i][:, row, None], at[i].expand(len(images), 1))[
+            :, 0
+        ].double()
+        joint *= distribution.gather(1, images[:, i, None])[:, 0]
     return joint / joint.sum()
 
 
 def look_only_at(model, neighbours):
-    """Rewrite the tables so that a code depends only on its `neighbours`, pairs of rows down and columns right."""
+    """Rewrite the tables so that a token depends only on its `neighbours`, pairs of rows down and columns right."""
     columns = model.layout.columns
     for i, table in enumerate(model.tables):
         row, column = divmod(i, columns)
@@ -83,12 +86,12 @@ def look_only_at(model, neighbours):
     return model
 
 
-def draws(model, decoding, sampling, size):
+def sample_images(model, decoding, sampling, size):
     return decode(model, decoding, sampling, torch.arange(size) + (5 << 32)).tokens
 
 
 def chance(tokens, joint, vocab_size):
-    """How often images drawn from `joint` [V ** N] are as far from it as `tokens` [M, N], by a chi-square test."""
+    """How often images sampled from `joint` [V ** N] are as far from it as `tokens` [M, N], by a chi-square test."""
     powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
     counts = torch.bincount((tokens * powers).sum(1), minlength=len(joint)).double()
     expected = joint * len(tokens)
@@ -123,37 +126,46 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     assert torch.equal(tokens, expected)
 
 
-@pytest.mark.parametrize("refresh", ["coupled", "independent"])
-@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)], ids=["plain", "all"]
+    ("grid", "sampling", "window", "refresh"),
+    [
+        tuple(choice.values())
+        for choice in pairwise(
+            {
+                "grid": [(2, 3), (3, 2), (2, 2, 2)],
+                "sampling": [Sampling(), Sampling(guidance_scale=1.7, temperature=1.3, top_k=2, top_p=0.9)],
+                "window": [1, 3],
+                "refresh": ["coupled", "independent"],
+            }
+        )
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("grid", [(2, 3), (3, 2)], ids=str)
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
     model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
-    tokens = draws(model, ParallelJacobiDecoding(window, grid[1], refresh), sampling, 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 20_000)
     assert chance(tokens, model.joint(sampling), 2) > 1e-4
 
 
 def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(table_model):
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
     for window in (1, 2):
-        tokens = draws(model, ZipARDecoding(window, adaptive=True), Sampling(), 20_000)
+        tokens = sample_images(model, ZipARDecoding(window, adaptive=True), Sampling(), 20_000)
         assert (chance(tokens, model.joint(Sampling()), 2) > 1e-4) == (window == 2)
 
 
-# Settings at which codes are missing.
+# Settings at which tokens are missing.
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(guidance_scale=2.5, top_p=0.9)], ids=["plain", "guidance"])
 @pytest.mark.parametrize(("grid", "window"), [((2, 3), 1), ((2, 3), 2), ((3, 2), 1)], ids=str)
-def test_codes_follow_the_law_given_what_is_decided(table_model, grid, window, sampling):
+def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid, window, sampling):
     groups = 1 if sampling.guidance_scale == 1 else 2
     model = table_model(grid=grid, vocab_size=2, groups=groups, truncated=True)
-    joint = truncated_law(model, sampling, window)
-    # One draft a row keeps the rows in step.
+    joint = truncated_joint(model, sampling, window)
+    # One draft per row keeps the rows in step.
     for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
-        tokens = draws(model, decoding, sampling, 20_000)
+        tokens = sample_images(model, decoding, sampling, 20_000)
         assert chance(tokens, joint, 2) > 1e-4
     assert chance(tokens, model.joint(sampling), 2) < 1e-4
 
@@ -165,18 +177,18 @@ LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
 @pytest.mark.parametrize(("window", "context"), [(2, 1), (3, 2)])
 def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = draws(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 20_000)
     assert chance(tokens, model.joint(Sampling()), 2) > 1e-4
 
 
-def test_the_check_rejects_drafts_that_are_drawn_anew_from_the_target(table_model, monkeypatch):
-    def drawn_anew(p, q, x, noise):
+def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_model, monkeypatch):
+    def sampled_again(p, q, x, noise):
         _, kept = couple(p, q, x, noise)
         return torch.where(kept, x, sample(p, noise[..., 1])), kept
 
-    monkeypatch.setattr(parallel_jacobi, "couple", drawn_anew)
+    monkeypatch.setattr(parallel_jacobi, "couple", sampled_again)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = draws(model, ParallelJacobiDecoding(3, 1), Sampling(), 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 20_000)
     assert chance(tokens, model.joint(Sampling()), 2) < 1e-4
 
 
@@ -187,20 +199,20 @@ def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_
     model = look_only_at(table_model(grid=(2, 4), vocab_size=2, truncated=True), neighbours)
     state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(20_000))
     assert chance(state.tokens, model.joint(Sampling()), 2) > 1e-4
-    # No draft is rejected: a row begins one pass after its draft.
+    # No draft is rejected: a row begins one step after its draft.
     assert state.forward_passes == 4 + window + adaptive
 
 
 def test_how_far_off_a_truncated_context_is(table_model):
-    # The figures of the docstrings: total variation on a table where every code matters as much as any other.
+    # The figures of the docstrings: total variation on a table where every token matters as much as any other.
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
     joint, size = model.joint(Sampling()), 20_000
     floor = 2 * float((2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2)
     for window, limit in ((1, 0.25), (2, 0.18), (3, 1e-6)):
-        zipar = float((truncated_law(model, Sampling(), window) - joint).abs().sum() / 2)
+        zipar = float((truncated_joint(model, Sampling(), window) - joint).abs().sum() / 2)
         assert limit - 0.02 < zipar < limit
     for context, limit in ((1, 0.19), (2, 0.06), (3, 0)):
-        tokens = draws(model, ParallelJacobiDecoding(3, context), Sampling(), size)
+        tokens = sample_images(model, ParallelJacobiDecoding(3, context), Sampling(), size)
         counts = torch.bincount((tokens * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64)
         assert float((counts / size - joint).abs().sum() / 2) < limit + floor
 
@@ -214,7 +226,7 @@ def test_what_the_queries_of_a_small_grid_see(table_model):
     stand_in = 6
     expected = [
         {0: {0}},
-        # The second row begins with a stand-in for code 2, which is decided in the same pass.
+        # The second row begins with a stand-in for token 2, which is decided in the same step.
         {1: {0, 1}, stand_in: {0, 1, stand_in}},
         {2: {0, 1, 2}, 3: {0, 1, 2, 3}},
         {4: {0, 1, 2, 3, 4}},
@@ -233,11 +245,11 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
     size, columns, decided = math.prod(grid), grid[1], []
     decode(model, decoding, Sampling(), SEEDS, on_step=lambda state, step: decided.append(state.decided.clone()))
     for before, asked in zip(decided, record, strict=False):
-        lanes = asked["positions"].shape[1]
+        queries = asked["positions"].shape[1]
         for image in range(len(SEEDS)):
             stand_ins = 0
             fed = []
-            for query in range(lanes):
+            for query in range(queries):
                 at, slot = int(asked["positions"][image, query]), int(asked["slots"][image, query])
                 if at < 0:
                     continue
@@ -257,11 +269,11 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
 @pytest.mark.parametrize(
     "decoding", [ZipARDecoding(1), ZipARDecoding(2), ZipARDecoding(2, True), ParallelJacobiDecoding(3, 1)], ids=str
 )
-def test_a_pass_gives_what_a_recomputation_without_a_cache_gives(decoding):
+def test_a_step_gives_what_a_recomputation_without_a_cache_gives(decoding):
     transformer = tiny.transformer("class")
     model, record = recorded(LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([3])}, Layout((4, 4))))
     decode(model, decoding, Sampling(), SEEDS[:1])
-    # One sequence of all queries of all passes; a query attends to the latest that was written to each slot it sees.
+    # One sequence of all queries of all steps; a query attends to the latest that was written to each slot it sees.
     queries, latest, attends = [], {}, []
     for asked in record:
         live = (asked["positions"][0] >= 0).nonzero().flatten().tolist()
@@ -292,7 +304,7 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
     transformer = tiny.transformer("class")
     model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
 
-    def poison(state):
+    def poison(state, step):
         cache = state.cache
         undecided = torch.nn.functional.pad(~state.decided, (cache.prefix, cache.slots + 1 - 16), value=True)
         undecided[:, : cache.prefix] = False
@@ -321,12 +333,12 @@ def test_rows_begin_a_window_apart(grid, window):
 
 
 class Mesh:
-    """A `TokenModel` of any size whose codes depend on those to the left and above, which must be visible."""
+    """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
 
-    device, codebook, vocab_size = torch.device("cpu"), None, 16
+    device, codebook, drafter, vocab_size = torch.device("cpu"), None, None, 16
 
     def __init__(self, grid, sharpness=1.5):
-        self.layout, self.num_tokens = Layout(grid), math.prod(grid)
+        self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self
         tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
         self.left, self.above = sharpness * tables
 
@@ -349,7 +361,7 @@ class Mesh:
         return logits[None]
 
 
-def test_parallel_jacobi_saves_most_passes_where_codes_depend_on_their_neighbours():
+def test_parallel_jacobi_saves_most_steps_where_tokens_depend_on_their_neighbours():
     model = Mesh((24, 24))
     state = decode(model, ParallelJacobiDecoding(8, 2), Sampling(), torch.arange(8))
     assert state.forward_passes <= model.num_tokens / 6
@@ -362,10 +374,10 @@ def test_parallel_jacobi_saves_most_passes_where_codes_depend_on_their_neighbour
 
 @EVERY_DECODING
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_pass_decides_codes_and_decided_codes_stay(table_model, grid, decoding):
+def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, decoding):
     model, seen = table_model(grid=grid, vocab_size=3, truncated=True), []
 
-    def watch(state):
+    def watch(state, step):
         counts = state.decided.unflatten(1, grid)
         # A row is decided from left to right and never overtakes the one above.
         assert (counts.long().diff(dim=2) <= 0).all() and (counts.sum(2).diff(dim=1) <= 0).all()
@@ -374,7 +386,7 @@ def test_every_pass_decides_codes_and_decided_codes_stay(table_model, grid, deco
             decided, tokens = seen[-1]
             assert state.decided[decided].all() and torch.equal(state.tokens[decided], tokens[decided])
             gained = state.decided.sum(1) - decided.sum(1)
-            assert torch.equal(gained, state.accepted[-1]) and ((gained > 0) | decided.all(1)).all()
+            assert torch.equal(gained, state.accepted_per_step()[-1]) and ((gained > 0) | decided.all(1)).all()
         seen.append((state.decided.clone(), state.tokens.clone()))
 
     state = decode(model, decoding, Sampling(), SEEDS, on_step=watch)
@@ -387,14 +399,13 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model = table_model(grid=(3, 3), vocab_size=2, groups=2, truncated=True)
     sampling = Sampling(guidance_scale=1.5, top_p=0.95)
     together = decode(model, decoding, sampling, SEEDS)
-    passes = (torch.stack(together.accepted) > 0).sum(0)
-    for seed, tokens, count in zip(SEEDS, together.tokens, passes, strict=True):
+    for seed, tokens, count in zip(SEEDS, together.tokens, together.steps, strict=True):
         alone = decode(model, decoding, sampling, seed[None])
         assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
 
 
 @EVERY_DECODING
-def test_padding_has_no_say(table_model, decoding):
+def test_padding_has_no_effect(table_model, decoding):
     nothing, zero = (
         decode(table_model(grid=(3, 3), truncated=True, padding=padding), decoding, Sampling(), SEEDS).tokens
         for padding in (float("nan"), 0.0)
@@ -403,17 +414,29 @@ def test_padding_has_no_say(table_model, decoding):
 
 
 @pytest.mark.parametrize(
-    ("decoding", "settings", "message"),
+    ("decoding", "setting", "value"),
     [
-        (ZipARDecoding, {"window": 0}, "window is 0: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"window": 1.5}, "window is 1.5: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"context": 0}, "context is 0: give a whole number of at least 1"),
-        (ParallelJacobiDecoding, {"refresh": "gumbel"}, "refresh is 'gumbel': choose among independent, coupled"),
+        (ZipARDecoding, "window", 0),
+        (ZipARDecoding, "adaptive", "x"),
+        (ParallelJacobiDecoding, "window", 1.5),
+        (ParallelJacobiDecoding, "context", 0),
+        (ParallelJacobiDecoding, "refresh", "gumbel"),
     ],
 )
-def test_wrong_settings_are_refused(decoding, settings, message):
-    with pytest.raises(ValueError, match=message):
-        decoding(**settings)
+def test_wrong_settings_are_refused(decoding, setting, value):
+    with pytest.raises(ValueError, match=setting):
+        decoding(**{setting: value})
+
+
+@pytest.mark.parametrize(("columns", "context"), [(8, 8), (12, 12), (24, 12), (48, 16)])
+def test_a_row_waits_for_a_third_of_the_row_above_by_default(columns, context):
+    model = Mesh((3, columns))
+    for default, explicit in (
+        (ZipARDecoding(), ZipARDecoding(context)),
+        (ParallelJacobiDecoding(), ParallelJacobiDecoding(context=context)),
+    ):
+        states = [decode(model, decoding, Sampling(), SEEDS[:2]) for decoding in (default, explicit)]
+        assert torch.equal(states[0].tokens, states[1].tokens) and torch.equal(states[0].steps, states[1].steps)
 
 
 def test_neither_claims_to_be_exact():

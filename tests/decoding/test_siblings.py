@@ -1,4 +1,4 @@
-"""Several drafts for one position: the law of what comes out, enumerated rather than sampled."""
+"""Several drafts for one position: the distribution of what comes out, enumerated rather than sampled."""
 
 import itertools
 
@@ -12,11 +12,11 @@ from arimage.kernels.coupling import couple, sample
 LAST = 1 - 2.0**-53  # the largest uniform number there is
 
 
-def laws(*rows):
+def distributions(*rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def random_laws(count, size, seed, zeros=0.0):
+def random_distributions(count, size, seed, zeros=0.0):
     generator = torch.Generator().manual_seed(seed)
     weights = torch.empty(count, size, dtype=torch.float64).exponential_(generator=generator) ** 2
     weights = weights.masked_fill(torch.rand(count, size, generator=generator) < zeros, 0)
@@ -29,15 +29,17 @@ def without_replacement(q, count):
     sequences = [((), 1.0, q)]
     for _ in range(count):
         longer = []
-        for codes, chance, left in sequences:
+        for tokens, chance, left in sequences:
             if left.sum() == 0:
-                longer.append(((*codes, -1), chance, left))
-            for code in left.nonzero().flatten().tolist():
+                longer.append(((*tokens, -1), chance, left))
+            for token in left.nonzero().flatten().tolist():
                 rest = left.clone()
-                rest[code] = 0
-                longer.append(((*codes, code), chance * float(left[code] / left.sum()), rest))
+                rest[token] = 0
+                longer.append(((*tokens, token), chance * float(left[token] / left.sum()), rest))
         sequences = longer
-    return torch.tensor([codes for codes, _, _ in sequences]), laws([chance for _, chance, _ in sequences])[0]
+    return torch.tensor([tokens for tokens, _, _ in sequences]), distributions([chance for _, chance, _ in sequences])[
+        0
+    ]
 
 
 def share_below(condition, shape):
@@ -50,24 +52,24 @@ def share_below(condition, shape):
     return low
 
 
-def output_law(p, q, count, verify=couple_siblings, drafts_from=None, chosen=None):
-    """The law [V] of y if `count` drafts are drawn from `drafts_from` (by default `q`) without replacement, or are the
-    `chosen` ones."""
+def output_distribution(p, q, count, verify=couple_siblings, drafts_from=None, chosen=None):
+    """The distribution [V] of y if `count` drafts are sampled from `drafts_from` (by default `q`) without replacement, or are
+    the `chosen` ones."""
     x, chance = without_replacement(q if drafts_from is None else drafts_from, count)
     if chosen is not None:
         x, chance = torch.tensor([chosen]), torch.ones(1, dtype=torch.float64)
     size = len(p)
     p, q = p.expand(len(x), -1), q.expand(len(x), -1)
-    law = torch.zeros(size, dtype=torch.float64)
+    distribution = torch.zeros(size, dtype=torch.float64)
     for k in range(count):
 
-        def keeps(uniform, k=k):
+        def accepts(uniform, k=k):
             noise = torch.full((len(x), count + 1), LAST, dtype=torch.float64)
             noise[:, k] = uniform
             return verify(p, q, x, noise)[1] == k
 
-        share = share_below(keeps, len(x))
-        law.index_add_(0, x[:, k].clamp(min=0), chance * share)
+        share = share_below(accepts, len(x))
+        distribution.index_add_(0, x[:, k].clamp(min=0), chance * share)
         chance = chance * (1 - share)
 
     def at_most(uniform):
@@ -77,34 +79,34 @@ def output_law(p, q, count, verify=couple_siblings, drafts_from=None, chosen=Non
         y, which = verify(*arguments, noise)
         return torch.where(which < 0, y, 0) <= torch.arange(size)
 
-    return law + chance @ share_below(at_most, (len(x), size)).diff(dim=1, prepend=torch.zeros(len(x), 1))
+    return distribution + chance @ share_below(at_most, (len(x), size)).diff(dim=1, prepend=torch.zeros(len(x), 1))
 
 
 PAIRS = {
-    "equal": laws([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
-    "far": laws([0.9, 0.1, 0.0], [0.1, 0.1, 0.8]),
-    "disjoint": laws([0.0, 0.0, 0.4, 0.6], [0.7, 0.3, 0.0, 0.0]),
-    "draft one-hot": laws([0.2, 0.5, 0.3], [0.0, 1.0, 0.0]),
-    "draft uniform": laws([0.7, 0.2, 0.1, 0.0], [0.25] * 4),
-    "target one-hot": laws([0.0, 0.0, 1.0], [0.2, 0.5, 0.3]),
-    "both one-hot, apart": laws([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
-    **{f"random {seed}": random_laws(2, 5, seed, zeros=0.25) for seed in range(8)},
+    "equal": distributions([0.2, 0.5, 0.3], [0.2, 0.5, 0.3]),
+    "far": distributions([0.9, 0.1, 0.0], [0.1, 0.1, 0.8]),
+    "disjoint": distributions([0.0, 0.0, 0.4, 0.6], [0.7, 0.3, 0.0, 0.0]),
+    "draft one-hot": distributions([0.2, 0.5, 0.3], [0.0, 1.0, 0.0]),
+    "draft uniform": distributions([0.7, 0.2, 0.1, 0.0], [0.25] * 4),
+    "target one-hot": distributions([0.0, 0.0, 1.0], [0.2, 0.5, 0.3]),
+    "both one-hot, apart": distributions([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]),
+    **{f"random {seed}": random_distributions(2, 5, seed, zeros=0.25) for seed in range(8)},
 }
 
 
-@pytest.mark.parametrize("codes", [(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)])
+@pytest.mark.parametrize("tokens", [(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_chosen_drafts_become_a_draw_of_the_target(pair, codes):
+def test_chosen_drafts_become_a_sample_of_the_target(pair, tokens):
     p = PAIRS[pair][0]
 
     def verify(p, q, x, noise):
         return couple_siblings(p, None, x, noise)
 
-    assert (output_law(p, p, len(codes), verify, chosen=codes) - p).abs().sum() / 2 < 1e-9
+    assert (output_distribution(p, p, len(tokens), verify, chosen=tokens) - p).abs().sum() / 2 < 1e-9
 
 
 def test_what_is_no_draft_changes_nothing():
-    p, q = random_laws(2, 400 * 6, 4).view(2, 400, 6)
+    p, q = random_distributions(2, 400 * 6, 4).view(2, 400, 6)
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(400, 5, generator=generator, dtype=torch.float64)
@@ -118,9 +120,9 @@ def test_what_is_no_draft_changes_nothing():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_drafts_without_replacement_become_a_draw_of_the_target(pair, count):
+def test_drafts_without_replacement_become_a_sample_of_the_target(pair, count):
     p, q = PAIRS[pair]
-    assert (output_law(p, q, count) - p).abs().sum() / 2 < 1e-9
+    assert (output_distribution(p, q, count) - p).abs().sum() / 2 < 1e-9
 
 
 def verify_without_residual(p, q, x, noise):
@@ -136,7 +138,7 @@ def verify_with_replacement(p, q, x, noise):
     """Forgets that the drafts tried before cannot come again."""
     which = torch.full_like(x[..., 0], -1)
     for k in range(x.shape[-1]):
-        drawn, kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])
+        sampled, kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])
         which = torch.where((which < 0) & kept & (x[..., k] >= 0), k, which)
         residual = (p - q).clamp(min=0)
         p = torch.where(residual.sum(-1, keepdim=True) > 0, residual / residual.sum(-1, keepdim=True), p)
@@ -145,23 +147,25 @@ def verify_with_replacement(p, q, x, noise):
 
 
 FLAWS = {
-    "drafts are drawn from the residual but verified as draws of another law": {"drafts_from": "residual"},
+    "drafts are sampled from the residual but verified as samples of another distribution": {
+        "drafts_from": "residual"
+    },
     "every draft is tried against the first target": {"verify": verify_without_residual},
-    "drafts are verified as drawn with replacement": {"verify": verify_with_replacement},
+    "drafts are verified as sampled with replacement": {"verify": verify_with_replacement},
 }
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_the_check_rejects_a_verification_in_which(flaw):
-    p, q = random_laws(2, 5, 3)
+    p, q = random_distributions(2, 5, 3)
     settings = dict(FLAWS[flaw])
     if settings.pop("drafts_from", None):
         settings["drafts_from"] = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
-    assert (output_law(p, q, 2, **settings) - p).abs().sum() / 2 > 1e-3
+    assert (output_distribution(p, q, 2, **settings) - p).abs().sum() / 2 > 1e-3
 
 
 def test_one_draft_is_the_coupling_of_a_pair():
-    p, q = random_laws(2, 1000 * 6, 0).float().view(2, 1000, 6)
+    p, q = random_distributions(2, 1000 * 6, 0).float().view(2, 1000, 6)
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(1000, 2, generator=generator)
@@ -172,26 +176,26 @@ def test_one_draft_is_the_coupling_of_a_pair():
     assert ((p - q).gather(-1, y[~kept, None].new_zeros(1000, 1) + y[:, None])[~kept] > 0).all()
 
 
-def test_siblings_are_drawn_without_replacement():
-    q = laws([0.5, 0.3, 0.0, 0.2])[0]
+def test_siblings_are_sampled_without_replacement():
+    q = distributions([0.5, 0.3, 0.0, 0.2])[0]
     steps = 60
     grid = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     noise = torch.cartesian_prod(grid, grid)
-    drawn = sample_siblings(q.expand(len(noise), -1), noise)
+    sampled = sample_siblings(q.expand(len(noise), -1), noise)
     sequences, chance = without_replacement(q, 2)
-    for codes, expected in zip(sequences, chance, strict=True):
-        assert abs((drawn == codes).all(1).double().mean() - expected) < 2 / steps
+    for tokens, expected in zip(sequences, chance, strict=True):
+        assert abs((sampled == tokens).all(1).double().mean() - expected) < 2 / steps
 
 
-def test_siblings_run_out_with_their_law():
-    q = laws([0.0, 0.6, 0.4], [0.0, 0.0, 1.0])
-    drawn = sample_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
-    assert drawn.tolist() == [[1, 2, -1, -1], [2, -1, -1, -1]]
+def test_siblings_run_out_with_their_distribution():
+    q = distributions([0.0, 0.6, 0.4], [0.0, 0.0, 1.0])
+    sampled = sample_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
+    assert sampled.tolist() == [[1, 2, -1, -1], [2, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("size", [3, 50, 4096])
-def test_what_comes_out_may_always_be_drawn(size):
-    p, q = (random_laws(400, size, seed, zeros=0.6).float() for seed in (1, 2))
+def test_what_comes_out_may_always_be_sampled(size):
+    p, q = (random_distributions(400, size, seed, zeros=0.6).float() for seed in (1, 2))
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(400, 9, generator=generator)
     x = sample_siblings(q, noise[:, :4])

@@ -1,4 +1,4 @@
-"""Decodings are drawn in turn, scored and reported by one command, which goes on where it was stopped."""
+"""One command generates with several decodings in turn, scores and reports, and resumes after an interruption."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ import tiny
 
 from arimage import cli
 from arimage.eval import compare as comparison
-from arimage.eval.manifest import prompt_rows, read_results
+from arimage.eval.manifest import prompt_rows
+from arimage.eval.run_folder import read_results
 
 
 PROMPTS = [{"prompt": "a red heart", "name": "red heart"}, {"prompt": "tree", "name": "deciduous tree"}]
@@ -49,36 +50,48 @@ def prepared(pipe, out, decodings):
     return comparison.prepare_runs(pipe, rows, decodings, out, **asked)[0]
 
 
-def test_the_decodings_take_turns_and_what_is_there_is_not_drawn_again(tmp_path, monkeypatch):
+def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monkeypatch):
     pipe = tiny.text_pipeline()
-    drawn, draw_batch = [], comparison.draw_batch
+    drawn, generate_batch = [], comparison.generate_batch
 
     def recorded(run, pipe, index):
         if len(drawn) == 3:
             drawn.append("stop")
             raise KeyboardInterrupt
         drawn.append((run.folder.name, index))
-        return draw_batch(run, pipe, index)
+        return generate_batch(run, pipe, index)
 
-    monkeypatch.setattr(comparison, "draw_batch", recorded)
+    monkeypatch.setattr(comparison, "generate_batch", recorded)
     decodings = ["ar", "sjd:window=4,init=left"]
     with pytest.raises(KeyboardInterrupt):
-        comparison.draw_in_turn(prepared(pipe, tmp_path, decodings), pipe)
+        comparison.generate_in_turn(prepared(pipe, tmp_path, decodings), pipe)
     runs = prepared(pipe, tmp_path, decodings)
-    comparison.draw_in_turn(runs, pipe)
+    comparison.generate_in_turn(runs, pipe)
     names = ["ar", "sjd-window=4-init=left"]
     assert drawn == [(names[0], 0), (names[1], 0), (names[0], 1), "stop", (names[1], 1), (names[0], 2), (names[1], 2)]
     assert [len(read_results(run.folder)) for run in runs] == [6, 6]
 
 
-def test_presets_that_do_not_start_are_left_out(tmp_path):
+def test_presets_that_do_not_run_are_left_out(tmp_path):
     pipe = tiny.scale_pipeline("text", refiner=False)
     asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
     runs, left_out = comparison.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
     assert [run.folder.name for run in runs] == ["next-scale"] and "refiner" in left_out["code"]
 
 
-def test_one_command_draws_scores_and_reports(run, model, prompts, tmp_path):
+def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
+    model, prompts, tmp_path, monkeypatch, capsys
+):
+    for metrics, name in (("fid", "--ref"), ("clip", "--clip"), ("is", "metric")):
+        arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out"]
+        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 2 and name in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_command_generates_scores_and_reports(run, model, prompts, tmp_path):
     out = tmp_path / "out"
     asked = ["--model", model, "--prompts", prompts, "--per-prompt", 2, "--batch-size", 2, "--device", "cpu"]
     asked += ["--decoding", "ar", "--decoding", "sjd", "--metrics", "emoji-kid", "--out", out]

@@ -6,8 +6,8 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import Sampling, decode, decoding_from_name, decoding_names
-from arimage.eval.deviation import code_places, deviation
+from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
+from arimage.eval.deviation import deviation, token_places
 
 
 EXACT = [
@@ -17,13 +17,13 @@ EXACT = [
 
 class NoCache:
     def move(self, source, target):
-        """A code table remembers nothing."""
+        """Nothing is cached."""
 
 
 class CodeTable:
-    """A `TokenModel` of four codes on eight positions: a random law after each code and position."""
+    """A `TokenModel` of four tokens on eight positions: random probabilities after each token and position."""
 
-    grid, num_tokens, vocab_size, codebook = (2, 4), 8, 4, None
+    layout, num_tokens, vocab_size, codebook = Layout((2, 4)), 8, 4, None
     device = torch.device("cpu")
 
     def __init__(self):
@@ -42,7 +42,7 @@ def images(model, sampling, count, decoding="ar"):
 
 
 def measure(model, sampling, tokens):
-    return deviation(*code_places(model, sampling, tokens))
+    return deviation(*token_places(model, sampling, tokens))
 
 
 def true_total_variation(model, wrong, right):
@@ -67,7 +67,7 @@ def test_exact_decodings_are_at_the_floor(decoding, sampling):
 
 def test_the_floor_and_the_chance_are_those_of_exact_draws():
     model = CodeTable()
-    places = code_places(model, Sampling(), images(model, Sampling(), 100_000))
+    places = token_places(model, Sampling(), images(model, Sampling(), 100_000))
     found = [deviation(*parts) for parts in zip(*(values.split(250) for values in places), strict=True)]
     mean_floor = sum(each.floor for each in found) / 400
     assert sum(each.total_variation for each in found) / 400 == pytest.approx(mean_floor, rel=0.05)
@@ -110,7 +110,7 @@ def test_a_biased_verification_is_found(monkeypatch):
 def test_codes_that_cannot_be_are_counted():
     model, right = CodeTable(), Sampling(top_k=2)
     tokens = images(model, Sampling(), 1000)
-    before, own = code_places(model, right, tokens)
+    before, own = token_places(model, right, tokens)
     found = deviation(before, own)
     assert found.impossible == float((own == 0).double().mean()) > 0.1
     assert found.total_variation >= found.impossible - 1 / 20
@@ -120,7 +120,7 @@ def test_codes_that_cannot_be_are_counted():
 def test_likelier_codes_come_first():
     model = CodeTable()
     tokens = images(model, Sampling(), 6)
-    before, own = code_places(model, Sampling(), tokens)
+    before, own = token_places(model, Sampling(), tokens)
     for image, codes in enumerate(tokens.tolist()):
         for position, code in enumerate(codes):
             law = model.table[position, codes[position - 1] if position else 0].softmax(-1).tolist()
@@ -136,30 +136,30 @@ def test_the_law_is_the_one_that_a_pipeline_samples(groups):
     prompts = ["a red heart", "tree"]
     sampling = pipe.sampling(guidance_scale=scale, top_k=1)
     tokens = pipe(prompts, guidance_scale=scale, top_k=1, output_type="latent").tokens.flatten(1)
-    _, own = code_places(pipe.bind(prompts, guidance_scale=scale), sampling, tokens)
+    _, own = token_places(pipe.prepare(prompts, guidance_scale=scale).model, sampling, tokens)
     # Greedy codes are certain under the law of the same prompts, and impossible under that of others.
     assert (own == 1).all()
-    other = pipe.bind(prompts[::-1], guidance_scale=scale)
-    assert deviation(*code_places(other, sampling, tokens)).impossible > 0.1
+    other = pipe.prepare(prompts[::-1], guidance_scale=scale).model
+    assert deviation(*token_places(other, sampling, tokens)).impossible > 0.1
 
 
 @pytest.mark.parametrize("decoding", EXACT)
 def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
     pipe = tiny.class_pipeline()
     labels, seeds = [i % tiny.NUM_CLASSES for i in range(200)], torch.arange(200)
-    model, sampling = pipe.bind(class_labels=labels), Sampling(top_k=20)
+    model, sampling = pipe.prepare(class_labels=labels).model, Sampling(top_k=20)
     with torch.no_grad():
         tokens = decode(model, decoding_from_name(decoding), sampling, seeds).tokens
-    found = deviation(*code_places(model, sampling, tokens))
+    found = deviation(*token_places(model, sampling, tokens))
     assert found.chance > 1e-4 and found.impossible < 1e-3
-    sharper = deviation(*code_places(model, Sampling(top_k=20, temperature=1.5), tokens))
+    sharper = deviation(*token_places(model, Sampling(top_k=20, temperature=1.5), tokens))
     assert sharper.chance < 1e-6 and sharper.total_variation > 2 * sharper.floor
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_scales_of_the_model_itself_are_at_the_floor_and_those_of_a_refiner_are_not(guidance_scale):
     pipe = tiny.scale_pipeline("class")
-    model = pipe.bind(class_labels=[1] * 600, guidance_scale=guidance_scale)
+    model = pipe.prepare(class_labels=[1] * 600, guidance_scale=guidance_scale).model
     sampling, seeds = Sampling(guidance_scale=guidance_scale, temperature=3.0), torch.arange(600)
     with torch.no_grad():
         own, refined = (

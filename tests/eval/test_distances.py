@@ -55,7 +55,7 @@ def test_frechet_distance_of_known_laws():
     y = x * [1, 2] + [3, 0]
     assert frechet_distance(x, Gaussian.of_features(y)) == pytest.approx(9 + 1)
     assert frechet_distance(x, Gaussian.of_features(x)) == pytest.approx(0, abs=1e-7)
-    with pytest.raises(ValueError, match="1 images is none"):
+    with pytest.raises(ValueError, match="at least 2 images"):
         frechet_distance(x[:1], Gaussian.of_features(y))
     with pytest.raises(ValueError, match="the reference has 2 features and the images have 3"):
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
@@ -101,7 +101,7 @@ def test_kernel_distance_of_subsets_is_near_that_of_all_and_repeats():
     state = np.random.get_state()[1].copy()
     assert kernel_distance(x, y, subset_size=100) == parts
     assert (np.random.get_state()[1] == state).all()
-    with pytest.raises(ValueError, match="1 and 400 images is none"):
+    with pytest.raises(ValueError, match="at least 2 images"):
         kernel_distance(x[:1], y)
 
 
@@ -125,5 +125,5 @@ def test_density_and_coverage_count_what_their_definitions_count(block):
     ours = neighbourhoods(x.astype(np.float32), y.astype(np.float32), density_k=5, block=block)
     assert ours["density"].value == pytest.approx(inside.sum() / (5 * 60), rel=1e-6)
     assert ours["coverage"].value == pytest.approx(inside.any(0).mean(), rel=1e-6)
-    with pytest.raises(ValueError, match="5 pictures have no 5 neighbours each"):
+    with pytest.raises(ValueError, match="5 neighbours"):
         neighbourhoods(x[:5], y)

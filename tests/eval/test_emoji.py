@@ -15,7 +15,8 @@ from arimage.eval.emoji import (
     read_gallery,
     reference_features,
 )
-from arimage.eval.manifest import prompt_rows, read_prompts, write_rows
+from arimage.eval.manifest import prompt_rows
+from arimage.eval.prompts import read_prompts
 from arimage.eval.score import METRICS_FILE, Job, score
 
 
@@ -41,14 +42,6 @@ def pictures(prompts):
 def distance(extractor, images):
     prompts = [str(i) for i in range(len(images))]
     return emoji_kernel_distance(extractor(images).numpy(), reference_features(), prompts).value
-
-
-def write_run(run, rows, images):
-    (run / "images").mkdir(parents=True)
-    write_rows(rows, run / "manifest.jsonl")
-    for row, image in zip(rows, images, strict=True):
-        image.save(run / row["path"])
-    return run
 
 
 def test_the_reference_is_small_and_whole(extractor, prompts):
@@ -130,16 +123,18 @@ def test_pictures_of_any_size_and_mode_are_taken(extractor):
     assert torch.equal(extractor([image])[0], extractor([image.convert("RGB")])[0])
 
 
-def test_a_run_is_scored(pictures, prompts, tmp_path):
+def test_a_run_is_scored(pictures, prompts, tmp_path, write_run):
     asked = prompts[:40]
-    run = write_run(tmp_path / "run", prompt_rows(asked, 0), pictures[:30] + pictures[:10])
+    run = tmp_path / "run"
+    write_run(run, prompt_rows(asked, 0), pictures[:30] + pictures[:10])
     hits = emoji_retrieval(run, *read_gallery())
     assert hits.shape == (40, 5) and hits[:30, 0].all() and not hits[30:, 0].any()
     found = score(Job(run), ["retrieval", "emoji-kid"])
     assert found["retrieval"]["value"] == 0.75 and found["retrieval-top-5"]["value"] >= 0.75
     assert found["emoji-kid"]["count"] == 40 and found["emoji-kid"]["space"]["name"] == "emoji-classifier"
     # It is that of the prompts that were asked for, not of all.
-    right = write_run(tmp_path / "right", prompt_rows(asked, 0, 2), [each for each in pictures[:40] for _ in range(2)])
+    right = tmp_path / "right"
+    write_run(right, prompt_rows(asked, 0, 2), [each for each in pictures[:40] for _ in range(2)])
     assert 10 * score(Job(right), ["emoji-kid"])["emoji-kid"]["value"] < found["emoji-kid"]["value"]
     assert json.loads((run / METRICS_FILE).read_text()).keys() == found.keys()
     scores = json.loads((run / "scores" / "retrieval.json").read_text())
@@ -149,7 +144,8 @@ def test_a_run_is_scored(pictures, prompts, tmp_path):
 @pytest.mark.parametrize(
     ("row", "name"), [({"prompt": "tree"}, "None"), ({"prompt": "tree", "name": "no such"}, "'no such'")]
 )
-def test_what_the_gallery_does_not_show_is_refused(row, name, pictures, tmp_path):
-    run = write_run(tmp_path / "run", prompt_rows([row], 0), pictures[:1])
-    with pytest.raises(ValueError, match="there is no picture of .*--prompts emoji"):
+def test_what_the_gallery_does_not_show_is_refused(row, name, pictures, tmp_path, write_run):
+    run = tmp_path / "run"
+    write_run(run, prompt_rows([row], 0), pictures[:1])
+    with pytest.raises(ValueError, match="no picture of .*--prompts emoji"):
         emoji_retrieval(run, *read_gallery())

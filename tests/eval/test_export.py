@@ -11,7 +11,8 @@ from PIL import Image
 
 from arimage.eval.export import export
 from arimage.eval.generate import generate, make_config, prepare
-from arimage.eval.manifest import class_rows, prompt_rows, read_rows
+from arimage.eval.manifest import class_rows, prompt_rows
+from arimage.eval.run_folder import read_rows
 
 
 SIZE = 4 * tiny.SCALE_FACTOR
@@ -116,7 +117,7 @@ def test_result_jsonl_names_prompts_and_pictures(of_prompts, tmp_path):
         ("plain", "geneval", "image 0 has no tag and include for GenEval: .*evaluation_metadata.jsonl"),
         ("plain", "dpg", "image 0 has no item_id for DPG-Bench"),
         ("of_classes", "dpg", "image 0 has no item_id for DPG-Bench"),
-        ("of_classes", "result-jsonl", "this run is of classes: export it as adm-npz"),
+        ("of_classes", "result-jsonl", "this run is of classes: use --format adm-npz"),
     ],
 )
 def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_path):
@@ -128,7 +129,7 @@ def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_pa
 def test_dpg_takes_four_images(tmp_path):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}], 0, 3)
     run = draw(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
-    with pytest.raises(ValueError, match="image 0 is of 3 of its prompt, and DPG-Bench takes 4"):
+    with pytest.raises(ValueError, match="image 0 is one of 3 of its prompt"):
         export(run, "dpg", tmp_path / "out")
 
 
@@ -137,18 +138,22 @@ def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_pa
     run = draw(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
     with pytest.raises(ValueError, match="--size is for adm-npz"):
         export(run, "result-jsonl", tmp_path / "out", size=4)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="--out"):
         export(run, "result-jsonl", tmp_path)
     (run / rows[1]["path"]).unlink()
-    with pytest.raises(ValueError, match="lacks 1 of its 3 images"):
+    with pytest.raises(ValueError, match="missing or damaged"):
         export(run, "adm-npz", tmp_path / "out.npz")
 
 
-def test_an_export_that_fails_leaves_nothing(tmp_path):
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "2"}], 0, 4)
     run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
-    (run / rows[7]["path"]).write_bytes(b"no picture")
-    with pytest.raises(OSError):
+
+    def fail(*arguments, **options):
+        raise OSError("no space")
+
+    monkeypatch.setattr("arimage.eval.export.make_image_grid", fail)
+    with pytest.raises(OSError, match="no space"):
         export(run, "dpg", tmp_path / "dpg")
     assert not (tmp_path / "dpg").exists()
 

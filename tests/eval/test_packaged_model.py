@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
 from arimage.auto import ASSETS
-from arimage.eval.retrieval import caption_retrieval, patch_kmeans_reconstructions, psnr
 from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tiny
 
+from arimage.eval.files import to_lines
 from arimage.eval.generate import generate, make_config, prepare
-from arimage.eval.manifest import prompt_rows, read_results, write_rows
+from arimage.eval.manifest import prompt_rows
 from arimage.eval.report import make_report, to_markdown, write_report
+from arimage.eval.run_folder import read_results
 from arimage.eval.score import METRICS_FILE, entry, write_scores
-from arimage.eval.statistics import Estimate
+from arimage.eval.standard_errors import Estimate
 
 
 SECONDS = {"ar": [9.0, 2.0, 4.0, 8.0, 1.0], "sjd": [9.0, 1.0, 1.0, 2.0, 1.0]}
@@ -31,7 +33,7 @@ def drawn(tmp_path_factory):
             {**row, "seconds": SECONDS[name][row["batch"]], "peak_memory": 100.0 + row["id"]}
             for row in read_results(root / name).values()
         ]
-        write_rows(results, root / name / "results" / "rank-00000.jsonl")
+        (root / name / "results" / "rank-00000.jsonl").write_bytes(to_lines(results))
         write_scores(root / name, "retrieval", np.array(VALUES[name]))
         metrics = {
             "retrieval": entry(Estimate(sum(VALUES[name]) / 9, 0.16), 9, "gallery", None),
@@ -72,7 +74,7 @@ def test_scores_are_paired_with_the_baseline(runs):
     assert found["value"] == pytest.approx(2 / 9) and 0 <= found["interval"][0] < 2 / 9 < found["interval"][1] < 0.6
     scores = json.loads((runs[1] / "scores" / "retrieval.json").read_text())
     (runs[1] / "scores" / "retrieval.json").write_text(json.dumps({**scores, "ids": scores["ids"][::-1]}))
-    with pytest.raises(ValueError, match="retrieval.json is not of the images of the run"):
+    with pytest.raises(ValueError, match="retrieval.json"):
         make_report(runs, "ar")
 
 
@@ -92,9 +94,8 @@ def test_the_files_say_the_same(runs, tmp_path):
 def test_runs_without_scores_or_timed_calls_are_reported_too(runs, tmp_path):
     for run in runs:
         (run / METRICS_FILE).unlink()
-        write_rows(
-            [{**row, "warm": False} for row in read_results(run).values()], run / "results" / "rank-00000.jsonl"
-        )
+        rows = [{**row, "warm": False} for row in read_results(run).values()]
+        (run / "results" / "rank-00000.jsonl").write_bytes(to_lines(rows))
     text = write_report(make_report(runs, "ar"), tmp_path / "report")
     assert "| ar | exact | 16.0 | 1.00 |  |  |  | 108 |" in text and (tmp_path / "report" / "report.png").exists()
 
@@ -132,10 +133,10 @@ def test_what_was_scored_otherwise_is_not_compared(runs):
 
 
 def test_an_unknown_baseline_and_unfinished_runs_are_refused(runs, tmp_path):
-    with pytest.raises(ValueError, match="there is no run gsd: --baseline is one of ar, sjd"):
+    with pytest.raises(ValueError, match="--baseline is 'gsd': choose among ar, sjd"):
         make_report(runs, "gsd")
-    with pytest.raises(ValueError, match="two of the runs are named alike"):
+    with pytest.raises(ValueError, match="same name"):
         make_report([*runs, runs[0]], "ar")
     next((runs[1] / "images").iterdir()).unlink()
-    with pytest.raises(ValueError, match="lacks 1 of its 9 images"):
+    with pytest.raises(ValueError, match=r"images/00000\d.png is missing or damaged \(1 of 9"):
         make_report(runs, "ar")

@@ -1,7 +1,6 @@
 import torch
 import torch.nn.functional as F
-
-from arimage.eval.retrieval import patch_kmeans_reconstructions, psnr, retrieval_accuracy
+from emoji_quality import patch_kmeans_reconstructions, psnr, retrieval_accuracy
 
 
 def test_retrieval_finds_copies_at_any_resolution_and_misses_strangers():

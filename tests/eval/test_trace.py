@@ -1,5 +1,7 @@
 """The pictures of a decoding tell what happened: frame by frame, cell by cell."""
 
+import functools
+
 import numpy as np
 import pytest
 import tiny
@@ -14,7 +16,7 @@ from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animat
 CELL = 192  # two codes a row make a picture of at least 384 pixels
 
 
-def grey(tokens, decided):
+def grey(tokens):
     """Pictures of 2x2 pixels, each in the grey of its code."""
     return (tokens.view(-1, 1, 2, 2).expand(-1, 3, -1, -1) / 20).float()
 
@@ -25,7 +27,7 @@ def frames(tmp_path, monkeypatch):
     marks = []
     draw = trace._mark
     monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or draw(picture, mark))
-    tokens = torch.tensor([[5, 7, 9, 0], [5, 8, 9, 4], [5, 8, 9, 4]])
+    tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     animate(tokens, decided, (2, 2), grey, "a title", tmp_path / "x.gif")
     return marks, tmp_path / "x.gif"
@@ -60,11 +62,11 @@ def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
 
 
 def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
-    tokens = torch.tensor([[3, 0, 0, 0, 0], [3, 5, 7, 9, 4]])
+    tokens = torch.tensor([[3, -1, -1, -1, -1], [3, 5, 7, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
-    def draw(tokens, decided):
-        return torch.full((1, 3, 8, 8), int(decided.sum()) / 5 - 0.5)
+    def draw(tokens):
+        return torch.full((1, 3, 8, 8), int((tokens >= 0).sum()) / 5 - 0.5)
 
     animate(tokens, decided, None, draw, "a title", tmp_path / "x.gif")
     with Image.open(tmp_path / "x.gif") as animation:
@@ -105,8 +107,8 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         assert decided[-1].all() and (len(decided) == 1 or not decided[-2].all())
         counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
         assert torch.equal(counts, output.stats.accepted[: len(decided), image])
-    with torch.no_grad():
-        animate(tokens, decided, (4, 4), pipe.draw_codes, decoding, tmp_path / "x.webp")
+    decode_tokens = functools.partial(pipe.decode_tokens, recorder.call.select(slice(1, 2)))
+    animate(tokens, decided, (4, 4), decode_tokens, decoding, tmp_path / "x.webp")
     with Image.open(tmp_path / "x.webp") as animation:
         assert animation.n_frames == len(tokens) + 1
 

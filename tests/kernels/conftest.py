@@ -30,7 +30,7 @@ def on_triton(request):
 
 @pytest.fixture
 def compile_for_hopper(tmp_path):
-    """`compile_for_hopper("coupling", "draw_kernel", signature, constants, num_warps)` compiles a kernel for an H100, and
+    """`compile_for_hopper("coupling", "sample_kernel", signature, constants, num_warps)` compiles a kernel for an H100, and
     asserts that it spills no registers where cuobjdump is there to tell."""
     triton = pytest.importorskip("triton", reason="triton is not installed")
     from triton.backends.compiler import GPUTarget

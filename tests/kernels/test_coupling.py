@@ -6,7 +6,7 @@ import torch
 from arimage.kernels.coupling import couple, couple_window, reference
 
 
-def random_laws(*shape, seed=0, zeros=0.0):
+def random_distributions(*shape, seed=0, zeros=0.0):
     generator = torch.Generator().manual_seed(seed)
     weights = torch.empty(shape).exponential_(generator=generator) ** 2
     weights = weights.masked_fill(torch.rand(shape, generator=generator) < zeros, 0)
@@ -17,8 +17,8 @@ def random_laws(*shape, seed=0, zeros=0.0):
 def window(batch, length, size, seed=0, zeros=0.0):
     """p, q, x, noise and live of a window whose drafts are often kept."""
     generator = torch.Generator().manual_seed(seed + 2)
-    p = random_laws(batch, length, size, seed=seed, zeros=zeros)
-    q = 0.8 * p + 0.2 * random_laws(batch, length, size, seed=seed + 1, zeros=zeros)
+    p = random_distributions(batch, length, size, seed=seed, zeros=zeros)
+    q = 0.8 * p + 0.2 * random_distributions(batch, length, size, seed=seed + 1, zeros=zeros)
     x = q.flatten(0, 1).multinomial(1, generator=generator).view(batch, length)
     noise = torch.rand(batch, length, 2, generator=generator)
     return p, q, x, noise, torch.rand(batch, length, generator=generator) < 0.9
@@ -42,12 +42,12 @@ LAST = 1 - 2.0**-24  # the largest uniform number there is
 SIZES = [(1, 1, 2), (3, 2, 16), (1, 4, 1000), (1, 2, 5003), (1, 2, 65536)]
 
 
-def assert_drawn(weights, uniform, codes):
-    """Each of `codes` is where its uniform falls among the sums of `weights`, up to the rounding of the sums."""
+def assert_sampled(weights, uniform, tokens):
+    """Each of `tokens` is where its uniform falls among the sums of `weights`, up to the rounding of the sums."""
     weights = weights.double()
     ends = weights.cumsum(-1)
     total = ends[..., -1]
-    mine, end = (t.gather(-1, codes[..., None])[..., 0] for t in (weights, ends))
+    mine, end = (t.gather(-1, tokens[..., None])[..., 0] for t in (weights, ends))
     assert (mine > 0).all()
     assert ((end - mine) / total - uniform < 2e-6).all() and (uniform - end / total < 2e-6).all()
 
@@ -66,14 +66,14 @@ def test_triton_couples_as_the_definition_does(on_triton, shape, zeros):
     expected = reference.couple_window(*arguments)
     assert torch.equal(kept, expected[1]) and torch.equal(leading, expected[2])
     assert torch.equal(y[kept], x[kept])
-    for codes in (y, expected[0]):
-        assert_drawn(residual(p, q)[~kept], noise[..., 1][~kept], codes[~kept])
+    for tokens in (y, expected[0]):
+        assert_sampled(residual(p, q)[~kept], noise[..., 1][~kept], tokens[~kept])
     y, kept = on_triton("coupling", "couple", *arguments[:4])
     assert torch.equal(kept, expected[1])
-    assert_drawn(residual(p, q)[~kept], noise[..., 1][~kept], y[~kept])
+    assert_sampled(residual(p, q)[~kept], noise[..., 1][~kept], y[~kept])
 
 
-def test_without_rounding_triton_draws_the_very_same_codes(on_triton):
+def test_without_rounding_triton_samples_the_very_same_tokens(on_triton):
     # Sums of multiples of 2 ** -12, times 8 bits, are exact in float32 in any order.
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.bincount(torch.randint(6000, (4096,), generator=generator), minlength=6000) / 4096 for _ in "pq")
@@ -84,24 +84,26 @@ def test_without_rounding_triton_draws_the_very_same_codes(on_triton):
     assert 0 < expected[1].sum() < 16
     for actual, wanted in zip(on_triton("coupling", "couple_window", *arguments), expected, strict=True):
         assert torch.equal(actual, wanted)
-    (drawn,) = on_triton("coupling", "sample", arguments[0], noise[..., 1])
-    assert torch.equal(drawn, reference.sample(arguments[0], noise[..., 1]))
+    (sampled,) = on_triton("coupling", "sample", arguments[0], noise[..., 1])
+    assert torch.equal(sampled, reference.sample(arguments[0], noise[..., 1]))
 
 
 @pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (1000, 1e-37), (5000, 1.0)])
-def test_triton_never_draws_a_code_without_weight(on_triton, size, scale):
-    weights = torch.cat([random_laws(1, size, seed=seed, zeros=zeros) for seed, zeros in enumerate((0.5, 0.9, 0.999))])
+def test_triton_never_samples_a_token_without_weight(on_triton, size, scale):
+    weights = torch.cat(
+        [random_distributions(1, size, seed=seed, zeros=zeros) for seed, zeros in enumerate((0.5, 0.9, 0.999))]
+    )
     weights[0, : size // 3] = 0
     weights[1, 2 * size // 3 :] = 0
     weights[weights.sum(-1) == 0, size // 2] = 1.0
     weights = (scale * weights).repeat_interleave(4, 0)
     uniform = torch.tensor([0.0, 2.0**-24, 0.5, LAST]).repeat(3)
-    (codes,) = on_triton("coupling", "sample", weights, uniform)
-    assert_drawn(weights, uniform, codes)
-    assert_drawn(weights, uniform, reference.sample(weights, uniform))
+    (tokens,) = on_triton("coupling", "sample", weights, uniform)
+    assert_sampled(weights, uniform, tokens)
+    assert_sampled(weights, uniform, reference.sample(weights, uniform))
 
 
-def test_triton_draws_from_the_target_where_nothing_remains_of_it(on_triton):
+def test_triton_samples_from_the_target_where_nothing_remains_of_it(on_triton):
     # Code 2 was never to be drafted, so it is rejected; p - q is nowhere positive.
     p = torch.tensor([0.25, 0.75, 0.0]).expand(8, -1)
     noise = torch.stack([torch.full((8,), 0.5), (torch.arange(8) + 0.5) / 8], dim=-1)
@@ -109,7 +111,7 @@ def test_triton_draws_from_the_target_where_nothing_remains_of_it(on_triton):
     assert not kept.any() and y.tolist() == [0] * 2 + [1] * 6
 
 
-def test_the_law_of_a_place_that_is_not_live_may_be_nan(on_triton):
+def test_the_distribution_of_a_place_that_is_not_live_may_be_nan(on_triton):
     p, q, x, noise, live = window(1, 3, 40)
     p[:, 1], live[:, 1] = torch.nan, False
     for y, kept, leading in (
@@ -139,6 +141,6 @@ def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
     compile_for_hopper("coupling", "couple_kernel", signature, constants, num_warps=8)
 
 
-def test_draw_compiles_without_spills(compile_for_hopper):
+def test_sample_compiles_without_spills(compile_for_hopper):
     signature = {"weights_ptr": "*fp32", "uniform_ptr": "*fp32", "out_ptr": "*i64", "vocab_size": "i32"}
     compile_for_hopper("coupling", "sample_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)

@@ -7,7 +7,7 @@ from arimage.kernels import neighbours as operation
 from arimage.kernels.neighbours import nearest_neighbours, neighbour_mass, reference
 
 
-def laws(*shape, seed=0):
+def distributions(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
 
 
@@ -17,18 +17,18 @@ def test_neighbours_are_the_nearest_others_in_order(at_once, monkeypatch):
     codebook = torch.randn(37, 5, generator=torch.Generator().manual_seed(0))
     table = nearest_neighbours(codebook, 7)
     assert table.shape == (37, 7) and table.dtype == torch.int32
-    for code, row in enumerate(codebook.double()):
+    for token, row in enumerate(codebook.double()):
         distance = (codebook.double() - row).norm(dim=-1).tolist()
-        others = sorted((other for other in range(37) if other != code), key=distance.__getitem__)
-        assert table[code].tolist() == others[:7]
+        others = sorted((other for other in range(37) if other != token), key=distance.__getitem__)
+        assert table[token].tolist() == others[:7]
 
 
-def test_a_code_is_not_its_own_neighbour_where_another_is_equal_to_it():
+def test_a_token_is_not_its_own_neighbour_where_another_is_equal_to_it():
     table = nearest_neighbours(torch.tensor([[1.0], [1.0], [5.0], [1.0]]), 2)
-    assert [sorted(table[code].tolist()) for code in (0, 1, 3)] == [[1, 3], [0, 3], [0, 1]]
+    assert [sorted(table[token].tolist()) for token in (0, 1, 3)] == [[1, 3], [0, 3], [0, 1]]
 
 
-def test_close_codes_far_from_the_origin_are_told_apart():
+def test_close_tokens_far_from_the_origin_are_told_apart():
     codebook = torch.tensor([[1000.0], [1000.25], [1000.125], [999.9375]])
     assert nearest_neighbours(codebook, 3)[0].tolist() == [3, 2, 1]
 
@@ -51,7 +51,7 @@ def naive_mass(p, row, bound):
 @pytest.mark.parametrize("rule", ["delta", "lambda"])
 def test_mass_is_that_of_the_longest_prefix_within_the_bound(rule):
     generator = torch.Generator().manual_seed(3)
-    p = laws(5, 4, 30)
+    p = distributions(5, 4, 30)
     x = torch.randint(30, (5, 4), generator=generator)
     table = nearest_neighbours(torch.randn(30, 3, generator=generator), 11)
     p_x = p.gather(-1, x[..., None])[..., 0]
@@ -77,7 +77,7 @@ def test_the_bound_may_be_reached_and_the_prefix_ends_at_the_first_that_exceeds_
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (7, 40), (1000, 1200)])
 def test_triton_sums_the_same_prefixes(on_triton, count, size):
     generator = torch.Generator().manual_seed(count)
-    p = laws(3, 2, size)
+    p = distributions(3, 2, size)
     x = torch.randint(size, (3, 2), generator=generator)
     table = torch.stack([torch.randperm(size, generator=generator)[:count] for _ in range(size)]).int()
     bound = torch.tensor([[0.0, 1e-3], [0.1, 0.5], [0.9, 2.0]])
@@ -88,7 +88,7 @@ def test_triton_sums_the_same_prefixes(on_triton, count, size):
     torch.testing.assert_close(mass, expected_mass, atol=1e-6, rtol=0)
 
 
-def test_triton_reaches_the_bound_and_counts_codes_without_mass(on_triton):
+def test_triton_reaches_the_bound_and_counts_tokens_without_mass(on_triton):
     p = torch.tensor([[[0.125, 0.0, 0.25, 0.5, 0.125]] * 5])
     table = torch.tensor([[1, 2, 3, 4]] * 5, dtype=torch.int32)
     bound = torch.tensor([[-1.0, 0.0, 0.25, 0.4, 1.0]])

@@ -1,9 +1,10 @@
-"""The law in Triton is the definition's; that the definition is the published one, tests/decoding/test_law.py shows."""
+"""Probabilities in Triton are those of the definition; tests/decoding/test_distribution.py compares it with the published
+ones."""
 
 import pytest
 import torch
 
-from arimage.kernels.probabilities import probabilities as law
+from arimage.kernels.probabilities import probabilities
 
 
 def random_logits(*shape, dtype=torch.float32, seed=0):
@@ -14,21 +15,21 @@ def three_of_four(size):
     return torch.arange(size) % 4 != 1
 
 
-def naive_law(logits, scale, temperature, top_k, top_p, allowed):
+def naive_probabilities(logits, scale, temperature, top_k, top_p, allowed):
     """One place, in float64, by sorting a list; logits are [G, V]."""
     logits = logits.double()
     row = logits[0] if len(logits) == 1 else logits[1] + scale * (logits[0] - logits[1])
     weights = (row / temperature).exp().tolist()
-    codes = [code for code in range(len(row)) if allowed is None or allowed[code]]
-    codes.sort(key=lambda code: -weights[code])
+    tokens = [token for token in range(len(row)) if allowed is None or allowed[token]]
+    tokens.sort(key=lambda token: -weights[token])
     if top_k:
-        codes = [code for code in codes if weights[code] >= weights[codes[min(top_k, len(codes)) - 1]]]
-    total, before, law = sum(weights[code] for code in codes), 0.0, [0.0] * len(row)
-    for code in codes:
+        tokens = [token for token in tokens if weights[token] >= weights[tokens[min(top_k, len(tokens)) - 1]]]
+    total, before, kept = sum(weights[token] for token in tokens), 0.0, [0.0] * len(row)
+    for token in tokens:
         if before <= top_p * total:
-            law[code] = weights[code]
-        before += weights[code]
-    return torch.tensor(law) / sum(law)
+            kept[token] = weights[token]
+        before += weights[token]
+    return torch.tensor(kept) / sum(kept)
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
@@ -37,17 +38,17 @@ def naive_law(logits, scale, temperature, top_k, top_p, allowed):
 def test_the_definition_equals_sorted_lists(groups, top_k, top_p):
     logits, allowed = random_logits(groups, 2, 3, 40), three_of_four(40)
     scale = torch.arange(6).view(2, 3) / 2
-    actual = law(logits, scale, 0.8, top_k, top_p, allowed)
+    actual = probabilities(logits, scale, 0.8, top_k, top_p, allowed)
     for b in range(2):
         for j in range(3):
-            expected = naive_law(logits[:, b, j], scale[b, j].item(), 0.8, top_k, top_p, allowed)
+            expected = naive_probabilities(logits[:, b, j], scale[b, j].item(), 0.8, top_k, top_p, allowed)
             torch.testing.assert_close(actual[b, j], expected, atol=1e-6, rtol=1e-4)
 
 
 CASES = {
     "softmax": ((1, 1, 2, 1000), torch.float32, {}),
-    "one code": ((2, 1, 2, 1), torch.float32, {"top_k": 1, "top_p": 0.5}),
-    "two codes": ((2, 2, 1, 2), torch.float32, {"top_k": 1, "allowed": three_of_four(2)}),
+    "one token": ((2, 1, 2, 1), torch.float32, {"top_k": 1, "top_p": 0.5}),
+    "two tokens": ((2, 2, 1, 2), torch.float32, {"top_k": 1, "allowed": three_of_four(2)}),
     "guided": ((2, 2, 2, 37), torch.float16, {"scale": 7.5, "temperature": 0.7, "allowed": three_of_four(37)}),
     "guided by place": ((2, 2, 2, 37), torch.float32, {"scale": torch.tensor([[0.0, 1.0], [2.5, 7.5]])}),
     "top-k": ((2, 1, 2, 1000), torch.bfloat16, {"scale": 3.0, "top_k": 100, "allowed": three_of_four(1000)}),
@@ -69,9 +70,9 @@ def test_triton_equals_the_definition(on_triton, case):
     settings = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None} | settings
     arguments = (random_logits(*shape, dtype=dtype), *settings.values())
     (actual,) = on_triton("probabilities", "probabilities", *arguments)
-    expected = law(*arguments)
+    expected = probabilities(*arguments)
     assert actual.dtype == torch.float32
-    # No sum of these laws lies within rounding of its top-p.
+    # No sum of these probabilities lies within rounding of its top-p.
     assert torch.equal(actual > 0, expected > 0)
     torch.testing.assert_close(actual, expected, atol=1e-7, rtol=1e-5)
 
@@ -80,17 +81,17 @@ def test_triton_equals_the_definition(on_triton, case):
 def test_triton_keeps_all_ties_of_top_k(on_triton, top_k):
     logits = torch.tensor([2.0, 0.0, 3.0, -0.0, 2.0, 0.0, -1.0, 2.0])[None, None, None]
     (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, top_k, 1.0, None)
-    assert torch.equal(actual > 0, law(logits, top_k=top_k) > 0)
-    torch.testing.assert_close(actual, law(logits, top_k=top_k))
+    assert torch.equal(actual > 0, probabilities(logits, top_k=top_k) > 0)
+    torch.testing.assert_close(actual, probabilities(logits, top_k=top_k))
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(1e-6, 1), (0.2, 13), (0.25, 17), (0.5, 33), (0.99, 64)])
-def test_triton_keeps_of_equally_probable_codes_those_first_in_order(on_triton, top_p, kept):
+def test_triton_keeps_of_equally_probable_tokens_those_first_in_order(on_triton, top_p, kept):
     # 64 probabilities of 2 ** -6: the sums are exact, so a bound may be reached exactly.
     logits = torch.full((1, 1, 1, 100), -torch.inf)
     logits[..., 20:84] = 5.0
     (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, top_p, None)
-    assert torch.equal(actual, law(logits, top_p=top_p))
+    assert torch.equal(actual, probabilities(logits, top_p=top_p))
     assert actual.flatten().nonzero().flatten().tolist() == list(range(20, 20 + kept))
 
 
@@ -99,7 +100,7 @@ def test_triton_cuts_through_ties_that_lie_in_several_blocks(on_triton):
     logits[..., ::9] = 4.0
     for top_p in (0.5, 0.95):
         (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, top_p, None)
-        expected = law(logits, top_p=top_p)
+        expected = probabilities(logits, top_p=top_p)
         # Whether the last of the ties is in, rounding may decide.
         assert (actual > 0).sum() - (expected > 0).sum() in (-1, 0, 1)
         differ = ((actual > 0) != (expected > 0)).nonzero()[:, -1]
@@ -107,15 +108,52 @@ def test_triton_cuts_through_ties_that_lie_in_several_blocks(on_triton):
         torch.testing.assert_close(actual.sum(), torch.tensor(1.0))
 
 
-def test_padding_stays_padding(on_triton):
-    logits = random_logits(2, 1, 2, 30)
-    logits[:, 0, 1] = torch.nan
-    (actual,) = on_triton("probabilities", "probabilities", logits, 2.0, 1.0, 5, 0.9, None)
-    torch.testing.assert_close(actual[0, 0], law(logits, 2.0, 1.0, 5, 0.9)[0, 0])
-    assert actual[0, 1].isnan().all()
+BROKEN = {
+    "positive NaN": 0x7FC00000,
+    "negative NaN": 0xFFC00000,
+    "NaN of all bits": 0xFFFFFFFF,
+    "+inf": 0x7F800000,
+}
+SETTINGS = {
+    "softmax": {},
+    "top-k": {"top_k": 3},
+    "top-p": {"top_p": 0.9},
+    "top-k, top-p": {"top_k": 9, "top_p": 0.9},
+}
 
 
-def test_law_compiles_without_spills(compile_for_hopper):
+@pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
+@pytest.mark.parametrize(
+    ("settings", "groups", "size"), [("softmax", 2, 30), ("top-k", 1, 5003), ("top-p", 2, 30), ("top-k, top-p", 1, 30)]
+)
+def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, groups, size, broken, settings):
+    logits = random_logits(groups, 1, 3, size)
+    if broken == "all -inf":
+        logits[:, 0, 1] = -torch.inf
+    elif broken == "all NaN":
+        logits[:, 0, 1] = torch.nan
+    else:
+        # Bits, since a float of Python keeps no sign of NaN.
+        logits.view(torch.int32)[:, 0, 1, size - 2] = torch.tensor(BROKEN[broken]).to(torch.int32)
+    settings = {"scale": 2.0, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "allowed": None} | SETTINGS[settings]
+    (actual,) = on_triton("probabilities", "probabilities", logits, *settings.values())
+    expected = probabilities(logits, *settings.values())
+    assert expected[0, 1].isnan().all() and actual[0, 1].isnan().all()
+    torch.testing.assert_close(actual[:, ::2], expected[:, ::2], atol=1e-7, rtol=1e-5)
+
+
+def test_what_is_not_allowed_may_be_anything(on_triton):
+    allowed = three_of_four(30)
+    logits = random_logits(1, 1, 1, 30)
+    expected = probabilities(logits, 1.0, 1.0, 5, 0.9, allowed)
+    for value in (torch.nan, -torch.nan, torch.inf, -torch.inf):
+        logits[..., ~allowed] = value
+        (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 5, 0.9, allowed)
+        torch.testing.assert_close(probabilities(logits, 1.0, 1.0, 5, 0.9, allowed), expected)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_kernel_compiles_without_spills(compile_for_hopper):
     signature = {"logits_ptr": "*bf16", "scale_ptr": "*fp32", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     signature |= {"group_stride": "i32", "vocab_size": "i32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32"}
     constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": 4096}

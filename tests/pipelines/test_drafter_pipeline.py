@@ -108,7 +108,7 @@ def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
     expected, found = (codes(loaded, class_labels=1, decoding=one).tokens for one in ("ar", decoding))
     assert torch.equal(found, expected)
     loaded.decoding = decoding
-    with pytest.raises(ValueError, match="make it the pipeline's component `drafter`"):
+    with pytest.raises(ValueError, match="pipe.drafter"):
         loaded.save_pretrained(tmp_path / "more")
 
 

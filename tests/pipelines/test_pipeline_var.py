@@ -1,4 +1,4 @@
-"""What a call of `VARPipeline` draws, returns and refuses."""
+"""What a call of `VARPipeline` generates, returns and refuses."""
 
 import numpy as np
 import pytest
@@ -114,7 +114,8 @@ def test_the_picture_grows_scale_by_scale_and_an_interrupt_keeps_what_there_is(p
     with torch.no_grad():
         expected = pipe.vq.decode(out.tokens[:2]) / 2 + 0.5
         flat = torch.cat([each.flatten(1) for each in out.tokens], dim=1)
-        drawn = pipe.draw_codes(flat, torch.arange(N).expand(3, -1) < 5) / 2 + 0.5
+        known = torch.where(torch.arange(N) < 5, flat, -1)
+        drawn = pipe.decode_tokens(pipe.prepare(**condition), known) / 2 + 0.5
     torch.testing.assert_close(out.images, expected.clamp(0, 1), atol=1e-5, rtol=0)
     torch.testing.assert_close(drawn, expected)
 
@@ -149,7 +150,7 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
 
 
 def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
-    with pytest.raises(ValueError, match="choose among next-scale, code"):
+    with pytest.raises(ValueError, match="next-scale"):
         pipe(**condition, decoding="sjd")
     with pytest.raises(ValueError, match="choose among ar, sjd"):
         tiny.class_pipeline()(class_labels=1, decoding="next-scale")
@@ -169,7 +170,7 @@ def test_no_class_in_particular_is_the_class_after_the_last():
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="trained together"):
         VARPipeline(tiny.scale_transformer("class", vocab_size=50), tiny.scale_tokenizer())
-    with pytest.raises(ValueError, match="the refiner draws"):
+    with pytest.raises(ValueError, match="the refiner has"):
         VARPipeline(
             tiny.scale_transformer("class"),
             tiny.scale_tokenizer(),
@@ -221,12 +222,12 @@ def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, cond
     picture = torch.rand(1, 3, SIZE, SIZE, generator=seeded(3))
     left = torch.zeros(1, 1, SIZE, SIZE)
     left[..., : SIZE // 2] = 1
-    forced = pipe.token_maps(pipe.kept_codes(picture * 2 - 1, left.bool()))
+    forced = pipe.token_maps(pipe.encode_known_tokens(picture * 2 - 1, left.bool()))
     assert forced[0].min() >= 0
     for each in forced[1:]:
         side = each.shape[-1]
         assert (each[..., : side // 2] == -1).all() and (each[..., (side + 1) // 2 :] >= 0).all()
-    everything = pipe.token_maps(pipe.kept_codes(picture * 2 - 1, torch.ones_like(left).bool()))
+    everything = pipe.token_maps(pipe.encode_known_tokens(picture * 2 - 1, torch.ones_like(left).bool()))
     assert everything[0].min() >= 0 and all((each == -1).all() for each in everything[1:])
 
 
@@ -237,5 +238,5 @@ def test_one_picture_serves_all_prompts_and_a_missing_mask_is_refused(pipe, cond
     torch.testing.assert_close(out.images, picture.expand(6, -1, -1, -1), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match="belong together"):
         pipe(**condition, image=picture)
-    with pytest.raises(ValueError, match="image holds 2 pictures for 3"):
+    with pytest.raises(ValueError, match="image holds 2 images for 3"):
         pipe(**condition, image=picture.expand(2, -1, -1, -1), mask_image=none)

@@ -5,7 +5,8 @@ import tiny
 import torch
 
 from arimage import AutoPipeline, CollaborativeDecoding
-from arimage.training import collaborate, loop
+from arimage.training import captions as captions_module
+from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training.collaborate import train_collaborate
 from arimage.training.data import ImageCaptions
@@ -108,7 +109,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
         # Every step of the part leaves a checkpoint.
         seconds = {part: -1.0}
         broken.setattr(
-            collaborate,
+            captions_module,
             "fit",
             lambda task, settings, out, **more: fit(
                 task, settings, out, report_every_seconds=seconds.get(out.name, 300.0), **more

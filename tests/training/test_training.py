@@ -19,15 +19,16 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training import transformer as transformer_module
+from arimage.training.captions import train_text_tokenizer
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
-from arimage.training.transformer import TransformerSettings, TransformerTask, train_text_tokenizer
+from arimage.training.transformer import TransformerSettings, TransformerTask
 from arimage.training.transformer_var import VARTransformerSettings
 
 
@@ -213,7 +214,7 @@ def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"none.parquet is no file: give a parquet file"):
+    with pytest.raises(ValueError, match=r"none.parquet is not a file"):
         load_captioned_images(tmp_path / "none.parquet", SIZE)
 
 
@@ -561,7 +562,7 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     run_transformer(recipe, data, data, runs[0], "cpu")
     undisturbed = dict(losses)
     with monkeypatch.context() as broken:
-        interrupt(broken, TransformerTask, transformer_module, 5)
+        interrupt(broken, TransformerTask, captions_module, 5)
         with pytest.raises(KeyboardInterrupt):
             run_transformer(recipe, data, data, runs[1], "cpu")
     # The interrupted run has already left a model that loads.

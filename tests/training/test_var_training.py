@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
+from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training import transformer_var as training
@@ -136,7 +137,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
         # Every step of the part leaves a checkpoint.
         seconds = {part: -1.0}
         broken.setattr(
-            training,
+            captions_module,
             "fit",
             lambda task, settings, out, **more: fit(
                 task, settings, out, report_every_seconds=seconds.get(out.name, 300.0), **more
@@ -230,5 +231,5 @@ def test_packaged_recipes_tell_how_pairs_are_trained():
     assert 1 <= recipe["collaborate"]["drafter_scales"] < len(scales)
     assert all(len(recipe[part]["training"]["scale_shares"]) == len(scales) for part in ("transformer", "refiner"))
     for part in (recipe["refiner"], recipe["collaborate"]["drafter"], recipe["collaborate"]["refiner"]):
-        settings = recipe_module._var_settings(part["optimizer"], training | part["training"])
+        settings = recipe_module._settings(VARTransformerSettings, part["optimizer"], training | part["training"])
         assert isinstance(settings.sample_prompts, tuple) and settings.optimizer.steps > 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from arimage.eval.statistics import jackknife_standard_error, mean_estimate, paired_difference
+from arimage.eval.standard_errors import jackknife_standard_error, mean_estimate, paired_difference
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():

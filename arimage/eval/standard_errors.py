@@ -1,4 +1,4 @@
-"""How sure a figure is: standard errors by leaving images out, intervals of means by drawing images again."""
+"""Standard errors by the jackknife, and bootstrap intervals of means."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, its standard error where one is known, and a 95 % interval where one is of use."""
+    """A figure with its standard error and 95 % interval, where they are known."""
 
     value: float
     standard_error: float | None = None
@@ -18,9 +18,9 @@ class Estimate:
 def jackknife_standard_error(
     statistic: Callable[[np.ndarray], float], rows: np.ndarray, *, blocks: int = 20, seed: int = 0
 ) -> float:
-    """Standard error of `statistic(rows)` by the block jackknife: it is taken again without each of `blocks` random blocks.
+    """Standard error of `statistic(rows)` by the block jackknife: it is repeated without each of `blocks` random blocks.
 
-    Where the rows were drawn in strata (so many images of every class), this is an upper bound.
+    If the rows are stratified (equally many images of every class), this is an upper bound.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
     left_out = np.array_split(order, min(blocks, len(rows)))
@@ -39,10 +39,10 @@ def mean_estimate(values: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Es
 
 
 def paired_difference(values: np.ndarray, baseline: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of `values - baseline` [N] as `mean_estimate`; the two belong pair by pair to one prompt and seed.
+    """The mean of `values - baseline` [N] as `mean_estimate`; paired by prompt and seed.
 
     Raises:
-        ValueError: if they are not equally many.
+        ValueError: if their numbers differ.
     """
     if len(values) != len(baseline):
         raise ValueError(

@@ -7,7 +7,9 @@ import tiny
 import torch
 
 from arimage.decoding import decoding_from_name, parse_decoding
-from arimage.eval import bench
+from arimage.eval import tables
+from arimage.eval.judge import judge
+from arimage.eval.measure import choose_decodings, machine, measure
 
 
 LABELS = {"class_labels": [3, 1]}
@@ -21,11 +23,11 @@ def pipe():
 @pytest.fixture(scope="module")
 def results(pipe):
     decodings = {name: decoding_from_name(name) for name in ("ar", "sjd")}
-    rows = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=3, seed=0)
+    rows = measure(pipe, LABELS, decodings, batch_size=2, runs=3, seed=0)
     for row, decoding in zip(rows, decodings.values(), strict=True):
-        row.update(model="tiny", **bench.judge(pipe, LABELS, decoding, images=20, seed=0))
+        row.update(model="tiny", **judge(pipe, LABELS, decoding, images=20, seed=0))
     settings = {"condition": LABELS, "runs": 3, "images": 20, "seed": 0}
-    return {"machine": bench.machine(torch.device("cpu")), "settings": settings, "rows": rows}
+    return {"machine": machine(torch.device("cpu")), "settings": settings, "rows": rows}
 
 
 @pytest.mark.parametrize(
@@ -61,32 +63,32 @@ def test_memory_is_the_peak_of_a_call_or_unknown(results):
         assert len(row["peak_memory"]) in (0, 3) and all(10 < peak < 1e5 for peak in row["peak_memory"])
 
 
-def test_codes_fed_are_counted_without_padding(pipe, results):
+def test_tokens_fed_are_counted_without_padding(pipe, results):
     ar, sjd = results["rows"]
     assert ar["tokens_fed"] == 1
     # The window of 32 reaches over the end of 16 codes from the start.
     assert 1 < sjd["tokens_fed"] < 15
-    narrow = bench.judge(pipe, LABELS, decoding_from_name("sjd", window=2), images=3, seed=0)
+    narrow = judge(pipe, LABELS, decoding_from_name("sjd", window=2), images=3, seed=0)
     assert 1 < narrow["tokens_fed"] <= 2
 
 
-def test_the_law_is_judged_on_as_many_images_as_asked(results):
+def test_the_deviation_is_measured_on_as_many_images_as_asked(results):
     for row in results["rows"]:
         assert row["deviation"]["codes"] == 20 * 16
         assert row["deviation"]["chance"] > 1e-4 and row["deviation"]["impossible"] == 0
 
 
-def test_another_law_reaches_the_model(pipe):
+def test_sampling_settings_reach_the_model(pipe):
     decodings = {"sjd": decoding_from_name("sjd")}
-    (flat,) = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0, sampling={"temperature": 5.0})
-    (sharp,) = bench.measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0)
-    # Drafts come from the uniform law, which this one is near.
+    (flat,) = measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0, sampling={"temperature": 5.0})
+    (sharp,) = measure(pipe, LABELS, decodings, batch_size=2, runs=2, seed=0)
+    # Drafts are uniform, and so is this distribution nearly.
     assert sum(flat["passes"]) < sum(sharp["passes"]) / 2
     assert (flat["sampling"]["temperature"], sharp["sampling"]["temperature"]) == (5.0, 1.0)
 
 
 def test_a_window_is_given_to_the_decodings_that_have_one(pipe):
-    chosen, left_out = bench.choose_decodings(pipe, LABELS, ["ar", "sjd", "sjd:window=5"], [2, 4], {})
+    chosen, left_out = choose_decodings(pipe, LABELS, ["ar", "sjd", "sjd:window=5"], [2, 4], {})
     assert left_out == {}
     assert {name: getattr(decoding, "window", None) for name, decoding in chosen.items()} == {
         "ar": None,
@@ -95,30 +97,61 @@ def test_a_window_is_given_to_the_decodings_that_have_one(pipe):
         "sjd:window=5": 5,
     }
     # What is printed can be typed in again.
-    assert bench.choose_decodings(pipe, LABELS, list(chosen), [], {})[0] == chosen
+    assert choose_decodings(pipe, LABELS, list(chosen), [], {})[0] == chosen
 
 
-def test_presets_that_do_not_start_are_left_out_with_their_reason(pipe, monkeypatch):
-    def names(scales=None):
-        return ["ar", "sjd", "none-such"]
+def test_presets_that_do_not_run_are_left_out_with_their_reason():
+    without_drafter = tiny.class_pipeline()
+    without_drafter.drafter = None
+    chosen, left_out = choose_decodings(without_drafter, LABELS, [], [], {})
+    assert {"ar", "sjd"} <= chosen.keys() and left_out.keys() == {"eagle", "eagle-lantern"}
+    assert "drafter" in left_out["eagle"]
+    with pytest.raises(ValueError, match="eagle: .*drafter"):
+        choose_decodings(without_drafter, LABELS, ["eagle"], [], {})
 
-    monkeypatch.setattr(bench, "decoding_names", names)
-    chosen, left_out = bench.choose_decodings(pipe, LABELS, [], [], {})
-    assert list(chosen) == ["ar", "sjd"]
-    assert list(left_out) == ["none-such"] and "there is no decoding 'none-such'" in left_out["none-such"]
-    with pytest.raises(ValueError, match="there is no decoding 'none-such'"):
-        bench.choose_decodings(pipe, LABELS, ["none-such"], [], {})
-    monkeypatch.setattr(bench, "decoding_names", lambda scales=None: ["none-such"])
-    with pytest.raises(ValueError, match="no decoding starts on this model"):
-        bench.choose_decodings(pipe, LABELS, [], [], {})
+
+def test_an_unknown_decoding_is_refused(pipe):
+    with pytest.raises(ValueError, match="none-such"):
+        choose_decodings(pipe, LABELS, ["none-such"], [], {})
 
 
 def test_results_survive_their_file(results, tmp_path):
-    bench.write_json(results, tmp_path / "x.json")
-    assert bench.read_json(tmp_path / "x.json") == results
-    (tmp_path / "y.json").write_text("[]")
-    with pytest.raises(ValueError, match="y.json holds no figures"):
-        bench.read_json(tmp_path / "y.json")
+    tables.write_json(results, tmp_path / "x.json")
+    assert tables.read_json(tmp_path / "x.json") == results
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda results: results.update(rows=[]), "no rows"),
+        (lambda results: results["rows"].append({}), "row 3 of"),
+        (lambda results: results["rows"].append(None), "row 3 of"),
+        (lambda results: results["rows"][0].update(passes=[]), "passes"),
+        (lambda results: results["rows"][0].update(seconds=[0.0]), "seconds"),
+        (lambda results: results["machine"].pop("threads"), "threads"),
+        (lambda results: results["settings"].update(condition=3), "condition"),
+    ],
+)
+def test_damaged_results_are_refused(results, change, name, tmp_path):
+    tables.write_json(changed(results, change), tmp_path / "x.json")
+    with pytest.raises(ValueError, match=rf"(x.json.* {name}|{name} .*x.json).*arimage bench --out"):
+        tables.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000, "{}"])
+def test_a_file_of_something_else_is_refused(text, tmp_path):
+    (tmp_path / "y.json").write_text(text)
+    with pytest.raises(ValueError, match="y.json .*arimage bench --out"):
+        tables.read_json(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("name", ["x", "x.", "x.nonsense"])
+def test_a_plot_without_a_known_suffix_is_refused(results, name, tmp_path):
+    with pytest.raises(ValueError, match="--plot"):
+        tables.plot(results, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    tables.plot(results, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 def changed(results, change):
@@ -132,7 +165,7 @@ def halve(results):
 
 
 def test_a_ratio_above_one_means_fewer_passes(results):
-    lines = bench.compare(results, changed(results, halve)).splitlines()
+    lines = tables.compare(results, changed(results, halve)).splitlines()
     assert [line.split("|")[4].strip() for line in lines if line.startswith("| ar") or line.startswith("| sjd")] == [
         "1.00",
         "2.00",
@@ -152,11 +185,11 @@ def test_a_ratio_above_one_means_fewer_passes(results):
 )
 def test_what_was_measured_otherwise_is_not_compared(results, change, sentence):
     with pytest.raises(ValueError, match=sentence):
-        bench.compare(results, changed(results, change))
+        tables.compare(results, changed(results, change))
 
 
 def test_a_deviation_is_shown_beside_what_is_claimed(results):
-    text = bench.to_markdown(results)
+    text = tables.to_markdown(results)
     exact = results["rows"][0]["deviation"]
     assert f"exact ({exact['total_variation']:.4f}, floor {exact['floor']:.4f})" in text
 
@@ -164,21 +197,21 @@ def test_a_deviation_is_shown_beside_what_is_claimed(results):
         other["rows"][1]["exact"] = False
         other["rows"][1]["deviation"] = {"total_variation": 0.25, "floor": 0.01, "impossible": 0.031}
 
-    assert "| 0.2500, floor 0.0100, 3.10% impossible |" in bench.to_markdown(changed(results, relax))
+    assert "| 0.2500, floor 0.0100, 3.10% impossible |" in tables.to_markdown(changed(results, relax))
 
 
 def test_next_scale_decodings_are_measured_alike():
     pipe = tiny.scale_pipeline("class")
-    chosen, left_out = bench.choose_decodings(pipe, LABELS, [], [], {})
+    chosen, left_out = choose_decodings(pipe, LABELS, [], [], {})
     assert list(chosen) == ["next-scale", "code"] and not left_out
-    rows = bench.measure(pipe, LABELS, chosen, batch_size=2, runs=1, seed=0)
+    rows = measure(pipe, LABELS, chosen, batch_size=2, runs=1, seed=0)
     for row, decoding in zip(rows, chosen.values(), strict=True):
         assert row["passes"] == row["batch_passes"] == [4] and row["tokens_per_pass"] == [30 / 4]
-        row.update(model="tiny", **bench.judge(pipe, LABELS, decoding, images=20, seed=0))
+        row.update(model="tiny", **judge(pipe, LABELS, decoding, images=20, seed=0))
     settings = {"condition": LABELS, "runs": 1, "images": 20, "seed": 0}
-    table = bench.to_markdown({"machine": bench.machine(torch.device("cpu")), "settings": settings, "rows": rows})
+    table = tables.to_markdown({"machine": machine(torch.device("cpu")), "settings": settings, "rows": rows})
     assert "| next-scale | exact (" in table and "| code | 0." in table
     without = tiny.scale_pipeline("class", refiner=False)
-    assert "refiner" in bench.choose_decodings(without, LABELS, [], [], {})[1]["code"]
-    with pytest.raises(ValueError, match="choose among next-scale, code"):
-        bench.choose_decodings(pipe, LABELS, ["sjd"], [], {})
+    assert "refiner" in choose_decodings(without, LABELS, [], [], {})[1]["code"]
+    with pytest.raises(ValueError, match="sjd: .*next-scale"):
+        choose_decodings(pipe, LABELS, ["sjd"], [], {})

@@ -1,0 +1,113 @@
+"""Who may use the server and the demo: tokens, passwords, and pages of other sites."""
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import JSONResponse
+
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+def check_token(host: str, token_file: Path | None, no_auth: bool) -> str | None:
+    """The token that clients of the server must send, from a file or from ARIMAGE_TOKEN; None lets everybody in.
+
+    Raises:
+        ValueError: if the token is empty or not printable ASCII, or if there is none although other machines can reach
+            `host`.
+    """
+    token = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
+    if token is not None:
+        token = token.strip()
+        if not token or not token.isascii() or not token.isprintable():
+            raise ValueError(f"{token_file or 'ARIMAGE_TOKEN'} holds no token: write one line of printable ASCII")
+        return token
+    if not is_local(host) and not no_auth:
+        raise ValueError(
+            f"other machines can reach --host {host}, and there is no token: give --token-file, set ARIMAGE_TOKEN, or "
+            "give --no-auth"
+        )
+    return None
+
+
+def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
+    """The user and password that the demo asks for, from "user:password"; None lets everybody in.
+
+    Raises:
+        ValueError: if `auth` has another form, or if it is None although other machines can reach `host`.
+    """
+    if auth is not None:
+        user, _, password = auth.partition(":")
+        if not (user and password):
+            raise ValueError("--auth is not of the form user:password: give both, with a colon between them")
+        return user, password
+    if not is_local(host):
+        raise ValueError(
+            f"other machines can reach --host {host}, and there is no password: give --auth user:password"
+        )
+    return None
+
+
+def is_local(host: str) -> bool:
+    """Whether only programs on this machine reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class SameSite:
+    """Refuses requests that a page of another site sends through the browser of its visitor.
+
+    Args:
+        hosts: the host names that pages of this site have, as in `LOCAL_HOSTS`.
+    """
+
+    def __init__(self, app, hosts: list[str]):
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope, receive, send):
+        app = self.app
+        if scope["type"] == "http" and self._is_foreign(scope["method"], Headers(scope=scope)):
+            message = "a page of another site sent this request: open the page of this server itself"
+            app = JSONResponse({"error": {"message": message, "type": "forbidden", "param": None, "code": None}}, 403)
+        await app(scope, receive, send)
+
+    def _is_foreign(self, method: str, headers: Headers) -> bool:
+        if "origin" in headers and _host_of(headers["origin"]) not in self.hosts:
+            return True
+        # A link on another site may open a page, and another site may show a picture whose address it has.
+        shown = method == "GET" and headers.get("sec-fetch-dest") in ("document", "image")
+        return headers.get("sec-fetch-site") == "cross-site" and not shown
+
+
+def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
+    """What protects a server that listens on this machine alone and asks for no token: any page that is open in a browser
+    could send requests to it, under its own host name too (DNS rebinding).
+
+    Args:
+        host: where the server listens. If other machines can reach it, nothing is known about its names and the list is
+            empty.
+        base_url: the server's public address.
+    """
+    if not is_local(host):
+        return []
+    hosts = [*LOCAL_HOSTS, f"[{host}]" if ":" in host.strip("[]") else host]
+    if base_url is not None:
+        hosts.append(_host_of(base_url))
+    return [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(SameSite, hosts=hosts),
+    ]
+
+
+def _host_of(url: str) -> str:
+    """The host name of an address, with the brackets of an IPv6 address and without the port."""
+    return re.sub(r":\d+$", "", url.partition("://")[2].partition("/")[0]).lower()

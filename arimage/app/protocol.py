@@ -1,0 +1,148 @@
+"""Requests to the engine, their limits, progress and results."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from ..eval.manifest import image_seed
+
+
+class Refused(ValueError):
+    """A refused request: one sentence that names the thing and the remedy.
+
+    Attributes:
+        parameter: the field of `Request` at fault, where it is one.
+        busy: the queue is full; the same request may be accepted later.
+    """
+
+    def __init__(self, message: str, parameter: str | None = None, busy: bool = False):
+        super().__init__(message)
+        self.parameter, self.busy = parameter, busy
+
+
+class Cancelled(Exception):
+    """The request was cancelled, by `Ticket.cancel` or because the engine was closed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which requests the engine accepts.
+
+    Attributes:
+        queue: number of waiting requests.
+        prompt_characters: length of a prompt or negative prompt.
+        images: number of images per request.
+        pixels: height * width of a picture, generated or uploaded.
+        work: images * tokens per image of a request.
+        setting: the largest number in the settings of a decoding.
+        batch: number of images generated together.
+        gathering: seconds that an idle engine waits after a request for others of the same batch.
+
+    Raises:
+        ValueError: if a number below 1 leaves nothing to generate.
+    """
+
+    queue: int = 64
+    prompt_characters: int = 500
+    images: int = 8
+    pixels: int = 2**20
+    work: int = 2**16
+    setting: int = 128
+    batch: int = 8
+    gathering: float = 0.01
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if name != "gathering" and value < 1:
+                raise ValueError(f"the limit {name} is {value}: give at least 1")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Images of one prompt or class. None means the default of the model.
+
+    Attributes:
+        model: a name of `Engine.models`.
+        prompt: for models that generate from text.
+        class_label: for class-conditional models.
+        count: number of images.
+        seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
+        decoding: a name with settings, as in "sjd-lazy:window=64".
+        guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
+        height, width: in pixels, one of the sizes of the model.
+        negative_prompt: what to guide away from, for models that accept one.
+        image, mask_image: a picture to change, and a mask that is white where to change it; both or neither.
+        preview_every: forward passes between partial pictures; 0 means none.
+        previews: number of partial pictures, spread evenly over the tokens, in addition to those of `preview_every`.
+    """
+
+    model: str
+    prompt: str | None = None
+    class_label: int | None = None
+    count: int = 1
+    seed: int = 0
+    decoding: str | None = None
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    height: int | None = None
+    width: int | None = None
+    negative_prompt: str | None = None
+    image: Image.Image | None = None
+    mask_image: Image.Image | None = None
+    preview_every: int = 0
+    previews: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a request.
+
+    Attributes:
+        passes: forward passes so far.
+        decided: tokens decided so far.
+        tokens: tokens of all its images.
+        previews: partial pictures of the running images, where tokens not decided yet are greyed; mostly None, see
+            `Request.preview_every` and `Request.previews`.
+        queue_position: its place among the waiting requests, from 1; 0 while it is running.
+    """
+
+    passes: int
+    decided: int
+    tokens: int
+    previews: list[Image.Image] | None = None
+    queue_position: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a request gave.
+
+    Attributes:
+        images: its pictures.
+        seeds: the seed of each; a request of one image with that seed generates it again.
+        passes: forward passes until its last image was decided, summed over its batches.
+        tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
+        seconds: the duration of its batches, including the other requests in them.
+        exact: whether the decoding samples from the model's own distribution.
+        decoding: its name and settings, as in `Request.decoding`.
+        deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
+        settings: the request as JSON values, with the defaults filled in.
+    """
+
+    images: list[Image.Image]
+    seeds: list[int]
+    passes: int
+    tokens_per_pass: float
+    seconds: float
+    exact: bool
+    decoding: str
+    deciding_pass: np.ndarray | None
+    settings: dict
+
+
+def image_seeds(seed: int, count: int) -> list[int]:
+    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's index."""
+    return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]

@@ -1,0 +1,108 @@
+"""The console commands `arimage convert ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+convert_app = typer.Typer(help="Convert published checkpoint files to a folder that every command loads.")
+
+Transformer = Annotated[Path, typer.Option(help="File of the transformer: .pt, .pth or .safetensors.")]
+Tokenizer = Annotated[Path, typer.Option(help="File of the image tokenizer.")]
+ChameleonTokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt."),
+]
+Out = Annotated[Path, typer.Option(help="Folder to write; new or empty.")]
+
+
+@convert_app.command("llamagen")
+def llamagen(
+    transformer: Transformer,
+    tokenizer: Tokenizer,
+    image_size: Annotated[int, typer.Option(help="Side in pixels of the images the transformer was trained on.")],
+    out: Out,
+    num_heads: Annotated[
+        int | None, typer.Option(help="Attention heads, if the transformer has no published size.")
+    ] = None,
+    text_encoder: Annotated[Path | None, typer.Option(help="Folder of the T5 encoder and its tokenizer.")] = None,
+) -> None:
+    """Convert the published files of LlamaGen."""
+    from . import convert_llamagen
+
+    convert_llamagen(transformer, tokenizer, image_size, num_heads=num_heads, text_encoder=text_encoder, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("var")
+def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
+    """Convert the published files of VAR, or a trainer's ar-ckpt-*.pth."""
+    from . import convert_var
+
+    convert_var(transformer, tokenizer, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("janus")
+def janus(
+    folder: Annotated[Path, typer.Argument(help="As published by deepseek-ai or deepseek-community.")],
+    out: Out,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Prompt template: janus (Janus-1.3B) or janus-pro. Default: the template in the folder."),
+    ] = None,
+) -> None:
+    """Convert a published Janus or Janus-Pro."""
+    from . import convert_janus
+
+    convert_janus(folder, template=template, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("emu3")
+def emu3(
+    folder: Annotated[Path, typer.Argument(help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.")],
+    out: Out,
+    vision_tokenizer: Annotated[
+        Path | None, typer.Option(help="BAAI's folder Emu3-VisionTokenizer; needed for BAAI's other folders.")
+    ] = None,
+    image_area: Annotated[
+        int | None,
+        typer.Option(help="Pixels of a training image, if the folder does not say: 262144 for Stage1."),
+    ] = None,
+) -> None:
+    """Convert a published Emu3-Gen or Emu3-Stage1."""
+    from . import convert_emu3
+
+    convert_emu3(folder, vision_tokenizer=vision_tokenizer, image_area=image_area, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("lumina-mgpt")
+def lumina_mgpt(
+    folder: Annotated[Path, typer.Argument(help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")],
+    out: Out,
+    tokenizer: ChameleonTokenizer = None,
+    image_size: Annotated[
+        int, typer.Option(help="Side in pixels the weights were trained for: 512, 768 or 1024.")
+    ] = 768,
+) -> None:
+    """Convert a published Lumina-mGPT."""
+    from . import convert_lumina_mgpt
+
+    convert_lumina_mgpt(folder, tokenizer=tokenizer, image_size=image_size, out=out)
+    typer.echo(out)
+
+
+@convert_app.command("anole")
+def anole(
+    folder: Annotated[Path, typer.Argument(help="Anole or another Chameleon, in Meta's or transformers' format.")],
+    out: Out,
+    tokenizer: ChameleonTokenizer = None,
+) -> None:
+    """Convert a published Anole."""
+    from . import convert_anole
+
+    convert_anole(folder, tokenizer=tokenizer, out=out)
+    typer.echo(out)

@@ -1,0 +1,91 @@
+"""Reading a published folder: its config.json, its weights in one file or several, and its transformers models."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from .checkpoint import CheckpointError, load_original
+
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+@contextmanager
+def damaged_files(source: str | Path) -> Iterator[None]:
+    """Raise a `CheckpointError` for whatever the libraries raise inside: a damaged file can fail in any way."""
+    try:
+        yield
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{source} cannot be loaded ({type(error).__name__}: {reason}): give an unaltered, complete folder"
+        ) from error
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: if it cannot be read, or is not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): give a complete folder") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object: give an unaltered folder")
+    return value
+
+
+def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an index;
+    see `load_original`.
+
+    Raises:
+        CheckpointError: if there are none, or a file cannot be read.
+    """
+    folder = Path(folder)
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return load_original(folder / name, ())
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            with damaged_files(index):
+                files = sorted({folder / file for file in read_json(index)["weight_map"].values()})
+            return {key: value for file in files for key, value in load_original(file, ()).items()}
+    raise CheckpointError(
+        f"{folder} has neither {' nor '.join(WEIGHTS)} nor an index of several files: give a complete folder"
+    )
+
+
+def load_model(kind: type[Model], folder: Path, **options) -> Model:
+    """`kind.from_pretrained(folder)` in the dtype of the files and in evaluation mode. Pickles are not executed.
+
+    Raises:
+        CheckpointError: if a file is damaged, or a weight is missing, unknown or of another shape.
+    """
+    with damaged_files(folder):
+        model, found = kind.from_pretrained(
+            folder,
+            local_files_only=True,
+            weights_only=True,
+            dtype="auto",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[problem]:
+            raise CheckpointError(
+                f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an unaltered, "
+                "complete folder"
+            )
+    return model.eval()

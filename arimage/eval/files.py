@@ -1,0 +1,69 @@
+"""Files that are written whole or not at all, and JSON that is checked when it is read."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Put at `path` what `write` writes to the file it is given: all of it, on disk, or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names of new files to disk; only POSIX systems can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def to_lines(rows: list[dict]) -> bytes:
+    """One JSON object per line."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
+    """What JSON text holds.
+
+    Args:
+        name: of the file, and of the line if it is one, for the error.
+        remedy: what the user can do.
+
+    Raises:
+        ValueError: if it is not JSON, or too deeply nested.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{name} is too deeply nested: {remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
+
+
+def check_fields(value: object, fields: dict[str, type | tuple], name: str | Path, remedy: str) -> dict:
+    """Return `value` if it is an object that has every one of `fields` with a value of its type.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object: {remedy}")
+    for field, kind in fields.items():
+        if not isinstance(value.get(field), kind):
+            state = f"a wrong {field} ({value[field]!r:.60})" if field in value else f"no {field}"
+            raise ValueError(f"{name} has {state}: {remedy}")
+    return value

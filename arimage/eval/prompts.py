@@ -1,0 +1,77 @@
+"""Files of prompts: .tsv, .jsonl, .txt, and the prompts of the packaged models."""
+
+import csv
+import io
+from pathlib import Path
+
+from .files import parse_json
+
+
+EMOJI_PROMPTS = Path(__file__).parents[1] / "assets" / "emoji-reference" / "prompts.jsonl"
+
+
+def prompt_file(name: str | Path) -> Path:
+    """The path of a file of prompts; "emoji" is the packaged one."""
+    return EMOJI_PROMPTS if str(name) == "emoji" else Path(name)
+
+
+def read_prompts(path: Path) -> list[dict]:
+    """The rows of a file of prompts, each with its "prompt" and all other fields: .tsv with a column `prompt` or `Prompt`,
+    .jsonl with objects that have a `prompt`, .txt with one prompt per line. Empty lines are ignored.
+
+    Raises:
+        ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one.
+    """
+    readers = {".tsv": _read_tsv, ".jsonl": _read_jsonl, ".txt": _read_txt}
+    if path.suffix.lower() not in readers:
+        raise ValueError(
+            f"{path} is not a file of prompts: give a .tsv, .jsonl or .txt file, or emoji for the packaged prompts"
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    rows = readers[path.suffix.lower()](text, path)
+    if not rows:
+        raise ValueError(f"{path} holds no prompts: give at least one")
+    return rows
+
+
+def _read_txt(text: str, path: Path) -> list[dict]:
+    return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
+
+
+def _read_jsonl(text: str, path: Path) -> list[dict]:
+    rows = []
+    # Not splitlines: a JSON string may hold the other characters at which that splits.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        row = parse_json(line, f"line {number} of {path}", "write one object per line")
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ValueError(f'{path} has no "prompt" in line {number}: write {{"prompt": "..."}}')
+        rows.append(row)
+    return rows
+
+
+def _read_tsv(text: str, path: Path) -> list[dict]:
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter="\t")
+    columns = next(lines, [])
+    column = next((name for name in ("prompt", "Prompt") if name in columns), None)
+    if column is None:
+        raise ValueError(f"{path} has the columns {columns}: name the column of the prompts prompt or Prompt")
+    rows = []
+    for cells in filter(any, lines):
+        # An unclosed quotation mark takes the following lines into its cell.
+        if len(cells) != len(columns) or any("\n" in cell for cell in cells):
+            raise ValueError(
+                f"{path} has {len(cells)} cells for {len(columns)} columns in line {lines.line_num}: "
+                "write one cell per column, and double the quotation marks inside a quoted cell"
+            )
+        row = dict(zip(columns, cells, strict=True))
+        prompt = row.pop(column).strip()
+        if not prompt:
+            raise ValueError(f"{path} has no prompt in line {lines.line_num}: write one, or delete the line")
+        rows.append({"prompt": prompt, **row})
+    return rows

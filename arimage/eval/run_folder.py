@@ -1,0 +1,148 @@
+"""The files of a run, and whether they are still what was written.
+
+RUN/config.json           the configuration, see `generate.make_config`
+RUN/manifest.jsonl        one row per image: id, prompt or class_label, seed, path, and the prompt's other fields as "metadata"
+RUN/images/000000.png
+RUN/results/rank-00000.jsonl    one row per finished image, see `generate.generate_images`
+"""
+
+import hashlib
+from pathlib import Path
+
+from .files import check_fields, parse_json, to_lines
+
+
+CONFIG, MANIFEST, IMAGES, RESULTS = "config.json", "manifest.jsonl", "images", "results"
+NUMBER = (int, float)
+CONFIG_FIELDS = {
+    "model": str,
+    "weights": str,
+    "decoding_name": str,
+    "decoding": dict,
+    "sampling": dict,
+    "source": dict,
+    "images": int,
+    "seed": int,
+    "batch_size": int,
+    "dtype": str,
+    "machine": dict,
+}
+MACHINE_FIELDS = {"device": str, "threads": int, "torch": str}
+ROW_FIELDS = {"id": int, "seed": int, "path": str}
+RESULT_FIELDS = {
+    "id": int,
+    "batch": int,
+    "batch_size": int,
+    "seconds": NUMBER,
+    "batch_passes": int,
+    "exact": bool,
+    "peak_memory": (*NUMBER, type(None)),
+    "warm": bool,
+    "passes": int,
+    "tokens_per_pass": NUMBER,
+}
+RESTORE = "restore the original file, or generate the run again in another folder"
+# How every complete PNG file ends.
+PNG_END = b"IEND\xaeB`\x82"
+
+
+def image_path(id: int) -> str:
+    """Where the image lies in the folder of its run."""
+    return f"{IMAGES}/{id:06d}.png"
+
+
+def manifest_digest(rows: list[dict]) -> str:
+    """SHA-256 of the file manifest.jsonl."""
+    return hashlib.sha256(to_lines(rows)).hexdigest()
+
+
+def read_config(run: Path) -> dict:
+    """The configuration of a run.
+
+    Raises:
+        ValueError: if the folder holds no run, or its config.json is damaged.
+    """
+    path = run / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{run} holds no run: make one with `arimage eval generate --out {run}`")
+    config = check_fields(parse_json(path.read_bytes(), path, RESTORE), CONFIG_FIELDS, path, RESTORE)
+    machine = check_fields(config["machine"], MACHINE_FIELDS, f"machine in {path}", RESTORE)
+    check_fields(config["sampling"], dict.fromkeys(config["sampling"], NUMBER), f"sampling in {path}", RESTORE)
+    counts = {"images": config["images"], "batch_size": config["batch_size"], "machine.threads": machine["threads"]}
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{path} has a wrong {name} ({count}): {RESTORE}")
+    return config
+
+
+def read_rows(run: Path) -> list[dict]:
+    """The manifest of a run, in the order of its ids.
+
+    Raises:
+        ValueError: if the folder holds no run, or its manifest is damaged or not the one that the run was started with.
+    """
+    config, path = read_config(run), run / MANIFEST
+    data = path.read_bytes()
+    lines = data.split(b"\n")[:-1]
+    # Runs of earlier versions have no digest of their manifest.
+    digest = config.get("manifest")
+    if len(lines) != config["images"] or digest not in (None, hashlib.sha256(data).hexdigest()):
+        raise ValueError(
+            f"{path} is not the manifest of the {config['images']} images that {CONFIG} describes: {RESTORE}"
+        )
+    rows = []
+    for id, line in enumerate(lines):
+        name = f"line {id + 1} of {path}"
+        row = check_fields(parse_json(line, name, RESTORE), ROW_FIELDS, name, RESTORE)
+        kinds = [isinstance(row.get("prompt"), str), isinstance(row.get("class_label"), int)]
+        if row["id"] != id or row["path"] != image_path(id) or sum(kinds) != 1:
+            raise ValueError(f"{name} is not the row of image {id}: {RESTORE}")
+        check_fields(row.get("metadata", {}), {}, f"metadata in {name}", RESTORE)
+        rows.append(row)
+    return rows
+
+
+def read_results(run: Path) -> dict[int, dict]:
+    """The results of the images of a run that are finished and intact, by their ids, of all processes together.
+
+    An image is intact if its file has the digest in its row. A row of an earlier version has none: only missing and cut files are
+    found there. A last line that was cut short is ignored.
+
+    Raises:
+        ValueError: if a row is damaged.
+    """
+    found, files = {}, {}
+    for path in sorted((run / RESULTS).glob("rank-*.jsonl")):
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+            name = f"line {number} of {path}"
+            remedy = "delete the line, and `arimage eval generate` makes its image again"
+            row = check_fields(parse_json(line, name, remedy), RESULT_FIELDS, name, remedy)
+            id = row["id"]
+            if id not in files:
+                files[id] = _state(run / image_path(id))
+            complete, digest = files[id]
+            if complete and row.get("sha256", digest) == digest:
+                found[id] = row
+    return dict(sorted(found.items()))
+
+
+def _state(path: Path) -> tuple[bool, str]:
+    """Whether a PNG file is complete, and its digest."""
+    data = path.read_bytes() if path.is_file() else b""
+    return data.endswith(PNG_END), hashlib.sha256(data).hexdigest()
+
+
+def read_finished(run: Path) -> tuple[list[dict], list[dict]]:
+    """The manifest of a finished run, and the results of its images in the same order.
+
+    Raises:
+        ValueError: if an image is missing or damaged, or what `read_rows` and `read_results` refuse.
+    """
+    rows, results = read_rows(run), read_results(run)
+    damaged = [row for row in rows if row["id"] not in results]
+    if damaged:
+        raise ValueError(
+            f"{run / damaged[0]['path']} is missing or damaged ({len(damaged)} of {len(rows)} images are): repeat the "
+            "`arimage eval generate` of this run, which generates them again"
+        )
+    return rows, [results[row["id"]] for row in rows]

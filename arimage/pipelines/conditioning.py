@@ -1,0 +1,62 @@
+"""Conditions of calls: checks of texts and token ids, and padding of token ids."""
+
+import torch
+import torch.nn.functional as F
+
+
+# Tokenizing takes time that grows with the square of the longest word.
+MAX_PROMPT_CHARACTERS = 10_000
+
+
+def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
+    """One text or several as a list.
+
+    Raises:
+        ValueError: if they are something else, none, or longer than `limit` characters.
+    """
+    listed = [texts] if isinstance(texts, str) else texts
+    if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
+        raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
+    longest = max(map(len, listed))
+    if limit is not None and longest > limit:
+        raise ValueError(f"{name} has {longest} characters: give at most {limit}")
+    return listed
+
+
+def check_one_of(**given) -> None:
+    """Refuse two arguments that stand for each other unless exactly one is given."""
+    names = list(given)
+    if [value is None for value in given.values()].count(False) != 1:
+        raise ValueError(f"give either a {names[0]} or {names[1]}")
+
+
+def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None, last: int | None = None) -> int:
+    """Refuse what cannot be token ids [B, P], their mask, or ids that do not end in `last`; return B.
+
+    With `last`, rows must be padded on the left.
+    """
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+        raise ValueError(f"{name} is {_describe(ids)}: give token ids [B, P]")
+    if last is not None and (ids[:, -1] != last).any():
+        raise ValueError(
+            f"{name} must end with the header of an image, its last token {last}, and be padded on the left"
+        )
+    if mask is None:
+        return len(ids)
+    mask_name = name.replace("input_ids", "attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
+        raise ValueError(f"{mask_name} is {_describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
+    if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
+        raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
+    return len(ids)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return repr(value)
+
+
+def left_pad_ids(ids: torch.LongTensor, length: int, value: int) -> torch.LongTensor:
+    """Ids or a mask [B, P] with `value` on the left up to [B, length]."""
+    return F.pad(ids, (length - ids.shape[1], 0), value=value)

@@ -1,0 +1,73 @@
+"""The parts of the docstrings of `__call__` that the pipelines share."""
+
+from collections.abc import Callable
+
+
+PARTS = {
+    "class_or_text": """
+        prompt (`str` or `list[str]`, *optional*):
+            What to generate, for text-conditional checkpoints.
+        class_labels (`int`, `list[int]` or `torch.LongTensor`, *optional*):
+            The classes to generate, for class-conditional checkpoints: ids from 0 to `pipe.num_classes` - 1.
+    """,
+    "prompt_embeds": """
+        prompt_embeds (`torch.Tensor`, *optional*), prompt_attention_mask (`torch.Tensor`, *optional*):
+            The output of the text encoder [B, P, D], padded on the right, and its mask [B, P], in place of `prompt`.
+    """,
+    "image": """
+        image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
+            An image to change, together with `mask_image`: one for all prompts, or one per prompt. It is resized to the size of
+            the call.
+    """,
+    "raster_mask": """
+        mask_image (as `image`, *optional*):
+            White where the image is generated again, black where its pixels stay. A token is generated if any of its pixels is
+            white. Tokens are generated row by row: the new ones match what stays above them and to their left in the row, and
+            do not see what stays below and to their right.
+    """,
+    "common": """
+        guidance_scale (`float`, *optional*, defaults to the checkpoint's):
+            s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.
+        temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
+            Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
+        guided_tokens (`int`, *optional*):
+            Guide only the first `guided_tokens` tokens of each image. By default all are guided.
+        height (`int`, *optional*), width (`int`, *optional*):
+            The size in pixels, by default the first of `pipe.image_sizes`.
+        num_images_per_prompt (`int`, *optional*, defaults to 1):
+            Images per prompt or class.
+        generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
+            Makes the images reproducible: one for the call, or a list with one per image.
+        decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
+            The decoding method of this call, or one of the names in `pipe.decoding_names`.
+        output_type (`str`, *optional*, defaults to `"pil"`):
+            `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens, see `ImagePipelineOutput.tokens`.
+        return_dict (`bool`, *optional*, defaults to `True`):
+            Return an `ImagePipelineOutput` instead of a tuple.
+        callback_on_step_end (`Callable`, *optional*):
+            Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set. Its return
+            value is ignored. `pipe._interrupt = True` in it stops this call.
+        callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
+            What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
+    """,
+}
+
+
+def fill_docstring(example: str) -> Callable[[Callable], Callable]:
+    """Replace the lines `{name}` of a docstring by PARTS[name] and the line `{example}` by an indented code block."""
+
+    def fill(function: Callable) -> Callable:
+        lines = []
+        for line in (function.__doc__ or "").splitlines():
+            name = line.strip()
+            if name == "{example}":
+                lines += example.rstrip().splitlines()
+            elif name.startswith("{") and name.endswith("}"):
+                # Written here and in the pipelines at depths that differ by one level.
+                lines += [f"    {part}" if part else part for part in PARTS[name[1:-1]].rstrip().splitlines()[1:]]
+            else:
+                lines.append(line)
+        function.__doc__ = "\n".join(lines)
+        return function
+
+    return fill

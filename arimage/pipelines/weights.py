@@ -1,0 +1,144 @@
+"""Comparison of the weights in a saved pipeline with what its components expect, before anything is loaded.
+
+diffusers and transformers fill missing weights with random numbers, drop unexpected ones, or fail with tracebacks of their own.
+"""
+
+import importlib
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from diffusers import ModelMixin
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+
+PROBLEMS = {
+    "missing_keys": "is missing",
+    "unexpected_keys": "is unexpected",
+    "mismatched_keys": "has another shape than config.json says",
+}
+
+
+def check_weights(folder: Path, given: dict) -> None:
+    """Compare the weights of every component in `folder` with its class and configuration.
+
+    Args:
+        folder: what `save_pretrained` of a pipeline wrote.
+        given: keyword arguments of `from_pretrained`. Components in it are not loaded; `variant` chooses the files.
+
+    Raises:
+        ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
+    """
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{folder} has no model_index.json: give a folder written by save_pretrained")
+    for name, entry in json.loads(index.read_text()).items():
+        kind = None if name.startswith("_") or name in given else _class_of(entry)
+        if kind is not None:
+            _check_component(folder / name, kind, given.get("variant"))
+
+
+def _class_of(entry: object) -> type | None:
+    """The class of a component with weights, None for everything else. Imports only from libraries that pipelines use."""
+    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
+        return None
+    library, name = entry
+    if library not in ("diffusers", "transformers") and not library.startswith("arimage."):
+        return None
+    kind = getattr(importlib.import_module(library), name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, ModelMixin | PreTrainedModel) else None
+
+
+def _check_component(folder: Path, kind: type, variant: str | None) -> None:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
+        )
+    config = _config(folder / "config.json")
+    if "quantization_config" in config:
+        # Packed weights have other names and shapes, which only the library that packed them knows.
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    with_variant = [file for file in files if variant and f".{variant}" in file.name]
+    plain = [file for file in files if file.name.count(".") == 1]
+    files, variant = (with_variant, variant) if with_variant else (plain, None)
+    shapes = _shapes(files)
+    if not shapes:
+        raise ValueError(f"{folder} holds no weights in .safetensors files: save the pipeline again")
+    try:
+        if issubclass(kind, ModelMixin):
+            found = _compare(kind, config, shapes)
+        else:
+            found = _load_on_meta(kind, folder, variant)
+    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): save it again"
+        ) from error
+    for problem, words in PROBLEMS.items():
+        for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
+            where = shapes[key][0] if key in shapes else folder
+            raise ValueError(f"{where}: the weight {key!r} {words}: save the component {folder.name} again")
+
+
+def _config(path: Path) -> dict:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): save the pipeline again") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds no settings: save the pipeline again")
+    return config
+
+
+def _shapes(files: list[Path]) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """The file and shape of every weight, by its name."""
+    shapes = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as weights:
+                shapes |= {key: (file, tuple(weights.get_slice(key).get_shape())) for key in weights.keys()}
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): download it or save the pipeline again") from error
+    return shapes
+
+
+def _compare(kind: type, config: dict, shapes: dict) -> dict[str, set[str]]:
+    with torch.device("meta"):
+        expected = {key: tuple(value.shape) for key, value in kind.from_config(config).state_dict().items()}
+    return {
+        "missing_keys": expected.keys() - shapes.keys(),
+        "unexpected_keys": shapes.keys() - expected.keys(),
+        "mismatched_keys": {key for key in expected.keys() & shapes.keys() if expected[key] != shapes[key][1]},
+    }
+
+
+def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, set]:
+    # Names in files may differ from those in modules, and weights may be tied: only transformers knows.
+    with _quiet():
+        _, found = kind.from_pretrained(
+            folder,
+            variant=variant,
+            device_map="meta",
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    return found
+
+
+@contextmanager
+def _quiet():
+    """Without transformers' progress bars and reports."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

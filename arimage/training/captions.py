@@ -1,0 +1,150 @@
+"""What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+from ..decoding import Decoding
+from ..pipelines.captions import clean_caption
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..pipelines.pipeline_var import VARPipeline
+from .data import ImageCaptions, save_grid
+from .loop import OptimizerSettings, fit
+
+
+@dataclass(frozen=True)
+class CaptionSettings:
+    """How a transformer is trained on captions.
+
+    Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
+    caption", and `code_noise` of the input tokens by random ones. The text encoder and the caption projection learn at
+    `text_learning_rate_scale` times the learning rate. Every report generates images of `sample_prompts`, with the
+    arguments `sampling` of the pipeline.
+    """
+
+    optimizer: OptimizerSettings
+    batch_size: int = 32
+    caption_dropout: float = 0.1
+    code_noise: float = 0.03
+    text_learning_rate_scale: float = 0.2
+    caption_length: int = 24
+    text_vocab_size: int = 2048
+    sample_prompts: tuple[str, ...] = ("a red heart",)
+    sampling: dict = field(default_factory=dict)
+    seed: int = 0
+
+
+def train_text_tokenizer(captions: list[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """A lower-casing byte-level BPE with T5's special tokens, learned from `captions`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(captions, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", model_max_length=max_length
+    )
+
+
+def draw_captions(captions: list[list[str]], index: torch.LongTensor, generator: torch.Generator) -> list[str]:
+    """A caption per image of `index`: in half of the cases the primary one, else any of its variants."""
+    chosen = []
+    for i, variant, plain in zip(
+        index.tolist(),
+        torch.rand(len(index), generator=generator).tolist(),
+        torch.rand(len(index), generator=generator).tolist(),
+        strict=True,
+    ):
+        variants = captions[i]
+        chosen.append(variants[0] if plain < 0.5 else variants[int(variant * len(variants))])
+    return chosen
+
+
+def new_text_encoder(tokenizer: PreTrainedTokenizerFast, config: dict) -> T5EncoderModel:
+    """A `T5EncoderModel` with random weights for `tokenizer`, with the shape `config` (`T5Config(**config)`)."""
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **special, **config))
+
+
+def new_text_parts(
+    data: ImageCaptions, settings: CaptionSettings, config: dict
+) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
+    """A text tokenizer learned from the captions of `data`, and a fresh encoder for it."""
+    captions = [caption for variants in data.captions for caption in variants]
+    tokenizer = train_text_tokenizer(captions, settings.text_vocab_size, settings.caption_length)
+    return tokenizer, new_text_encoder(tokenizer, config)
+
+
+class CaptionTask(nn.Module):
+    """The part of a task that does not depend on the kind of transformer.
+
+    `frozen.pipe` generates the samples of the reports with `decoding`. Subclasses register what is trained; the order is
+    that of the parameters in a checkpoint.
+    """
+
+    def __init__(
+        self,
+        pipe: LlamaGenPipeline | VARPipeline,
+        data: ImageCaptions,
+        heldout: ImageCaptions,
+        settings: CaptionSettings,
+        decoding: Decoding | str,
+    ):
+        super().__init__()
+        self.data, self.settings, self.decoding = data, settings, decoding
+        # Not a module: what is in it is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(pipe=pipe)
+        self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
+        self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
+
+    def embed(self, captions: list[str], length: int) -> tuple[torch.Tensor, torch.LongTensor]:
+        """Embeddings [B, `length`, D] and mask [B, `length`] of the captions."""
+        text = self.frozen.pipe.tokenizer(
+            captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+        ).to(self.text_encoder.device)
+        hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
+        return hidden, text.attention_mask
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
+        """Indices of images [B], their captions, and which of these to drop [B]."""
+        index = self.data.draw(size, generator)
+        captions = draw_captions(self.captions, index, generator)
+        return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout
+
+    def noisy(self, tokens: torch.LongTensor, vocab_size: int, generator: torch.Generator) -> torch.LongTensor:
+        """`tokens`, some of them replaced by random ones."""
+        chosen = torch.rand(tokens.shape, generator=generator) < self.settings.code_noise
+        random = torch.randint(vocab_size, tokens.shape, generator=generator)
+        return torch.where(chosen.to(tokens.device), random.to(tokens.device), tokens)
+
+    def save_samples(self, path: Path) -> None:
+        """Generate images of the sample prompts and save them as one."""
+        pipe = self.frozen.pipe
+        pipe.set_progress_bar_config(disable=True)
+        images = pipe(
+            list(self.settings.sample_prompts),
+            **self.settings.sampling,
+            decoding=self.decoding,
+            generator=torch.Generator().manual_seed(self.settings.seed),
+            output_type="pt",
+        ).images
+        save_grid(images, path, columns=8)
+
+    def fit(self, out: str | Path, *, slow: tuple[str, ...] = (), on_report: Callable[[], None] | None = None) -> None:
+        """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate."""
+        scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
+        fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report)

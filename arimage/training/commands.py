@@ -1,0 +1,95 @@
+"""The console commands `arimage train ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options import DEFAULT_MODEL, Device, Dtype, Model, choose_device, load_pipeline
+
+
+train_app = typer.Typer(help="Train a model from a recipe. Run a command again to resume an interrupted run.")
+
+# The tables of a recipe that a finished model needs.
+FINISHED = ("tokenizer", "transformer", "text_encoder", "generation")
+Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML file.")]
+Train = Annotated[Path, typer.Option("--data", help="Training set: a parquet file.")]
+Heldout = Annotated[Path, typer.Option(help="Held-out set: a parquet file.")]
+Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+
+
+@train_app.command("tokenizer")
+def tokenizer(
+    data: Annotated[Path, typer.Option(help="Training set: a parquet file or a folder of images.")],
+    heldout: Annotated[Path, typer.Option(help="Held-out set: a parquet file or a folder of images.")],
+    out: Out,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+) -> None:
+    """Train the image tokenizer of a recipe."""
+    from .recipe import load_recipe, run_tokenizer
+
+    run_tokenizer(load_recipe(recipe, "tokenizer"), data, heldout, out, choose_device(device))
+
+
+@train_app.command("transformer")
+def transformer(
+    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+) -> None:
+    """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer."""
+    from .recipe import load_recipe, run_transformer
+
+    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device))
+
+
+@train_app.command("drafter")
+def drafter(
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Train a drafter for a finished model, for the decoding "eagle"; OUT/model is the model with its drafter."""
+    from .recipe import load_recipe, run_drafter
+
+    run_drafter(load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype), data, heldout, out)
+
+
+@train_app.command("collaborate")
+def collaborate(
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    model: Model = "emoji-var",
+    recipe: Recipe = "emoji-var",
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the pair."""
+    from .recipe import load_recipe, run_collaborate
+
+    run_collaborate(
+        load_recipe(recipe, "transformer", "collaborate"), load_pipeline(model, device, dtype), data, heldout, out
+    )
+
+
+@train_app.command("classifier")
+def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None) -> None:
+    """Train the classifier of `arimage eval score --metrics emoji-kid`; OUT/reference scores a model of the recipe."""
+    from .classifier import run_classifier
+    from .recipe import load_recipe
+
+    run_classifier(load_recipe(recipe, "tokenizer", "transformer"), data, heldout, out, choose_device(device))
+
+
+@train_app.command("all")
+def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None) -> None:
+    """Train the tokenizer, then the transformer, as for a packaged model; the pipeline is OUT/model."""
+    from .recipe import load_recipe
+
+    load_recipe(recipe, *FINISHED)
+    tokenizer(data, heldout, out, recipe, device)
+    transformer(data, heldout, out, recipe, device)

@@ -1,0 +1,85 @@
+"""Places, ranks and neighbours of layouts, against plain loops."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from decoding.conftest import some_order
+
+from arimage.decoding import Layout
+
+
+SHAPES = [(1, 1), (1, 5), (4, 1), (3, 4), (2, 3, 2), (1, 2, 3)]
+ORDERS = ["none", "raster", "random", "spread-out"]
+
+
+@pytest.fixture(params=list(itertools.product(SHAPES, ORDERS)), ids=str)
+def layout(request):
+    shape, order = request.param
+    return Layout(shape, some_order(order, shape, 3))
+
+
+def ranks_of(layout):
+    """All ranks, [B, N]."""
+    return layout.expand(torch.arange(layout.num_tokens))
+
+
+def test_sizes(layout):
+    assert layout.num_tokens == math.prod(layout.shape) == layout.rows * layout.columns
+    assert layout.columns == layout.shape[-1]
+    assert ranks_of(layout).shape == (1 if layout.order is None else 3, layout.num_tokens)
+
+
+def test_ranks_and_places_are_inverse(layout):
+    ranks = ranks_of(layout)
+    assert torch.equal(layout.ranks(layout.places(ranks)), ranks)
+    assert torch.equal(layout.places(layout.ranks(ranks)), ranks)
+    some = ranks.flip(1)[:, : layout.num_tokens // 2]
+    assert torch.equal(layout.places(some), layout.places(ranks).flip(1)[:, : layout.num_tokens // 2])
+    if layout.order is not None:
+        assert torch.equal(layout.places(ranks), layout.order)
+
+
+def test_values_by_rank_and_by_place(layout):
+    values = torch.arange(3 * layout.num_tokens).view(3, -1)
+    by_place = layout.to_places(values)
+    assert by_place.shape == (3, *layout.shape)
+    assert torch.equal(layout.to_ranks(by_place), values)
+    places = layout.places(ranks_of(layout)).expand(3, -1)
+    for image, rank in itertools.product(range(3), range(layout.num_tokens)):
+        assert by_place[image].flatten()[places[image, rank]] == values[image, rank]
+
+
+OFFSETS = [(0, -1), (-1, 0), (1, 1), (-1, 2), (0, 0), (-1, 0, 0), (1, -1, 1)]
+
+
+def test_neighbours_are_those_of_plain_loops(layout):
+    ranks, axes = ranks_of(layout), len(layout.shape)
+    places = layout.places(ranks)
+    coordinates = list(itertools.product(*map(range, layout.shape)))
+    for offset in OFFSETS:
+        if len(offset) > axes:
+            continue
+        actual, whole = layout.neighbours(ranks, offset), (0,) * (axes - len(offset)) + offset
+        for image in range(len(ranks)):
+            rank_at = {coordinates[place]: rank for rank, place in enumerate(places[image].tolist())}
+            for rank, place in enumerate(places[image].tolist()):
+                target = tuple(at + step for at, step in zip(coordinates[place], whole, strict=True))
+                assert actual[image, rank] == rank_at.get(target, -1)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0, 3), (2, -1), (1, 2, 3, 4)], ids=str)
+def test_shapes_without_rows_and_columns_are_refused(shape):
+    with pytest.raises(ValueError, match="shape"):
+        Layout(shape)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[[0, 1, 2]], [[0, 1, 2, 2]], [[0, 1, 2, 4]], [[-1, 0, 1, 2]], [0, 1, 2, 3], [[0, 1, 2, 3], [0, 0, 1, 2]]],
+    ids=str,
+)
+def test_an_order_that_is_no_permutation_is_refused(order):
+    with pytest.raises(ValueError, match="order"):
+        Layout((2, 2), torch.tensor(order))

@@ -1,0 +1,182 @@
+"""What a run promises whatever the decoding: broken logits are an error, finished images stop, buffers are written in place."""
+
+import dataclasses
+
+import pytest
+import torch
+from decoding.pairwise import pairwise
+from decoding.test_next_scale import ScaleTable
+
+from arimage.decoding import (
+    DecodingState,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    decode,
+    decoding_from_name,
+    decoding_names,
+)
+
+
+SEEDS = torch.arange(5)
+FOR_TOKENS, FOR_SCALES = (decoding_names(scales=scales) for scales in (False, True))
+EVERY_PRESET = pytest.mark.parametrize("preset", FOR_TOKENS)
+NAN, INF = float("nan"), float("inf")
+
+
+def model_for(preset, table_model):
+    """A model that `preset` can run on."""
+    if preset in FOR_SCALES:
+        model = ScaleTable((1, 1, 2), 3)
+        model.refiner = ScaleTable((1, 1, 2), 3, seed=2)
+        return model
+    return table_model(grid=(2, 3), vocab_size=3, truncated=preset in ("zipar", "pjd"))
+
+
+# Logits that are not finite.
+
+
+def broken_from(model, step, value, row):
+    """`model` with broken logits of the image `row` from forward pass `step` on; the prefill is pass 0."""
+    prefill, forward, passes = model.prefill, model.forward, iter(range(1000))
+
+    def spoil(logits):
+        if next(passes) < step:
+            return logits
+        logits = logits.clone()
+        if value == -INF:
+            logits[:, row] = value
+        else:
+            logits[:, row, ..., 1] = value
+        return logits
+
+    def broken_prefill(*inputs, **options):
+        cache, logits, *features = prefill(*inputs, **options)
+        return cache, spoil(logits), *features
+
+    def broken_forward(*inputs, **options):
+        outputs = forward(*inputs, **options)
+        return spoil(outputs) if isinstance(outputs, torch.Tensor) else (spoil(outputs[0]), *outputs[1:])
+
+    model.prefill, model.forward = broken_prefill, broken_forward
+    return model
+
+
+@pytest.mark.parametrize(
+    ("preset", "value", "step", "sampling"),
+    [
+        tuple(choice.values())
+        for choice in pairwise(
+            {
+                "preset": FOR_TOKENS + FOR_SCALES,
+                "value": [NAN, INF, -INF],
+                "step": [0, 1, 2],
+                "sampling": [{}, {"top_k": 2}, {"top_p": 0.9}, {"guidance_scale": 3.0}],
+            },
+            # The refiner takes over in the last two steps.
+            lambda choice: choice["preset"] != "code" or choice["step"] == 0,
+        )
+    ],
+    ids=str,
+)
+def test_logits_that_are_not_finite_are_an_error_that_names_the_image(table_model, preset, value, step, sampling):
+    model, decoding, row = model_for(preset, table_model), decoding_from_name(preset), 3
+    decode(model, decoding, Sampling(**sampling), SEEDS)
+    with pytest.raises(ValueError, match=f"finite.*images {row} "):
+        decode(broken_from(model, step, value, row), decoding, Sampling(**sampling), SEEDS)
+
+
+def test_every_broken_image_is_named(table_model):
+    model = broken_from(broken_from(table_model(), 1, NAN, 0), 0, -INF, 4)
+    with pytest.raises(ValueError, match="images 0, 4 "):
+        decode(model, decoding_from_name("sjd"), Sampling(), SEEDS)
+
+
+# Finished images.
+
+
+@EVERY_PRESET
+def test_steps_after_the_end_change_nothing(table_model, preset):
+    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
+    state = decode(model, decoding, Sampling(), SEEDS)
+    tokens, passes, accepted = state.tokens.clone(), state.forward_passes, state.accepted_per_step()
+    for _ in range(10):
+        decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and state.decided.all() and state.finished.all()
+    assert state.forward_passes == passes and torch.equal(state.accepted_per_step(), accepted)
+    state.check()
+
+
+def test_a_finished_image_waits_for_the_others_at_no_cost(table_model):
+    decoding = SpeculativeJacobiDecoding(6)
+    model = table_model(grid=(2, 3), vocab_size=3)
+    state = decode(model, decoding, Sampling(), torch.arange(200))
+    alone = [decode(model, decoding, Sampling(), seed[None]).forward_passes for seed in torch.arange(0, 200, 20)]
+    assert state.steps[::20].tolist() == alone and len(set(alone)) > 1
+    assert state.accepted_per_step().shape == (state.forward_passes, 200)
+
+
+def test_tokens_begin_unknown(table_model):
+    state = DecodingState.open(table_model(), Sampling(), SEEDS, None)
+    assert (state.tokens == -1).all() and not state.decided.any() and not state.finished.any()
+    state.write_tokens(torch.tensor([[0, 1]] * 5), torch.tensor([[True, False]] * 5), torch.tensor([[2, 2]] * 5))
+    assert (state.tokens[:, 0] == 2).all() and (state.tokens[:, 1:] == -1).all()
+
+
+# Buffers.
+
+
+def tensors_of(state):
+    """The tensors of a state and its cache, by name."""
+    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    values |= {f"cache.{name}": value for name, value in vars(state.cache).items()}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings"),
+    [
+        *((preset, {}) for preset in FOR_TOKENS),
+        *((preset, {"init": "above"}) for preset in ("sjd", "sjd-tree", "sjd-lazy")),
+        ("sjd", {"window": "auto"}),
+    ],
+    ids=str,
+)
+def test_a_step_writes_in_place(table_model, preset, settings):
+    decoding = decoding_from_name(preset, **settings)
+    state = decoding.start(model_for(preset, table_model), Sampling(), SEEDS)
+    before = {name: (value.data_ptr(), value.shape, value.stride()) for name, value in tensors_of(state).items()}
+    while not state.finished.all():
+        decoding.step(state)
+        state.adapt()
+        now = {name: (value.data_ptr(), value.shape, value.stride()) for name, value in tensors_of(state).items()}
+        assert now == before
+
+
+@EVERY_PRESET
+def test_a_step_depends_on_the_state_alone(table_model, preset):
+    model, decoding, sampling = model_for(preset, table_model), decoding_from_name(preset), Sampling(top_p=0.9)
+    expected = [decode(model, decoding, sampling, seeds) for seeds in (SEEDS, SEEDS + 50)]
+    # Two runs by turns, one of them later than the other.
+    first, second = (decoding.start(model, sampling, seeds) for seeds in (SEEDS, SEEDS + 50))
+    decoding.step(first)
+    while not (first.finished.all() and second.finished.all()):
+        decoding.step(second)
+        decoding.step(first)
+    for state, whole in zip((first, second), expected, strict=True):
+        assert torch.equal(state.tokens, whole.tokens) and torch.equal(state.steps, whole.steps)
+
+
+@pytest.mark.parametrize("preset", ["sjd-coupled", "sjd-lazy", "sjd-tree", "zipar", "pjd"])
+def test_a_copied_state_resumes_where_it_was(table_model, preset):
+    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
+    state = decoding.start(model, Sampling(), SEEDS)
+    decoding.step(state)
+    saved = {name: value.clone() for name, value in tensors_of(state).items()}
+    ends = []
+    for _ in range(2):
+        while not state.finished.all():
+            decoding.step(state)
+        ends.append((state.tokens.clone(), state.steps.clone()))
+        for name, value in tensors_of(state).items():
+            value.copy_(saved[name])
+    assert all(torch.equal(*values) for values in zip(*ends, strict=True))

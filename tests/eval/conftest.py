@@ -1,0 +1,54 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from arimage.eval.files import to_lines
+from arimage.eval.run_folder import manifest_digest
+
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+
+@pytest.fixture
+def write_run():
+    """Write a finished run of these rows and images, uint8 [N, H, W, 3], that no pipeline generated."""
+
+    def write_run(folder, rows, images):
+        (folder / "images").mkdir(parents=True, exist_ok=True)
+        (folder / "results").mkdir(exist_ok=True)
+        for row, image in zip(rows, images, strict=True):
+            Image.fromarray(np.asarray(image)).save(folder / row["path"])
+        config = {
+            "model": "tiny",
+            "weights": "0",
+            "decoding_name": "ar",
+            "decoding": {},
+            "sampling": {},
+            "source": {},
+            "manifest": manifest_digest(rows),
+            "images": len(rows),
+            "seed": 0,
+            "batch_size": 1,
+            "dtype": "float32",
+            "machine": {"device": "cpu", "threads": 1, "torch": "2"},
+        }
+        result = {
+            "batch_size": 1,
+            "seconds": 1.0,
+            "batch_passes": 1,
+            "exact": True,
+            "peak_memory": None,
+            "warm": True,
+            "passes": 1,
+            "tokens_per_pass": 1.0,
+        }
+        results = [{"id": row["id"], "batch": row["id"], **result} for row in rows]
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "manifest.jsonl").write_bytes(to_lines(rows))
+        (folder / "results" / "rank-00000.jsonl").write_bytes(to_lines(results))
+
+    return write_run

@@ -1,0 +1,373 @@
+"""What the calls of all pipelines share: signatures, threads, nested calls, compiled components, refusals."""
+
+import inspect
+import threading
+
+import numpy as np
+import pytest
+import tiny
+import tiny_emu3
+import tiny_janus
+import tiny_lumina_mgpt
+import torch
+
+from arimage import SpeculativeJacobiDecoding, decoding_from_name
+from arimage.convert import convert_janus
+
+
+TAIL = (
+    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt generator decoding output_type "
+    "return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
+).split()
+LATENT = {"output_type": "latent"}
+
+
+def janus():
+    pipe = convert_janus(tiny_janus.FOLDER)
+    pipe.processor = tiny_janus.processor()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+BUILD = {
+    "llamagen-text": tiny.text_pipeline,
+    "llamagen-class": tiny.class_pipeline,
+    "var-text": lambda: tiny.scale_pipeline("text"),
+    "var-class": lambda: tiny.scale_pipeline("class"),
+    "janus": janus,
+    "emu3": tiny_emu3.pipeline,
+    "lumina": tiny_lumina_mgpt.pipeline,
+    "lumina-2": lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
+    "anole": tiny_lumina_mgpt.anole_pipeline,
+}
+LANGUAGE_MODELS = ("janus", "emu3", "lumina", "anole")
+
+
+@pytest.fixture(scope="module")
+def pipes():
+    return {name: build() for name, build in BUILD.items()}
+
+
+@pytest.fixture(params=BUILD)
+def pipe(request, pipes):
+    return pipes[request.param]
+
+
+def condition_of(pipe):
+    return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def flat(tokens):
+    return torch.cat([part.flatten(1) for part in tokens], dim=1) if isinstance(tokens, list) else tokens.flatten(1)
+
+
+# Signatures and docstrings
+
+
+def test_all_pipelines_have_one_tail_of_keywords(pipe):
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    assert list(parameters)[-len(TAIL) :] == TAIL
+    kinds = [parameter.kind for parameter in parameters.values()]
+    # self, and the prompt or class.
+    assert kinds.index(inspect.Parameter.KEYWORD_ONLY) in (2, 3)
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_the_docstring_of_a_call_names_every_argument(pipe):
+    doc = type(pipe).__call__.__doc__
+    assert "{" not in doc and ">>> pipe" in doc
+    for name in inspect.signature(type(pipe).__call__).parameters:
+        assert name == "self" or f" {name} (" in doc, name
+
+
+def test_an_unknown_argument_is_an_error(pipe):
+    with pytest.raises(TypeError, match="num_inference_steps"):
+        pipe.prepare(**condition_of(pipe), num_inference_steps=3)
+
+
+# Abilities
+
+
+def test_what_a_pipeline_says_of_itself_holds(pipe):
+    sizes, parameters = pipe.image_sizes, inspect.signature(pipe.__call__).parameters
+    images = pipe(**condition_of(pipe), output_type="pt").images
+    assert tuple(images.shape[-2:]) == sizes[0] and len(set(sizes)) == len(sizes)
+    for name in ("negative_prompt", "ratio", "prompt_suffix"):
+        assert getattr(pipe, f"accepts_{name}") == (name in parameters)
+    assert not pipe.accepts_task or "task" in parameters
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_number_of_classes_is_none_where_images_are_those_of_a_text(pipes, name):
+    assert pipes[name].num_classes == (tiny.NUM_CLASSES if name.endswith("-class") else None)
+
+
+def test_every_named_decoding_runs_and_the_others_are_refused(pipe):
+    names = pipe.decoding_names
+    assert names and pipe.decoding in [decoding_from_name(name) for name in names]
+    assert ("eagle" in names) == (getattr(pipe, "drafter", None) is not None)
+    assert ("code" in names) == (getattr(pipe, "refiner", None) is not None)
+    for name in set(names) & {"ar", "sjd", "eagle", "next-scale", "code"}:
+        assert flat(pipe(**condition_of(pipe), decoding=name, **LATENT).tokens).min() >= 0
+
+
+def test_only_the_first_guided_tokens_are_guided(pipe):
+    options = {**condition_of(pipe), "guidance_scale": 6.0, "top_k": 1, **LATENT}
+    none, some, every = (flat(pipe(**options, guided_tokens=count).tokens) for count in (0, 2, None))
+    off = flat(pipe(**options | {"guidance_scale": 1.0}).tokens)
+    assert torch.equal(none, off)
+    assert not torch.equal(every, off) and torch.equal(some[:, :2], every[:, :2])
+
+
+# Calls do not share anything
+
+
+def sizes_of(pipe):
+    """Two sizes, the same one twice where there is only one."""
+    if type(pipe).__name__ == "Emu3Pipeline":
+        return [{"height": 32, "width": 32}, {"height": 16, "width": 64}]
+    if type(pipe).__name__ == "LuminaMGPTPipeline":
+        return [{"height": 32, "width": 32}, {"height": 32, "width": 64}]
+    return [{}, {}]
+
+
+def test_a_call_may_run_inside_of_a_callback(pipe):
+    outer, inner = sizes_of(pipe)
+    options = {**condition_of(pipe), "output_type": "pt"}
+    expected = [pipe(**options, **size, generator=seeded(i)).images for i, size in enumerate((outer, inner))]
+    nested = []
+
+    def callback(pipe, step, passes, tensors):
+        if step == 1:
+            call = pipe.current_call
+            nested.append(pipe(**options, **inner, generator=seeded(1)).images)
+            assert pipe.current_call is call
+            pixels = pipe.decode_tokens(call, tensors["tokens"])
+            assert pixels.shape == expected[0].shape
+
+    images = pipe(**options, **outer, generator=seeded(0), callback_on_step_end=callback).images
+    assert torch.equal(images, expected[0]) and torch.equal(nested[0], expected[1])
+    assert pipe.current_call is None
+
+
+def test_calls_of_other_sizes_run_in_other_threads(pipe):
+    sizes = sizes_of(pipe) * 2
+    options = {**condition_of(pipe), "output_type": "pt", "decoding": pipe.decoding_names[0]}
+    expected = [pipe(**options, **size, generator=seeded(i)).images for i, size in enumerate(sizes)]
+    found, start = [None] * len(sizes), threading.Barrier(len(sizes))
+
+    def run(i):
+        start.wait()
+        found[i] = pipe(**options, **sizes[i], generator=seeded(i)).images
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for images, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(images, one, atol=1e-5, rtol=0)
+
+
+def test_an_interrupt_stops_the_call_that_runs_the_callback_only(pipes):
+    pipe, passes = pipes["llamagen-class"], {}
+    both = threading.Barrier(2)
+
+    def run(name, stops):
+        def callback(pipe, step, passes, tensors):
+            if step == 2:
+                both.wait()
+                pipe._interrupt = stops
+                assert pipe.interrupt is stops
+                both.wait()
+
+        passes[name] = pipe(class_labels=1, **LATENT, callback_on_step_end=callback).stats.forward_passes
+
+    threads = [threading.Thread(target=run, args=arguments) for arguments in (("stopped", True), ("other", False))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert passes == {"stopped": 3, "other": 16}
+
+
+def test_a_callback_may_ask_for_the_guidance_of_its_call(pipe):
+    seen = []
+
+    def callback(pipe, step, passes, tensors):
+        seen.append((pipe.guidance_scale, pipe.do_classifier_free_guidance))
+        pipe._interrupt = True
+
+    for scale in (3.0, 1.0):
+        pipe(**condition_of(pipe), guidance_scale=scale, callback_on_step_end=callback, **LATENT)
+    assert seen == [(3.0, True), (1.0, False)]
+    assert pipe.guidance_scale is None and not pipe.do_classifier_free_guidance
+
+
+def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
+    pipe._interrupt = False
+    with pytest.raises(RuntimeError, match="_interrupt"):
+        pipe._interrupt = True
+    assert not pipe.interrupt
+
+
+# Components
+
+
+@pytest.mark.parametrize("name", ["llamagen-text", "var-class", *LANGUAGE_MODELS])
+def test_a_compiled_component_is_the_one_that_runs(name):
+    pipe, compiled = BUILD[name](), []
+    part = "model" if hasattr(pipe, "model") else "transformer"
+    size = sizes_of(pipe)[0]
+    options = {**condition_of(pipe), **size, "top_k": 1, "guidance_scale": 2.0, **LATENT}
+    expected = flat(pipe(**options).tokens)
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    setattr(pipe, part, torch.compile(getattr(pipe, part), backend=backend))
+    assert torch.equal(flat(pipe(**options).tokens), expected)
+    assert compiled
+
+
+def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monkeypatch):
+    pipe = tiny.class_pipeline()
+    pipe.transformer.to("meta")
+    monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
+    model = pipe.prepare(class_labels=1).model
+    assert pipe.vq.device.type == "cpu"
+    assert model.codebook.device.type == model.device.type == "meta"
+
+
+# Refusals
+
+
+EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, tiny.TEXT_LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("generator", value) for value in (5, [5], [None], (None,), [], "x")),
+        *(("num_images_per_prompt", value) for value in (None, 0, -1, 1.5, True, "2", 10**9, 10**23)),
+        *(("callback_on_step_end_tensor_inputs", value) for value in (None, "tokens", ["noise"], 5)),
+        *(("top_k", value) for value in (5.0, float("nan"), "5", [1], True)),
+        *(("guided_tokens", value) for value in (1.5, "1", True)),
+        *((name, torch.tensor([1.0, 2.0])) for name in ("guidance_scale", "temperature", "top_p")),
+        *((name, "1") for name in ("guidance_scale", "temperature", "top_p")),
+        *(("decoding", value) for value in (5, [], object(), SpeculativeJacobiDecoding, "sdj")),
+        *(("height", value) for value in ([], "64", 3, 0, 2.5)),
+        *(("output_type", value) for value in (None, "jpg", 5)),
+        ("callback_on_step_end", 5),
+    ],
+)
+@pytest.mark.parametrize("name", ["llamagen-class", "var-text", "emu3", "lumina"])
+def test_an_argument_that_makes_no_sense_is_refused_by_its_name(pipes, name, argument, value):
+    pipe = pipes[name]
+    with pytest.raises(ValueError, match=argument):
+        pipe(**condition_of(pipe), **{argument: value})
+
+
+@pytest.mark.parametrize("value", [None, 5, [], object(), SpeculativeJacobiDecoding])
+def test_a_default_decoding_that_is_none_is_refused(pipe, value):
+    before = pipe.decoding
+    with pytest.raises(ValueError, match="decoding"):
+        pipe.decoding = value
+    assert pipe.decoding == before
+
+
+@pytest.mark.parametrize("value", [[None], {}, True, [True], "x", 1.5, torch.tensor([1j]), torch.zeros(0), 3.0])
+@pytest.mark.parametrize("name", ["llamagen-class", "var-class"])
+def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):
+    with pytest.raises(ValueError, match="class_labels"):
+        pipes[name](class_labels=value)
+
+
+def test_class_labels_of_every_whole_type_are_taken(pipes):
+    expected = pipes["llamagen-class"](class_labels=3, top_k=1, **LATENT).tokens
+    for kind in (torch.int8, torch.uint8, torch.int32):
+        tokens = pipes["llamagen-class"](class_labels=torch.tensor([3], dtype=kind), top_k=1, **LATENT).tokens
+        assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize(
+    ("embeds", "mask", "argument"),
+    [
+        ("x", MASK, "prompt_embeds"),
+        ([0.0], MASK, "prompt_embeds"),
+        (EMBEDS[:0], MASK[:0], "prompt_embeds"),
+        (EMBEDS, "x", "prompt_attention_mask"),
+    ],
+)
+@pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
+def test_prompt_embeds_that_are_no_tensors_are_refused(pipes, name, embeds, mask, argument):
+    with pytest.raises(ValueError, match=argument):
+        pipes[name](prompt_embeds=embeds, prompt_attention_mask=mask)
+
+
+@pytest.mark.parametrize("ids", ["x", [1, 2], torch.zeros(0, 3).long(), torch.zeros(1, 3)])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_input_ids_that_are_no_token_ids_are_refused(pipes, name, ids):
+    with pytest.raises(ValueError, match="input_ids"):
+        pipes[name](input_ids=ids)
+
+
+NAN = np.full((8, 8, 3), np.nan, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("image", []),
+        ("image", NAN),
+        ("image", torch.zeros(0, 3, 8, 8)),
+        ("image", np.zeros((0, 8, 8, 3), dtype=np.float32)),
+        ("mask_image", []),
+        ("mask_image", NAN[..., 0]),
+        ("mask_image", torch.zeros(0, 1, 8, 8)),
+    ],
+)
+def test_images_that_are_empty_or_not_finite_are_refused(pipe, argument, value):
+    given = {"image": np.zeros((8, 8, 3), dtype=np.float32), "mask_image": np.ones((8, 8), dtype=np.float32)}
+    with pytest.raises(ValueError, match=argument):
+        pipe(**condition_of(pipe), **given | {argument: value})
+
+
+@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+def test_pixels_that_are_not_finite_are_an_error(output_type):
+    pipe = tiny.class_pipeline()
+    next(pipe.vq.decoder.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="pixels are not finite"):
+        pipe(class_labels=1, output_type=output_type)
+
+
+@pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
+def test_a_word_of_a_million_letters_is_cut_before_it_is_read(pipes, name):
+    pipe = pipes[name]
+    embeds, mask = pipe.encode_prompt(["a" * 10**6])
+    assert mask.all() and torch.equal(embeds, pipe.encode_prompt(["a" * 2000])[0])
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model_refuses_a_prompt_that_is_too_long(pipes, name):
+    with pytest.raises(ValueError, match="prompt has 1000000 characters"):
+        pipes[name]("a" * 10**6)
+
+
+def test_latent_output_is_the_tokens_in_their_places(pipe):
+    out = pipe(**condition_of(pipe), **LATENT)
+    assert out.images is out.tokens
+    call = pipe.prepare(**condition_of(pipe))
+    assert call.seeds.shape == (1,) and call.size == pipe.image_sizes[0]
+    if isinstance(out.tokens, list):
+        assert [part.shape[1] for part in out.tokens] == list(call.model.scales)
+    else:
+        assert out.tokens.shape == (1, *call.model.layout.shape)
+    pixels = pipe.decode_tokens(call, flat(out.tokens))
+    assert tuple(pixels.shape[-2:]) == call.size

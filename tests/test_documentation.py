@@ -1,0 +1,119 @@
+"""The documentation: its links lead somewhere, its commands are ones that this version takes, its words are the field's."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from arimage import cli
+
+
+ROOT = Path(cli.__file__).parents[1]
+GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("arimage/assets/*/README.md"))]
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *GUIDES]
+
+UNIT = "pass|step|image|picture|prompt|token|second|batch|weight|call|class|channel|row|side"
+DIALECT = [
+    r"\banew\b",
+    r"\ba pass\b",
+    r"\bone an image\b",
+    rf"\b(codes?|tokens?|passes|images?|pictures?|bytes?|bits?|levels?|seconds) an? ({UNIT})\b",
+    r"\bbeside\b",
+    r"\blaws?\b",
+    r"\b(goes|gone) on with\b",
+    r"\bas it were\b",
+    r"\bdraws? (an|a|the|its|all) (codes?|tokens?|images?|pictures?|maps?)\b",
+]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(text: str) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings."""
+    headings = re.findall(r"^#+ +(.+)$", prose(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(path: Path) -> list[str]:
+    """The relative links of a page that lead to no file or heading."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(read(path))):
+        target, _, anchor = link.partition("#")
+        file = path if not target else path.parent / target
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(read(file))):
+            broken.append(link)
+    return broken
+
+
+def shown_commands(text: str) -> set[str]:
+    """The command lines in the code blocks of a page."""
+    blocks = "".join(re.findall(r"^```.*?^```", text, flags=re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    found = re.findall(r"^ *(?:\S+.* -m )?arimage (.+)$", blocks, flags=re.MULTILINE)
+    return {" ".join(line.split()) for line in found}
+
+
+def named_commands(text: str) -> set[str]:
+    """The commands in the running text of a page, which may leave options out."""
+    return {" ".join(line.split()) for line in re.findall(r"`arimage ([^`]+)`", prose(text))}
+
+
+def find(command: str) -> tuple[object, list[str]]:
+    """The command of a command line, and its arguments."""
+    group, arguments = typer.main.get_command(cli.app), shlex.split(command, comments=True)
+    while hasattr(group, "commands") and arguments and not arguments[0].startswith("-"):
+        group = group.commands[arguments.pop(0)]
+    return group, arguments
+
+
+SHOWN = sorted({command for path in PAGES for command in shown_commands(read(path))})
+NAMED = sorted({command for path in PAGES for command in named_commands(read(path))})
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(path):
+    assert broken_links(path) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_pages_use_the_words_of_the_field(path):
+    text = " ".join(re.sub(r"`[^`]+`", "", prose(read(path))).split())
+    assert [match.group() for pattern in DIALECT for match in re.finditer(pattern, text)] == []
+
+
+def test_there_are_commands():
+    assert len(SHOWN) > 30 and len(NAMED) > 10 and any("--engine ray" in command for command in SHOWN)
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_shown_commands_are_complete(command):
+    found, arguments = find(command)
+    found.make_context("arimage", arguments)
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_named_commands_exist(command):
+    found, arguments = find(command)
+    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {argument for argument in arguments if argument.startswith("--")} <= options | {"--help"}
+
+
+def test_broken_pages_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n[a](page.md#a-page) [b](page.md#b) [c](c.md) [d](https://d.org) `arimage models`\n")
+    assert broken_links(page) == ["page.md#b", "c.md"]
+    assert named_commands(read(page)) == {"models"} and shown_commands(read(page)) == set()
