@@ -166,24 +166,12 @@ def generate(
     # Only now, so that a refused call leaves no empty folder.
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
-    if is_file:
-        from diffusers.utils import make_image_grid
-
-        # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
-        columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-        make_image_grid(images, rows=len(images) // columns, cols=columns).save(out)
-        written = [out]
-    else:
-        names = [text for text in (texts or [f"class {label}" for label in labels]) for _ in range(count)]
-        written = []
-        for i, (name, one) in enumerate(zip(names, images, strict=True)):
-            slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-            written.append(out / f"{slug or 'image'}-{seed}-{i}.png")
-            one.save(written[-1])
+    names = texts or [f"class {label}" for label in labels]
+    written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
-        title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
+        title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
         if trace is not None:
             with torch.no_grad():
                 first = recorder.call.select(slice(1))
@@ -199,6 +187,25 @@ def generate(
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
+
+
+def _write_grid(images: list["Image"], count: int, path: Path) -> Path:
+    from diffusers.utils import make_image_grid
+
+    # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
+    columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
+    make_image_grid(images, rows=len(images) // columns, cols=columns).save(path)
+    return path
+
+
+def _write_files(images: list["Image"], names: list[str], seed: int, folder: Path) -> list[Path]:
+    paths = []
+    for i, image in enumerate(images):
+        name = names[i * len(names) // len(images)]
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+        paths.append(folder / f"{slug or 'image'}-{seed}-{i}.png")
+        image.save(paths[-1])
+    return paths
 
 
 def _lines(file: Path) -> list[str]:

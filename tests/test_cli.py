@@ -279,7 +279,6 @@ def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, ki
         ("--count", 10**9),
         ("--count", 10**23),
         ("--count", -1),
-        ("--seed", 2**64),
         ("--device", "meta"),
     ],
 )
@@ -549,6 +548,11 @@ def test_size_and_negative_prompt_reach_the_model(run, refused, models, tmp_path
 def test_an_anole_without_its_image_decoder_is_refused_in_one_sentence(refused, tmp_path):
     folder = Path(__file__).parent / "fixtures" / "lumina_mgpt"
     assert "holds no image decoder" in refused("convert", "anole", str(folder), "--out", str(tmp_path / "made"))
+
+
+def test_seeds_out_of_range_are_a_usage_error(run):
+    code, _, err = run("generate", "x", "--seed", 2**64)
+    assert code == 2 and "--seed" in err
 
 
 def test_an_unknown_option_is_a_usage_error(run):

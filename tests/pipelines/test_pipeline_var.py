@@ -152,7 +152,7 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
 def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
     with pytest.raises(ValueError, match="next-scale"):
         pipe(**condition, decoding="sjd")
-    with pytest.raises(ValueError, match="choose among ar, sjd"):
+    with pytest.raises(ValueError, match="NextScaleDecoding"):
         tiny.class_pipeline()(class_labels=1, decoding="next-scale")
 
 
