@@ -246,7 +246,7 @@ def test_files_given_the_wrong_way_round_are_refused_by_name():
 
 @pytest.mark.parametrize("image_size", [0, 26])
 def test_image_sizes_between_codes_are_refused(image_size):
-    with pytest.raises(CheckpointError, match=f"image size {image_size} does not fit a tokenizer of 4 pixels per token"):
+    with pytest.raises(CheckpointError, match=f"image size {image_size}"):
         convert_llamagen(*CLASS, image_size, num_heads=4)
 
 
