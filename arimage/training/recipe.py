@@ -70,20 +70,23 @@ def _settings(kind: type[Settings], optimizer: dict, training: dict, **more) -> 
         raise ValueError(f"the recipe does not fit {kind.__name__}: {error}") from error
 
 
-def _load(recipe: dict, part: str, path: str | Path, *, scenes: bool = False) -> ImageCaptions:
-    """The images that `part` learns from; with `scenes` also those that its table `scenes` asks for.
-
-    Raises:
-        ValueError: if the table has a setting that there is not, or a folder is given where captions are needed.
-    """
+def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
     if Path(path).is_dir():
         if part != "tokenizer":
             raise ValueError(
                 f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
             )
         return load_image_folder(path, recipe["image_size"])
-    data = load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
-    if not scenes or "scenes" not in recipe[part]:
+    return load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
+
+
+def _with_scenes(recipe: dict, part: str, data: ImageCaptions) -> ImageCaptions:
+    """`data` with the pictures that the table `scenes` of `part` asks for; images of a folder stay alone.
+
+    Raises:
+        ValueError: if the table has a setting that there is not.
+    """
+    if "scenes" not in recipe[part] or not data.groups:
         return data
     try:
         settings = SceneSettings(**recipe[part]["scenes"])
@@ -107,7 +110,8 @@ def run_tokenizer(
         raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
     settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
-    data, heldout_data = _load(recipe, "tokenizer", train, scenes=True), _load(recipe, "tokenizer", heldout)
+    data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+    data = _with_scenes(recipe, "tokenizer", data)
     return train_tokenizer(
         part["model"],
         data,
@@ -135,7 +139,8 @@ def run_transformer(
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
-    data, heldout_data = _load(recipe, "transformer", train, scenes=True), _load(recipe, "transformer", heldout)
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    data = _with_scenes(recipe, "transformer", data)
 
     samples = {"sampling": recipe["generation"]["sampling"]}
 

@@ -111,19 +111,34 @@ def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeyp
     assert pipe("a blue lime", generator=torch.Generator().manual_seed(0)).images[0].size == (32, 32)
 
 
-def test_scenes_are_for_training_only(tiny, data):
+def test_images_come_first_and_keep_their_keywords(tiny, data):
     plain = recipe._load(tiny, "transformer", data)
-    whole = recipe._load(tiny, "transformer", data, scenes=True)
+    whole = recipe._with_scenes(tiny, "transformer", plain)
     assert len(plain) == 4 and len(whole) > 40
     assert plain.keywords == [[f"{name} word"] for name in RGB]
     assert torch.equal(whole.images[:4], plain.images)
     assert "tomato word" in whole.captions[0]
 
 
+def test_images_of_a_folder_stay_alone(tiny, tmp_path):
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    plain = recipe._load(tiny, "tokenizer", tmp_path)
+    assert recipe._with_scenes(tiny, "tokenizer", plain) is plain
+
+
+def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        recipe, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
+    )
+    recipe.run_tokenizer(tiny, data, data, tmp_path, "cpu")
+    assert seen[0][0] > 40 and seen[0][1] == 4
+
+
 def test_unknown_settings_of_scenes_are_refused(tiny, data):
     tiny["transformer"]["scenes"]["nonesuch"] = 1
     with pytest.raises(ValueError, match="transformer.scenes.*nonesuch"):
-        recipe._load(tiny, "transformer", data, scenes=True)
+        recipe._with_scenes(tiny, "transformer", recipe._load(tiny, "transformer", data))
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "transformer"])
