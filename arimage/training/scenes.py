@@ -81,6 +81,10 @@ class HeldOut:
             pairs=frozenset(frozenset(row["nouns"]) for row in rows if row["check"] == "pairs"),
         )
 
+    def has_colour(self, colour: str, noun: str) -> bool:
+        """Whether the noun, or one that begins with it ("heart suit" with "heart"), is held out in this colour."""
+        return any(colour == held and f"{noun} ".startswith(f"{other} ") for held, other in self.colours)
+
 
 NOTHING = HeldOut(frozenset(), frozenset(), frozenset(), frozenset())
 
@@ -180,7 +184,7 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
     for i, hue in hues.items():
         noun = noun_of(data.names[i])
         for colour in COLOURS:
-            if colour != own.get(i) and (colour, noun) not in held_out.colours:
+            if colour != own.get(i) and not held_out.has_colour(colour, noun):
                 image = recolour(data.images[i : i + 1], [hue], colour)[0]
                 kinds["recoloured"].add(image, data.alpha[i], _coloured(colour, noun), data.names[i])
     objects = countable(data)

@@ -121,6 +121,11 @@ def test_what_is_held_out_never_occurs(data, scenes):
     assert not both and any("lime" in caption and "owl" in caption for caption in said)
 
 
+def test_longer_names_of_a_held_out_object_are_held_out_too():
+    assert HELD_OUT.has_colour("blue", "tomato") and HELD_OUT.has_colour("blue", "tomato soup")
+    assert not HELD_OUT.has_colour("blue", "tomatoes") and not HELD_OUT.has_colour("red", "tomato")
+
+
 def test_counts_are_right_in_connected_parts(scenes):
     numbers = {word: number for number, word in NUMBERS.items()}
     counted = [
