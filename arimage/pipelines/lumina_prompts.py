@@ -79,9 +79,8 @@ class LuminaPrompts(ChameleonPipeline):
         """
         told = self._told_size(input_ids)
         square = (self.config.image_size,) * 2
-        size = tuple(
-            default if given is None else given for given, default in zip((height, width), told or square, strict=True)
-        )
+        rows, columns = told or square
+        size = (rows if height is None else height, columns if width is None else width)
         if told not in (None, size):
             raise ValueError(
                 f"height and width are {height} and {width} but input_ids end with a size of {told[0]}x{told[1]}: "
@@ -98,16 +97,16 @@ class LuminaPrompts(ChameleonPipeline):
     def _told_size(self, input_ids: torch.LongTensor | None) -> tuple[int, int] | None:
         if input_ids is None or not self.has_header(input_ids):
             return None
-        told = {tuple(map(self._sizes.get, row)) for row in input_ids[:, -2:].tolist()}
-        size = told.pop()
-        if told or None in size:
+        told = {(self._sizes.get(height), self._sizes.get(width)) for height, width in input_ids[:, -2:].tolist()}
+        height, width = told.pop()
+        if told or height is None or width is None:
             raise ValueError("input_ids end with tokens of no size, or of different sizes: give images of one size")
-        return size
+        return height, width
 
     def header(self, size: tuple[int, int]) -> list[int]:
         """The tokens between a prompt and its first image token."""
         tokens = {pixels: token for token, pixels in self._sizes.items()}
-        return [self._vocabulary[BEGIN_OF_IMAGE], *map(tokens.get, size)]
+        return [self._vocabulary[BEGIN_OF_IMAGE], *(tokens[side] for side in size)]
 
     def _text(self, prompt: str, size: tuple[int, int], task: str | None, given: bool) -> str:
         fields = {"height": size[0], "width": size[1], "prompt": prompt}
