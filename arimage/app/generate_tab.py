@@ -1,4 +1,4 @@
-"""The tab that shows pictures while they are generated."""
+"""The tab that shows images while they are generated."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ from .ticket import Ticket
 
 
 def preview_every(engine: Engine, model: str) -> int:
-    """Forward passes between partial pictures."""
+    """Forward passes between partial images."""
     return 1 if engine.models[model].grid is None else 4
 
 

@@ -94,7 +94,7 @@ def wait_for(condition) -> None:
 
 def test_a_picture_appears_while_it_is_generated(page, tmp_path):
     panel = tab(page, "Generate")
-    expect(page.locator("#status")).to_have_text("Press Generate to make the first picture.")
+    expect(page.locator("#status")).to_have_text("Press Generate to make the first image.")
     panel.get_by_label("Prompt").fill("pizza")
     panel.get_by_label("Prompt").press("Enter")
     expect(page.locator("#status")).to_contain_text("of 256 tokens")
@@ -106,12 +106,12 @@ def test_a_picture_appears_while_it_is_generated(page, tmp_path):
     assert source != partial
     with page.expect_download() as download:
         page.locator("#download").click()
-    download.value.save_as(tmp_path / "picture.png")
+    download.value.save_as(tmp_path / "image.png")
     assert download.value.suggested_filename == "pizza-0.png"
-    picture = Image.open(tmp_path / "picture.png")
+    picture = Image.open(tmp_path / "image.png")
     assert json.loads(picture.info["arimage"])["prompt"] == "pizza"
     assert np.array_equal(np.asarray(picture.convert("RGB")), pixels(source))
-    # Whatever the form says now, the same picture comes again, bit for bit: Gradio names files by what is in them.
+    # Whatever the form says now, the same image comes again, bit for bit: Gradio names files by what is in them.
     panel.get_by_label("Prompt").fill("a red heart")
     panel.get_by_label("Seed").fill("7")
     page.locator("#again").click()
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_said_in_a_toast(page):
     expect(page.locator("#generate")).to_be_visible()
     tab(page, "Edit")
     page.locator("#edit").click()
-    expect(page.get_by_test_id("toast-text")).to_contain_text("there is no picture")
+    expect(page.get_by_test_id("toast-text")).to_contain_text("there is no image")
     page.get_by_test_id("toast-close").click()
 
 

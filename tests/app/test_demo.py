@@ -93,7 +93,7 @@ def session(url):
 
 @pytest.fixture(scope="module")
 def opened(session):
-    """Fetch a picture of a result, of a gallery or alone."""
+    """Fetch an image of a result, of a gallery or alone."""
 
     def opened(picture) -> Image.Image:
         return Image.open(io.BytesIO(session.get(picture.get("image", picture)["url"]).content))

@@ -62,7 +62,7 @@ def wait_for(condition) -> None:
 
 
 def same(images: list[Image.Image], others: list[Image.Image]) -> bool:
-    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
     pairs = zip(images, others, strict=True)
     return all(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1 for one, other in pairs)
 

@@ -102,7 +102,7 @@ def picture(data: str | bytes) -> Image.Image:
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
-    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
 
 
@@ -377,7 +377,7 @@ def test_large_bodies_are_not_read(address):
 
     for content in (b" " * (size + 1), chunks()):
         response = httpx.post(url, content=content, headers=JSON, timeout=60)
-        assert response.status_code == 413 and "send smaller pictures" in response.json()["error"]["message"]
+        assert response.status_code == 413 and "send smaller images" in response.json()["error"]["message"]
 
 
 def test_only_the_token_opens(held_address, held):
@@ -392,7 +392,7 @@ def test_only_the_token_opens(held_address, held):
         openai.OpenAI(base_url=f"{address}/v1", api_key="wrong").images.generate(prompt="a")
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
     answer = client.images.generate(prompt="a", response_format="url")
-    # A browser that shows the picture sends no token.
+    # A browser that shows the image sends no token.
     assert httpx.get(answer.data[0].url).status_code == 200
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
     counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
@@ -458,7 +458,7 @@ def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
     images = metric(address, "arimage_images_total")
     answered = metric(address, 'arimage_requests_total{status="200"}')
     start = threading.Barrier(50)
-    # Setting up TLS takes each client more time than its picture.
+    # Setting up TLS takes each client more time than its image.
     connections = openai.DefaultHttpxClient()
 
     def ask(number: int) -> tuple[int, Image.Image]:
@@ -514,7 +514,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
     assert process.wait(30) == 0
     log = process.stdout.read()
     assert "Traceback" not in log and "a red heart" not in log
-    # Whoever knows the address of a picture can see it.
+    # Whoever knows the address of an image can see it.
     assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
 
 
