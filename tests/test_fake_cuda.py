@@ -181,7 +181,7 @@ def cases():
                 yield family, name
 
 
-@pytest.mark.parametrize(("family", "name"), cases())
+@pytest.mark.parametrize(("family", "name"), list(cases()))
 def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), Sampling(guidance_scale=3.0))
 
