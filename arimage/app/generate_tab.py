@@ -118,6 +118,9 @@ def generate_tab(engine: Engine) -> gr.State:
 
     gr.on([actions.start.click, subject.prompt.submit], generate_form, inputs, outputs, **GENERATES)
     actions.others[0].click(generate_with_random_seed, inputs, outputs, **GENERATES)
+    # On a narrow screen the image is below the controls.
+    for button in (actions.start, *actions.others):
+        button.click(None, js="() => document.getElementById('status').scrollIntoView({block: 'nearest'})", **AT_ONCE)
     again.click(generate_again, last, outputs, **GENERATES)
 
     def on_model(model: str) -> dict:

@@ -45,7 +45,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    assert CHROMIUM is not None, "ARIMAGE_REQUIRE_CHROMIUM is set and there is no chromium on the path"
+    assert CHROMIUM is not None, "ARIMAGE_REQUIRE_CHROMIUM is set but chromium is not on the path"
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -92,7 +92,7 @@ def wait_for(condition) -> None:
         time.sleep(0.2)
 
 
-def test_a_picture_appears_while_it_is_generated(page, tmp_path):
+def test_an_image_appears_while_it_is_generated(page, tmp_path):
     panel = tab(page, "Generate")
     expect(page.locator("#status")).to_have_text("Press Generate to make the first image.")
     panel.get_by_label("Prompt").fill("pizza")
@@ -132,7 +132,7 @@ def test_stop_stops_at_once(page):
     assert time.monotonic() - began < 5
     expect(page.locator("#generate")).to_be_visible()
     expect(page.locator("#stop-generate")).to_be_hidden()
-    # The engine is free: a random seed is drawn at once, and shown.
+    # The engine is free: a random seed is chosen at once, and shown.
     panel.get_by_label("Model").click()
     page.get_by_role("option", name="emoji-var").click()
     expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
@@ -141,7 +141,7 @@ def test_stop_stops_at_once(page):
     assert panel.get_by_label("Seed").input_value() in page.locator("#status").inner_text()
 
 
-def test_what_is_wrong_is_said_in_a_toast(page):
+def test_errors_are_shown_in_a_toast(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Prompt").fill(" ")
     page.locator("#generate").click()
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said_in_a_toast(page):
 
 def test_decodings_stand_side_by_side(page):
     panel = tab(page, "Compare")
-    # Two suffice: the one that takes a pass a code is taken out.
+    # Two are enough: take out the one that needs one forward pass per token.
     panel.locator("#decodings .token", has_text="ar · exact").first.locator(".token-remove").click()
     expect(panel.locator("#decodings .token")).to_have_count(2)
     page.locator("#compare").click()
@@ -168,11 +168,15 @@ def test_decodings_stand_side_by_side(page):
     expect(page.locator("#compare")).to_be_visible()
 
 
-def test_nothing_sticks_out_of_a_narrow_screen(page):
+def test_a_narrow_screen_shows_everything(page):
     page.set_viewport_size({"width": 400, "height": 850})
     for name in ("Generate", "Compare", "Edit"):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    tab(page, "Generate")
+    page.locator("#generate").click()
+    expect(page.locator("#status")).to_be_in_viewport()
+    expect(page.locator("#status .badge")).to_have_text("exact")
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
