@@ -120,7 +120,7 @@ def generate_tab(engine: Engine) -> gr.State:
     actions.others[0].click(generate_with_random_seed, inputs, outputs, **GENERATES)
     # On a narrow screen the image is below the controls.
     for button in (actions.start, *actions.others):
-        button.click(None, js="() => document.getElementById('status').scrollIntoView({block: 'nearest'})", **AT_ONCE)
+        button.click(None, js="() => document.getElementById('again').scrollIntoView({block: 'nearest'})", **AT_ONCE)
     again.click(generate_again, last, outputs, **GENERATES)
 
     def on_model(model: str) -> dict:

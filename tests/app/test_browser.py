@@ -168,12 +168,13 @@ def test_decodings_stand_side_by_side(page):
     expect(page.locator("#compare")).to_be_visible()
 
 
-def test_a_narrow_screen_shows_everything(page):
+def test_a_narrow_screen_shows_the_controls_and_then_the_image(page):
     page.set_viewport_size({"width": 400, "height": 850})
     for name in ("Generate", "Compare", "Edit"):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    tab(page, "Generate")
+    # The progress and the image are below the controls: the page scrolls to them.
+    tab(page, "Generate").get_by_label("Prompt").fill("pizza")
     page.locator("#generate").click()
     expect(page.locator("#status")).to_be_in_viewport()
     expect(page.locator("#status .badge")).to_have_text("exact")
