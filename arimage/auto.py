@@ -80,7 +80,10 @@ def _class_name(folder: Path, name: str, kwargs: dict) -> str:
     if not folder.is_dir():
         if name.count("/") != 1:
             known = ", ".join([*packaged_models(), *published_models()])
-            raise ValueError(f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}")
+            raise ValueError(
+                f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}; `arimage convert` makes "
+                "a folder of other published checkpoints"
+            )
         try:
             index = Path(hf_hub_download(name, INDEX, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}))
         except OSError as error:

@@ -25,6 +25,7 @@ from .options import (
     TopP,
     check_output,
     load_pipeline,
+    raised_by_arimage,
 )
 from .training.commands import train_app
 
@@ -83,10 +84,10 @@ def generate(
     ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3).")] = None,
     prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
-    task: Annotated[str | None, typer.Option(help="Task of the prompt template (Lumina-mGPT, Anole).")] = None,
-    guided_tokens: Annotated[
-        int | None, typer.Option(help="Guide only this many first tokens (LlamaGen, Janus). Default: all.")
+    task: Annotated[
+        str | None, typer.Option(help="Task of the prompt template, such as depth (Lumina-mGPT 2.0).")
     ] = None,
+    guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images per prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -114,7 +115,7 @@ def generate(
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
     total = count * len(texts or labels)
     if not 1 <= total <= MAX_IMAGES:
-        raise ValueError(f"--count asks for {total} images: give 1 to {MAX_IMAGES} images per call")
+        raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in IMAGE_SUFFIXES
     check_output("--out", out, IMAGE_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
     if trace is not None:
@@ -165,24 +166,12 @@ def generate(
     # Only now, so that a refused call leaves no empty folder.
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
-    if is_file:
-        from diffusers.utils import make_image_grid
-
-        # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
-        columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-        make_image_grid(images, rows=len(images) // columns, cols=columns).save(out)
-        written = [out]
-    else:
-        names = [text for text in (texts or [f"class {label}" for label in labels]) for _ in range(count)]
-        written = []
-        for i, (name, one) in enumerate(zip(names, images, strict=True)):
-            slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-            written.append(out / f"{slug or 'image'}-{seed}-{i}.png")
-            one.save(written[-1])
+    names = texts or [f"class {label}" for label in labels]
+    written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
-        title = f"{decoding or type(pipe.decoding).__name__}: {texts[0] if texts else f'class {labels[0]}'}"
+        title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
         if trace is not None:
             with torch.no_grad():
                 first = recorder.call.select(slice(1))
@@ -198,6 +187,25 @@ def generate(
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
+
+
+def _write_grid(images: list["Image"], count: int, path: Path) -> Path:
+    from diffusers.utils import make_image_grid
+
+    # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
+    columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
+    make_image_grid(images, rows=len(images) // columns, cols=columns).save(path)
+    return path
+
+
+def _write_files(images: list["Image"], names: list[str], seed: int, folder: Path) -> list[Path]:
+    paths = []
+    for i, image in enumerate(images):
+        name = names[i * len(names) // len(images)]
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+        paths.append(folder / f"{slug or 'image'}-{seed}-{i}.png")
+        image.save(paths[-1])
+    return paths
 
 
 def _lines(file: Path) -> list[str]:
@@ -404,9 +412,7 @@ def app_command(
         str, typer.Option(help="Interface to bind. Non-loopback hosts, such as 0.0.0.0, require --auth.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
-    auth: Annotated[
-        str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password that the page asks for.")
-    ] = None,
+    auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -449,15 +455,7 @@ def main() -> None:
         if os.environ.get("ARIMAGE_TRACEBACK") == "1":
             raise
         message = " ".join(str(error).split())
-        if not isinstance(error, OSError) and not _raised_by_arimage(error):
+        if not isinstance(error, OSError) and not raised_by_arimage(error):
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
-
-
-def _raised_by_arimage(error: Exception) -> bool:
-    """Whether this package raised it on purpose, and not one that it calls, where a ValueError may be a bug."""
-    traceback = error.__traceback__
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback.tb_frame.f_globals["__name__"].partition(".")[0] == __package__

@@ -17,7 +17,7 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(help="Dtype of the weights. auto: bfloat16 on accelerators, float32 on the CPU."),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same images.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same images.")]
 GuidanceScale = Annotated[
     float | None, typer.Option(help="Classifier-free guidance scale; 1 disables it. Default: the checkpoint's.")
 ]
@@ -90,8 +90,10 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
 
     try:
         pipe = AutoPipeline.from_pretrained(model, dtype=getattr(torch, dtype))
-    # What torch, diffusers and transformers raise for damaged weights and for settings of a wrong type.
-    except (SafetensorError, RuntimeError, TypeError, AttributeError, LookupError, ZeroDivisionError) as error:
+    # What torch, diffusers and transformers raise for damaged files and for settings of a wrong type.
+    except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        if raised_by_arimage(error):
+            raise
         raise ValueError(
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
             "ARIMAGE_TRACEBACK=1 to see where it fails"
@@ -102,3 +104,11 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def raised_by_arimage(error: Exception) -> bool:
+    """Whether this package raised it on purpose, and not one that it calls, where a ValueError may be a bug."""
+    traceback = error.__traceback__
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_globals["__name__"].partition(".")[0] == __package__

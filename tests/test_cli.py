@@ -72,7 +72,7 @@ def refused(run):
 
 
 def expected_images(kind, seed, **arguments):
-    """What the pipeline itself draws, uint8 [B, H, W, 3]."""
+    """What the pipeline itself generates, uint8 [B, H, W, 3]."""
     pipe = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
     images = pipe(**arguments, generator=torch.Generator().manual_seed(seed)).images
     return np.stack([np.asarray(image) for image in images])
@@ -146,7 +146,7 @@ def test_importing_the_module_runs_nothing():
     assert done.stdout == "imported\n"
 
 
-# Pictures
+# Images
 
 
 def test_one_prompt_to_a_file(run, models, tmp_path):
@@ -169,14 +169,14 @@ def test_sampling_settings_and_decoding_reach_the_model(run, models):
 
 
 def test_images_to_a_folder_one_file_each(run, models):
-    code, output, _ = run("generate", *PROMPTS[:2], "-n", 2, "--model", models["text"], "--out", "pictures")
+    code, output, _ = run("generate", *PROMPTS[:2], "-n", 2, "--model", models["text"], "--out", "images")
     assert code == 0
     names = ["a-red-heart-0-0.png", "a-red-heart-0-1.png", "tree-0-2.png", "tree-0-3.png"]
-    assert output.splitlines() == [str(Path("pictures") / name) for name in names]
-    assert sorted(path.name for path in Path("pictures").iterdir()) == names
+    assert output.splitlines() == [str(Path("images") / name) for name in names]
+    assert sorted(path.name for path in Path("images").iterdir()) == names
     expected = expected_images("text", 0, prompt=PROMPTS[:2], num_images_per_prompt=2)
     for name, image in zip(names, expected, strict=True):
-        np.testing.assert_array_equal(pixels(Path("pictures") / name), image)
+        np.testing.assert_array_equal(pixels(Path("images") / name), image)
 
 
 def test_without_a_place_images_go_to_outputs(run, models):
@@ -199,7 +199,7 @@ def test_a_file_shows_all_images_in_a_grid(run, models, prompts, count, rows, co
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".webp", ".PNG"])
-def test_other_picture_formats_are_written(run, models, suffix):
+def test_other_image_formats_are_written(run, models, suffix):
     code, *_ = run("generate", "tree", "--model", models["text"], "--out", f"tree{suffix}")
     assert code == 0 and Image.open(f"tree{suffix}").size == (SIZE, SIZE)
 
@@ -212,7 +212,7 @@ def test_prompts_are_read_from_a_file_after_those_given(run, models):
     np.testing.assert_array_equal(images, expected_images("text", 0, prompt=PROMPTS))
 
 
-def test_classes_are_drawn_by_their_ids(run, models):
+def test_classes_are_generated_by_their_ids(run, models):
     labels = [3, 0]
     options = [word for label in labels for word in ("--class-label", label)]
     code, output, _ = run("generate", *options, "--model", models["class"], "--out", "classes")
@@ -222,7 +222,7 @@ def test_classes_are_drawn_by_their_ids(run, models):
         np.testing.assert_array_equal(pixels(path), image)
 
 
-def test_pictures_of_the_decoding_are_written_beside_the_images(run, models):
+def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
     options = ["--trace", "new/x.webp", "--acceptance-map", "new/map.png", "--decoding", "sjd", "--out", "x.png"]
     code, output, _ = run("generate", *PROMPTS[:2], "--model", models["text"], *options)
     assert code == 0 and output.splitlines() == ["x.png", "new/x.webp", "new/map.png"]
@@ -243,7 +243,7 @@ def test_pictures_of_the_decoding_are_written_beside_the_images(run, models):
         ("text", ["x", "--decoding", "sdj"], "arimage: "),
         ("text", ["x", "--top-p", "2"], "arimage: top_p is 2.0: give a probability"),
         ("text", ["x", "--temperature", "0"], "arimage: temperature is 0.0"),
-        ("text", ["x", "-n", "0"], "arimage: --count asks for 0 images"),
+        ("text", ["x", "-n", "0"], "arimage: --count makes 0 images"),
         ("text", ["--class-label", "3"], "arimage: this checkpoint generates from text"),
         ("class", ["x"], "arimage: this checkpoint generates classes: give class_labels, ids from 0 to 9"),
         ("class", ["--class-label", "99"], "arimage: class_labels are [99]: give one or more ids from 0 to 9"),
@@ -260,7 +260,7 @@ def test_pictures_of_the_decoding_are_written_beside_the_images(run, models):
         ("text", ["x", "--device", "abacus"], "arimage: "),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_sentence(refused, models, kind, arguments, sentence):
+def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, kind, arguments, sentence):
     line = refused("generate", *arguments, "--model", models[kind])
     assert line.startswith(sentence)
     assert not list(Path.cwd().iterdir())
@@ -404,13 +404,14 @@ def test_a_damaged_config_is_refused(refused, models, tmp_path, key, value):
     folder = shutil.copytree(models["text"], tmp_path / "damaged")
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    line = refused("generate", "x", "--model", folder)
-    assert str(folder) in line or key in line
+    assert str(folder) in refused("generate", "x", "--model", folder)
 
 
-@pytest.mark.parametrize("part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors"])
+@pytest.mark.parametrize(
+    "part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors", "tokenizer/tokenizer.json"]
+)
 @pytest.mark.parametrize("contents", [b"", b"noise" * 99])
-def test_damaged_weights_are_refused(refused, models, tmp_path, part, contents):
+def test_damaged_files_are_refused(refused, models, tmp_path, part, contents):
     folder = shutil.copytree(models["text"], tmp_path / "damaged")
     (folder / part).write_bytes(contents)
     assert str(folder) in refused("generate", "x", "--model", folder)
@@ -444,7 +445,7 @@ def test_without_a_terminal_there_are_no_progress_bars(run, models):
     assert err.count("\n") == 1 and "\r" not in err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for an accelerator that is not there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")
 def test_a_missing_accelerator_is_refused_in_one_sentence(refused, models):
     assert "cuda" in refused("generate", "x", "--model", models["text"], "--device", "cuda").lower()
 
@@ -479,52 +480,52 @@ def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
     assert not Path("made").exists()
 
 
-def test_converted_files_of_var_draw_pictures(run, tmp_path):
+def test_converted_files_of_var_generate_images(run, tmp_path):
     files = Path(__file__).parent / "fixtures" / "var"
     options = ["--transformer", files / "var_d2.pth", "--tokenizer", files / "vae_ch32v64z8.pth"]
     code, out, _ = run("convert", "var", *map(str, options), "--out", str(tmp_path / "made"))
     assert code == 0 and out.strip() == str(tmp_path / "made")
-    picture = tmp_path / "drawn.png"
-    code, _, err = run("generate", "--class-label", "3", "--model", str(tmp_path / "made"), "--out", str(picture))
-    assert code == 0 and "4 forward passes" in err and pixels(picture).shape == (16, 16, 3)
+    image = tmp_path / "image.png"
+    code, _, err = run("generate", "--class-label", "3", "--model", str(tmp_path / "made"), "--out", str(image))
+    assert code == 0 and "4 forward passes" in err and pixels(image).shape == (16, 16, 3)
 
 
-def test_a_converted_janus_draws_pictures_that_can_be_traced(run, tmp_path):
+def test_a_converted_janus_generates_images_that_can_be_traced(run, tmp_path):
     folder = tiny_janus.write_original(tmp_path / "published")
-    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    made, image = tmp_path / "made", tmp_path / "image.png"
     code, out, _ = run("convert", "janus", str(folder), "--template", "janus", "--out", str(made))
     assert code == 0 and out.strip() == str(made)
     options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
-    options += ["--model", str(made), "--decoding", "sjd-coupled", "--out", str(picture)]
+    options += ["--model", str(made), "--decoding", "sjd-coupled", "--out", str(image)]
     code, _, err = run("generate", "a red heart", *options)
-    assert code == 0 and "forward passes" in err and pixels(picture).shape == (64, 64, 3)
+    assert code == 0 and "forward passes" in err and pixels(image).shape == (64, 64, 3)
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 
-def test_a_converted_emu3_draws_pictures_that_can_be_traced(run, tmp_path):
+def test_a_converted_emu3_generates_images_that_can_be_traced(run, tmp_path):
     folder = tiny_emu3.write_original(tmp_path / "published", image_area=32 * 32)
     vision_tokenizer = tiny_emu3.write_vision_tokenizer(tmp_path / "vision")
-    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    made, image = tmp_path / "made", tmp_path / "image.png"
     options = ["--vision-tokenizer", str(vision_tokenizer), "--out", str(made)]
     code, out, _ = run("convert", "emu3", str(folder), *options)
     assert code == 0 and out.strip() == str(made)
     options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
-    options += ["--model", str(made), "--decoding", "sjd", "--out", str(picture)]
+    options += ["--model", str(made), "--decoding", "sjd", "--out", str(image)]
     code, _, err = run("generate", "a red heart", *options)
-    assert code == 0 and "forward passes" in err and pixels(picture).shape == (32, 32, 3)
+    assert code == 0 and "forward passes" in err and pixels(image).shape == (32, 32, 3)
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 
-def test_a_converted_lumina_mgpt_draws_pictures_of_any_size_that_can_be_traced(run, tmp_path):
+def test_a_converted_lumina_mgpt_generates_images_of_any_size_that_can_be_traced(run, tmp_path):
     folder = tiny_lumina_mgpt.write_version_2(tmp_path / "published")
-    made, picture = tmp_path / "made", tmp_path / "drawn.png"
+    made, image = tmp_path / "made", tmp_path / "image.png"
     options = ["--tokenizer", str(tiny_lumina_mgpt.MOVQGAN), "--image-size", "64", "--out", str(made)]
     code, out, _ = run("convert", "lumina-mgpt", str(folder), *options)
     assert code == 0 and out.strip() == str(made)
     options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
-    options += ["--model", str(made), "--decoding", "sjd", "--height", "32", "--width", "64", "--out", str(picture)]
+    options += ["--model", str(made), "--decoding", "sjd", "--height", "32", "--width", "64", "--out", str(image)]
     code, _, err = run("generate", "a red heart", *options)
-    assert code == 0 and "forward passes" in err and pixels(picture).shape == (32, 64, 3)
+    assert code == 0 and "forward passes" in err and pixels(image).shape == (32, 64, 3)
     assert (tmp_path / "trace.webp").stat().st_size and (tmp_path / "map.png").stat().st_size
 
 
@@ -547,6 +548,11 @@ def test_size_and_negative_prompt_reach_the_model(run, refused, models, tmp_path
 def test_an_anole_without_its_image_decoder_is_refused_in_one_sentence(refused, tmp_path):
     folder = Path(__file__).parent / "fixtures" / "lumina_mgpt"
     assert "holds no image decoder" in refused("convert", "anole", str(folder), "--out", str(tmp_path / "made"))
+
+
+def test_seeds_out_of_range_are_a_usage_error(run):
+    code, _, err = run("generate", "x", "--seed", 2**64)
+    assert code == 2 and "--seed" in err
 
 
 def test_an_unknown_option_is_a_usage_error(run):
@@ -685,18 +691,18 @@ def test_bench_refuses_what_it_cannot_measure(refused, models, options, word):
     assert word in refused("bench", "--model", models["text"], *options)
 
 
-def test_a_part_of_a_picture_is_drawn_anew(run, refused, models, tmp_path):
-    picture = torch.randint(256, (SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
+def test_a_part_of_an_image_is_generated_again(run, refused, models, tmp_path):
+    image = torch.randint(256, (SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
     mask = np.zeros((SIZE, SIZE), np.uint8)
     mask[:, : SIZE // 2] = 255
-    Image.fromarray(picture).save(tmp_path / "picture.png")
+    Image.fromarray(image).save(tmp_path / "image.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    (tmp_path / "text.txt").write_text("no picture")
+    (tmp_path / "text.txt").write_text("no image")
     for model in ("text", "scales"):
-        options = ("generate", "tree", "--model", models[model], "--image", tmp_path / "picture.png")
+        options = ("generate", "tree", "--model", models[model], "--image", tmp_path / "image.png")
         assert run(*options, "--mask-image", tmp_path / "mask.png", "--out", "x.png")[0] == 0
-        assert np.array_equal(pixels("x.png")[:, SIZE // 2 :], picture[:, SIZE // 2 :])
-        assert not np.array_equal(pixels("x.png")[:, : SIZE // 2], picture[:, : SIZE // 2])
+        assert np.array_equal(pixels("x.png")[:, SIZE // 2 :], image[:, SIZE // 2 :])
+        assert not np.array_equal(pixels("x.png")[:, : SIZE // 2], image[:, : SIZE // 2])
     assert "belong together" in refused(*options)
     assert "text.txt" in refused(*options, "--mask-image", tmp_path / "text.txt")
 

@@ -42,7 +42,7 @@ def tokenizer(names: dict[str, int]) -> PreTrainedTokenizerFast:
 
 
 def vq_model(version: str = "1.0") -> VQModel:
-    """8 pixels a code of Lumina-mGPT 2.0, 16 of the others."""
+    """8 pixels per token of Lumina-mGPT 2.0, 16 of the others."""
     # Spatial norms have 32 groups.
     levels, channels = (4, 32) if version == VERSION_2 else (5, 4)
     model = VQModel(

@@ -19,7 +19,7 @@ from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPINGS = ("model", "module", "state_dict")
-# Groups of every group norm of the published image tokenizers; no tensor shows them.
+# Groups of every group norm of the published image tokenizers; the tensors do not show them.
 NORM_NUM_GROUPS = 32
 
 
@@ -30,13 +30,12 @@ class CheckpointError(ValueError):
 def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> dict[str, torch.Tensor]:
     """The tensors of a published checkpoint by their original names, on the CPU, memory-mapped where possible.
 
-    Safetensors by their suffix, everything else as `torch.save` wrote it: the tensors themselves, or under one of
-    `wrappings` or several nested, next to a trainer's optimizer, arguments and more. Nothing in
-    the file is executed.
+    Files that end in .safetensors are read as such, all others as `torch.save` wrote them: the tensors themselves, or under
+    one of `wrappings` or several nested, next to a trainer's optimizer, arguments and more. Nothing in the file is executed.
 
     Raises:
         CheckpointError: if the file is missing, cut short, holds Python objects that would have to be executed, or is
-            no dictionary of tensors.
+            not a dictionary of tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -48,7 +47,7 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
             break
         loaded = wrapped
     if not isinstance(loaded, dict) or not loaded:
-        raise CheckpointError(f"{path} holds no dictionary of tensors: give the checkpoint of a model")
+        raise CheckpointError(f"{path} does not hold a dictionary of tensors: give the checkpoint of a model")
     for key, value in loaded.items():
         if not isinstance(key, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
@@ -161,7 +160,7 @@ def fill(
     tensors = {}
     for key, (name, _) in expected.items():
         tensor = state[key].to(dtype) if state[key].is_floating_point() else state[key]
-        # Safetensors saves nothing else than contiguous tensors.
+        # Safetensors saves contiguous tensors only.
         tensors[name] = tensor.contiguous()
     model.load_state_dict(tensors, assign=True)
     return model.eval()

@@ -17,7 +17,7 @@ ChameleonTokenizer = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder to write; new or empty.")]
 
 
-@convert_app.command("llamagen")
+@convert_app.command()
 def llamagen(
     transformer: Transformer,
     tokenizer: Tokenizer,
@@ -35,7 +35,7 @@ def llamagen(
     typer.echo(out)
 
 
-@convert_app.command("var")
+@convert_app.command()
 def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
     """Convert the published files of VAR, or a trainer's ar-ckpt-*.pth."""
     from . import convert_var
@@ -44,7 +44,7 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
     typer.echo(out)
 
 
-@convert_app.command("janus")
+@convert_app.command()
 def janus(
     folder: Annotated[Path, typer.Argument(help="As published by deepseek-ai or deepseek-community.")],
     out: Out,
@@ -60,7 +60,7 @@ def janus(
     typer.echo(out)
 
 
-@convert_app.command("emu3")
+@convert_app.command()
 def emu3(
     folder: Annotated[Path, typer.Argument(help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.")],
     out: Out,
@@ -79,7 +79,7 @@ def emu3(
     typer.echo(out)
 
 
-@convert_app.command("lumina-mgpt")
+@convert_app.command()
 def lumina_mgpt(
     folder: Annotated[Path, typer.Argument(help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")],
     out: Out,
@@ -95,7 +95,7 @@ def lumina_mgpt(
     typer.echo(out)
 
 
-@convert_app.command("anole")
+@convert_app.command()
 def anole(
     folder: Annotated[Path, typer.Argument(help="Anole or another Chameleon, in Meta's or transformers' format.")],
     out: Out,

@@ -132,7 +132,7 @@ def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
         eos_token="<|extra_204|>",
         pad_token="<|endoftext|>",
         padding_side="left",
-        # What transformers' Emu3Processor asks for.
+        # Names that transformers' Emu3Processor needs.
         extra_special_tokens={
             "image_token": "<image>",
             "boi_token": BEGIN_OF_IMAGE,
@@ -169,11 +169,11 @@ def convert_emu3(
     """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the files.
 
     Args:
-        folder: of Emu3-Gen or Emu3-Stage1, as the authors published it or as it is published for transformers; which of
-            the two, its config.json tells. The latter may be without text tokenizer: the pipeline then takes `input_ids`.
-        vision_tokenizer: the authors' Emu3-VisionTokenizer, asked for with the authors' layout.
-        image_area: pixels of an image that the model was trained for, by default what the authors' config.json says, and
-            720 * 720 where it does not.
+        folder: of Emu3-Gen or Emu3-Stage1, as the authors published it or as it is published for transformers,
+            according to its config.json. The latter may be without text tokenizer: the pipeline then takes `input_ids`.
+        vision_tokenizer: the authors' Emu3-VisionTokenizer, needed with the authors' layout only.
+        image_area: pixels of an image that the model was trained for, by default that in the authors' config.json, or
+            720 * 720.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:

@@ -36,7 +36,7 @@ def load_published(
             its own folder.
 
     Raises:
-        ValueError: if there is no such name.
+        ValueError: if the name is unknown.
         ConnectionError: if a file is neither in the cache nor can be downloaded.
         CheckpointError: if a downloaded file is not what was published.
     """

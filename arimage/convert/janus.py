@@ -39,7 +39,7 @@ IMAGE_TOKENS = {
     "boi_token": "<begin_of_image>",
     "eoi_token": "<end_of_image>",
 }
-# Of every SigLIP that the original builds; no tensor tells.
+# Of every SigLIP that the original builds; the tensors do not show it.
 NUM_VISION_HEADS = 16
 ALIGNER_NAMES = (("fc1.", "layers.0."),)
 # The parts of a model: ours, the original's, and how names inside them change, from top to bottom.
@@ -167,7 +167,7 @@ def _original_name(name: str) -> str:
 
 
 def chat_template(roles: tuple[str, str]) -> str:
-    """The prompt of a conversation, as Jinja: the user's pictures and words, then the assistant's, by turns."""
+    """The prompt of a conversation, as Jinja: the user's images and words, then the assistant's, by turns."""
     user, assistant = roles
     return (
         "{% for message in messages %}"
@@ -191,10 +191,10 @@ def _original_processor(folder: Path, config: JanusConfig, template: str) -> Jan
         folder, local_files_only=True, add_bos_token=True, pad_token=PAD_TOKEN, extra_special_tokens=IMAGE_TOKENS
     )
     size = config.vision_config.image_size
-    pictures = read_json(folder / "preprocessor_config.json")
+    settings = read_json(folder / "preprocessor_config.json")
     names = ("image_mean", "image_std", "min_size", "rescale_factor", "do_normalize")
     image_processor = JanusImageProcessor(
-        size={"height": size, "width": size}, **{name: pictures[name] for name in names if name in pictures}
+        size={"height": size, "width": size}, **{name: settings[name] for name in names if name in settings}
     )
     return JanusProcessor(
         image_processor,
@@ -209,7 +209,7 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
     """The pipeline of a published checkpoint, with the published sampling defaults.
 
     Args:
-        folder: as deepseek-ai or deepseek-community published it, with config, weights and tokenizer; the config tells which.
+        folder: as deepseek-ai or deepseek-community published it, with config, weights and tokenizer.
             Without a tokenizer, the transformers layout gives a pipeline that takes `input_ids` only.
         template: "janus" for Janus-1.3B or "janus-pro": how prompts are written. By default the template in the folder; the
             layout of deepseek-ai has none, and is then taken for a Janus-Pro.

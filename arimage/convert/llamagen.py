@@ -26,7 +26,7 @@ LLAMAGEN_SAMPLING = {
     "class": {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0},
     "text": {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0},
 }
-# (hidden size, layers) of the published sizes to their heads, which no tensor tells.
+# (hidden size, layers) of the published sizes to their heads, which the tensors do not show.
 NUM_HEADS = {
     (768, 12): 12,
     (1024, 24): 16,
@@ -75,9 +75,9 @@ def llamagen_transformer_from_original(
 
     Args:
         state: tensors by their original names, see `load_original`.
-        image_size: pixels along each side of the images that the weights were trained for, which no tensor tells.
-        downsample: pixels a code along each side.
-        num_heads: attention heads, where hidden size and layers are those of no published size.
+        image_size: pixels along each side of the images that the weights were trained for; the tensors do not show it.
+        downsample: pixels per token along each side.
+        num_heads: attention heads, needed if hidden size and layers are not those of a published model.
         source: what errors call the file.
 
     Raises:
@@ -86,7 +86,7 @@ def llamagen_transformer_from_original(
     """
     if image_size < 1 or image_size % downsample:
         raise CheckpointError(
-            f"image size {image_size} does not fit a tokenizer of {downsample} pixels a code: "
+            f"image size {image_size} does not fit a tokenizer of {downsample} pixels per token: "
             f"give the multiple of {downsample} that {source} was trained for"
         )
 
@@ -127,8 +127,8 @@ def _heads(qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | N
     heads = num_heads or NUM_HEADS.get((hidden_size, num_layers))
     if heads is None:
         raise CheckpointError(
-            f"{source} has {num_layers} layers of width {hidden_size}, which is no published size and tells nothing "
-            "of its attention heads: give their number as --num-heads (num_heads=)"
+            f"{source} has {num_layers} layers of width {hidden_size}, which is not a published size: "
+            "give the number of its attention heads as --num-heads (num_heads=)"
         )
     if heads < 1 or hidden_size % heads or hidden_size // heads % 4:
         raise CheckpointError(
@@ -211,7 +211,7 @@ def convert_llamagen(
         transformer, tokenizer: files such as `c2i_B_256.pt` and `vq_ds16_c2i.pt`. The tokenizers of the class and of
             the text models look alike, but each goes with its own.
         image_size: pixels along each side of the images that the transformer was trained for.
-        num_heads: attention heads, asked for where the transformer has no published size.
+        num_heads: attention heads, needed if the transformer has no published size.
         text_encoder: for a text model, a local folder with the transformers T5 encoder it was trained with, and its
             tokenizer. Without it the pipeline takes `prompt_embeds` only.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.

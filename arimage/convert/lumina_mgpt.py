@@ -248,8 +248,8 @@ def convert_lumina_mgpt(
         folder: config.json, weights (safetensors or .bin, sharded or not) in the layout of the authors' code or of
             transformers, and the text tokenizer.
         tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, or of 2.0 the file movqgan_270M.ckpt.
-        image_size: side in pixels of the square that the weights were trained for: 512, 768 or 1024. It is the size that is
-            drawn by default.
+        image_size: side in pixels of the square that the weights were trained for: 512, 768 or 1024. It is the default size
+            of the pipeline.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
@@ -304,7 +304,7 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     if vocabulary is None:
         raise CheckpointError(f"{folder} has neither a vocabulary_map in config.json nor tokenizer.json: add one")
     if "<image>" not in vocabulary and "<reserved08707>" in vocabulary:
-        # What stands for a picture in transformers.
+        # The placeholder of an image in transformers.
         vocabulary["<image>"] = vocabulary.pop("<reserved08707>")
     config["vocabulary_map"] = vocabulary
     with damaged_files(folder):
@@ -338,7 +338,7 @@ def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Te
 
 
 def _text_tokenizer(folder: Path, tokenizer) -> tuple[PreTrainedTokenizerFast | None, dict[str, int] | None]:
-    """That of the folder, else Meta's, and its vocabulary; None where there is no file, or one without merges."""
+    """The text tokenizer of the folder, else Meta's, and its vocabulary. None for what no file holds; a tokenizer needs merges."""
     path, specials = folder / "tokenizer.json", {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     if not path.is_file():
         path = Path(tokenizer or folder) / "text_tokenizer.json"

@@ -72,7 +72,7 @@ def var_transformer_from_original(
 
     vocab_size, hidden_size = shape("head.weight", 2)
     qk_norm = "blocks.0.attn.scale_mul_1H11" in state
-    # Without it no tensor tells; the original makes heads of 64 in every size.
+    # Without it the tensors do not show the heads; the original makes heads of 64 in every size.
     heads = shape("blocks.0.attn.scale_mul_1H11", 4)[1] if qk_norm else hidden_size // 64
     if heads < 1 or hidden_size % heads:
         raise CheckpointError(

@@ -22,7 +22,7 @@ def _decide_next(state: DecodingState, logits: torch.FloatTensor) -> None:
     live = ~state.finished[:, None]
     at = position.clamp(max=state.model.num_tokens - 1)
     probabilities = state.probabilities(logits, at, live)
-    token = sample(probabilities, uniforms(state.seeds, at, Purpose.SAMPLE, 0, 1)[..., 0])
+    token = sample(probabilities, uniforms(state.seeds, at, Purpose.SAMPLE, None, 1)[..., 0])
     state.write_tokens(position, live, token)
     state.decided_buffer.scatter_(1, position, True)
     state.record(torch.ones_like(state.seeds))

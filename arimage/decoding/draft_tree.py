@@ -218,7 +218,7 @@ class DraftTreeDecoding:
         )
         chosen = self.tree == "dynamic" and isinstance(self.acceptance, ExactAcceptance)
         if chosen:
-            noise = uniforms(state.seeds, at, Purpose.SAMPLE, 0, 1)
+            noise = uniforms(state.seeds, at, Purpose.SAMPLE, None, 1)
         else:
             noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, width + 1)
         drafts_of = F.pad(tree.tokens, (1, 0), value=-1)

@@ -91,13 +91,13 @@ class NextScaleDecoding:
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)
-            gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, 0, model.vocab_size).log()
+            gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, None, model.vocab_size).log()
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((probabilities.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)
             tokens = weights.argmax(-1)
             vectors = weights @ model.codebook
         else:
-            tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
+            tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
             vectors = model.codebook[tokens]
         latents = model.accumulate(scale, state.latents, vectors)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)

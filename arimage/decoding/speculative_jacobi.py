@@ -150,7 +150,7 @@ class SpeculativeJacobiDecoding:
             tokens = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1)[..., 0])
         else:
             # The largest of p / e is that of log p plus Gumbel noise.
-            tokens = (p / exponentials(state.seeds, at, Purpose.GUMBEL, 0, p.shape[-1])).argmax(-1)
+            tokens = (p / exponentials(state.seeds, at, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)
         if self.reuse is not None:
             now, before = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
             stays = (now > self.reuse * before) & ~state.fresh[:, : state.window]

@@ -60,7 +60,7 @@ class ZipARDecoding:
     def step(self, state: ZipARState) -> None:
         step = forward_rows(state, 1, self._context(state.model))
         positions, live, p = (values.squeeze(2) for values in (step.positions, step.live, step.probabilities))
-        tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, 0, 1)[..., 0])
+        tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         accepted = live
         if self.adaptive:
             # Only the lowest open row has no token, so at most one row per image has a pending draft.

@@ -130,7 +130,7 @@ class ARImagePipeline(DiffusionPipeline):
 
     @property
     def interrupt(self) -> bool:
-        """Whether the running call was asked to stop."""
+        """Whether a callback has interrupted the running call."""
         return self.current_call is not None and self.current_call.interrupted
 
     @property
@@ -293,7 +293,7 @@ class ARImagePipeline(DiffusionPipeline):
         callback_on_step_end_tensor_inputs: list[str],
         **arguments,
     ) -> ImagePipelineOutput | tuple:
-        """The body of `__call__` of every family; `arguments` are those of `prepare`."""
+        """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
         # 1. Check inputs
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")

@@ -25,7 +25,7 @@ class GenerationCall:
         repaint: for an edit where they change, bool [B, 1, H, W].
         above: tokens [B, h, w] of given panels on top of the generated ones.
         decoding, output_type, callback, callback_tensor_inputs: arguments of `__call__`.
-        interrupted: whether a callback asked to stop this call.
+        interrupted: whether a callback stopped this call.
     """
 
     sampling: Sampling

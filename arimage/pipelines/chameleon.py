@@ -11,7 +11,7 @@ from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
 from .base import ARImagePipeline
 from .call import GenerationCall
-from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 
 
 # Names of tokens in the vocabulary.

@@ -7,7 +7,7 @@ from transformers import T5EncoderModel
 
 from .base import ARImagePipeline
 from .captions import clean_caption
-from .conditioning import as_texts
+from .checks import as_texts
 
 
 logger = logging.get_logger(__name__)
@@ -28,7 +28,7 @@ def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Modu
 class ClassOrTextPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`."""
 
-    # Whether the id after the last class may be asked for, which stands for no class in particular.
+    # Whether class_labels may hold the id after the last class, which stands for no class in particular.
     _accepts_no_class = False
 
     @property

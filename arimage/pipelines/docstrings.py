@@ -1,6 +1,9 @@
 """The parts of the docstrings of `__call__` that the pipelines share."""
 
+import re
 from collections.abc import Callable
+from inspect import cleandoc
+from textwrap import indent
 
 
 PARTS = {
@@ -54,20 +57,16 @@ PARTS = {
 
 
 def fill_docstring(example: str) -> Callable[[Callable], Callable]:
-    """Replace the lines `{name}` of a docstring by PARTS[name] and the line `{example}` by an indented code block."""
+    """Replace the lines `{name}` of a docstring by PARTS[name] and the line `{example}` by `example`, indented as they are."""
+    parts = {**PARTS, "example": example}
 
     def fill(function: Callable) -> Callable:
-        lines = []
-        for line in (function.__doc__ or "").splitlines():
-            name = line.strip()
-            if name == "{example}":
-                lines += example.rstrip().splitlines()
-            elif name.startswith("{") and name.endswith("}"):
-                # Written here and in the pipelines at depths that differ by one level.
-                lines += [f"    {part}" if part else part for part in PARTS[name[1:-1]].rstrip().splitlines()[1:]]
-            else:
-                lines.append(line)
-        function.__doc__ = "\n".join(lines)
+        function.__doc__ = re.sub(
+            r"^( *)\{(\w+)\}$",
+            lambda line: indent(cleandoc(parts[line[2]]), line[1]),
+            function.__doc__ or "",
+            flags=re.MULTILINE,
+        )
         return function
 
     return fill

@@ -6,7 +6,7 @@ import torch
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
 from .base import ARImagePipeline
-from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
+from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
 
 
 # How the vocabulary of every checkpoint names the tokens around the image tokens.

@@ -50,7 +50,10 @@ def _preprocess(
     parts = image if isinstance(image, list | tuple) else [image]
     if len(parts) == 0 or any(0 in getattr(part, "shape", ()) for part in parts):
         raise ValueError(f"{name} is empty: give one image for all prompts, or one for each")
-    return processor.preprocess(image, *size)
+    try:
+        return processor.preprocess(image, *size)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be used ({error}): give PIL images, arrays or tensors") from error
 
 
 def known_tokens(tokens: torch.LongTensor, repaint: torch.BoolTensor) -> torch.LongTensor:

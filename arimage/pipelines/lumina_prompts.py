@@ -7,12 +7,12 @@ from diffusers import VQModel
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
 from .chameleon import BEGIN_OF_IMAGE, ChameleonPipeline
-from .conditioning import as_texts
+from .checks import as_texts
 
 
 # Names of tokens in the vocabulary, which are those of Chameleon in both versions.
 ROW_END = "<reserved08799>"
-# Says that the image is so many times PATCH pixels high or wide.
+# The image is so many times PATCH pixels high or wide.
 SIZE = "<reserved{:05d}>"
 FIRST_SIZE = 8800
 PATCH = 32
@@ -75,16 +75,17 @@ class LuminaPrompts(ChameleonPipeline):
         """Height and width of the images of a call: those given, those at the end of the token ids, or the square.
 
         Raises:
-            ValueError: if the vocabulary has no words for them, or the prompts end with others.
+            ValueError: if the vocabulary has no tokens for them, or the prompts end with others.
         """
-        told = self._told_size(input_ids)
+        announced = self._announced_size(input_ids)
         square = (self.config.image_size,) * 2
         size = tuple(
-            default if given is None else given for given, default in zip((height, width), told or square, strict=True)
+            default if given is None else given
+            for given, default in zip((height, width), announced or square, strict=True)
         )
-        if told not in (None, size):
+        if announced not in (None, size):
             raise ValueError(
-                f"height and width are {height} and {width} but input_ids end with a size of {told[0]}x{told[1]}: "
+                f"height and width are {height} and {width} but input_ids end with a size of {announced[0]}x{announced[1]}: "
                 "leave them out"
             )
         largest = max(self._sizes.values())
@@ -95,12 +96,12 @@ class LuminaPrompts(ChameleonPipeline):
             )
         return size
 
-    def _told_size(self, input_ids: torch.LongTensor | None) -> tuple[int, int] | None:
+    def _announced_size(self, input_ids: torch.LongTensor | None) -> tuple[int, int] | None:
         if input_ids is None or not self.has_header(input_ids):
             return None
-        told = {tuple(map(self._sizes.get, row)) for row in input_ids[:, -2:].tolist()}
-        size = told.pop()
-        if told or None in size:
+        announced = {tuple(map(self._sizes.get, row)) for row in input_ids[:, -2:].tolist()}
+        size = announced.pop()
+        if announced or None in size:
             raise ValueError("input_ids end with tokens of no size, or of different sizes: give images of one size")
         return size
 
@@ -119,6 +120,6 @@ class LuminaPrompts(ChameleonPipeline):
     def encode_prompt(
         self, prompt: str | list[str], size: tuple[int, int], task: str | None = None, given: bool = False
     ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they ask for two
-        panels; `given` says that the upper one is an image of the user."""
+        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they describe two
+        panels; with `given` the upper one is an image of the user."""
         return self.encode_texts([self._text(text, size, task, given) for text in as_texts(prompt)])

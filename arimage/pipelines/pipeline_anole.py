@@ -10,7 +10,7 @@ from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerB
 from ..decoding import Decoding
 from .call import GenerationCall
 from .chameleon import BEGIN_OF_IMAGE, ChameleonPipeline
-from .conditioning import as_texts
+from .checks import as_texts
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -21,7 +21,8 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")  # what `arimage convert` wrote
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, Layout
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
+from ..tokenizers.vq_emu3 import decode_image
 from .call import GenerationCall
-from .conditioning import check_one_of, left_pad_ids
+from .checks import check_one_of
 from .docstrings import fill_docstring
-from .emu3_image import decode_image
 from .emu3_prompts import END_OF_ROW, NEGATIVE_PROMPT, PROMPT_SUFFIX, Emu3Prompts
 from .output import ImagePipelineOutput
 
@@ -22,7 +23,8 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")  # what `arimage convert` wrote
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
         ```
 """
@@ -90,7 +92,12 @@ class Emu3Pipeline(Emu3Prompts):
         length = max(ids.shape[1] for ids, _ in groups)
         padding, device = self.model.config.text_config.pad_token_id, self._execution_device
         rows, masks = (
-            torch.cat([left_pad_ids(group[i].to(device), length, value).expand(count, -1) for group in groups])
+            torch.cat(
+                [
+                    F.pad(group[i].to(device), (length - group[i].shape[1], 0), value=value).expand(count, -1)
+                    for group in groups
+                ]
+            )
             for i, value in enumerate((padding, 0))
         )
         text_model = self.on_device(self.model).model.text_model

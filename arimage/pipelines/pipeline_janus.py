@@ -4,15 +4,17 @@ images."""
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, Layout
+from ..kernels.codebook import nearest_code
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel
 from .call import GenerationCall
-from .conditioning import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from .docstrings import fill_docstring
-from .janus_parts import JanusParts
+from .janus_prompts import JanusPrompts
 from .output import ImagePipelineOutput
 
 
@@ -20,22 +22,23 @@ EXAMPLE_DOC_STRING = """
     Examples:
         ```py
         >>> import torch
-        >>> from arimage import JanusPipeline
+        >>> from arimage import AutoPipeline
 
-        >>> pipe = JanusPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
+        >>> # the folder that `arimage convert` wrote
+        >>> pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """
 
 
-class JanusPipeline(JanusParts):
+class JanusPipeline(JanusPrompts):
     """Images of a text by Janus or Janus-Pro, changes of a given image, and answers to questions about images.
 
     Args:
         model (`JanusForConditionalGeneration`): the language model, the image tokenizer and the vision encoder. Its
             `generation_config` names the tokens of a prompt: `bos_token_id`, `pad_token_id` and, in `generation_kwargs`,
             `boi_token_id`.
-        processor (`JanusProcessor`, *optional*): reads prompts and pictures. Without it the pipeline takes `input_ids`.
+        processor (`JanusProcessor`, *optional*): reads prompts and images. Without it the pipeline takes `input_ids`.
 
     Raises:
         ValueError: if the model names no begin-of-image token.
@@ -88,6 +91,20 @@ class JanusPipeline(JanusParts):
             num_images_per_prompt=call.num_images_per_prompt,
         )
         return call
+
+    def code_vectors(self) -> torch.Tensor:
+        """The unit vectors of all tokens, float32 [V, D]."""
+        codebook = self.parts.vqmodel.quantize.embedding
+        codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
+        return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity. The original
+        does the same; transformers compares vectors that are not normalised."""
+        vq = self.parts.vqmodel
+        latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
+        latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
+        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:

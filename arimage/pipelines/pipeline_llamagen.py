@@ -55,7 +55,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "drafter"]
-    # It runs between passes of the transformer, whose embedding and head it uses.
+    # It runs between forward passes of the transformer, whose embedding and head it uses.
     _exclude_from_cpu_offload = ["drafter"]
 
     def __init__(
@@ -69,7 +69,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         super().__init__()
         if transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} codes, the image tokenizer {vq.config.codebook_size}: "
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
         check_text_encoder(text_encoder, transformer)

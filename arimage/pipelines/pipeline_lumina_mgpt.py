@@ -20,6 +20,7 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
+        >>> # the folder that `arimage convert` wrote
         >>> pipe = AutoPipeline.from_pretrained("lumina-mgpt-7b-768", dtype=torch.bfloat16).to("cuda")
         >>> pipe.decoding = "sjd-coupled"
         >>> image = pipe("a red heart", height=576, width=1024, generator=torch.Generator().manual_seed(0)).images[0]
@@ -28,7 +29,7 @@ EXAMPLE_DOC_STRING = """
 
 
 class LuminaMGPTPipeline(LuminaPrompts):
-    """Images of a text by Lumina-mGPT, of every size that its vocabulary has words for.
+    """Images of a text by Lumina-mGPT, of every size that its vocabulary has tokens for.
 
     Args:
         transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
@@ -109,7 +110,7 @@ class LuminaMGPTPipeline(LuminaPrompts):
             task (`str`, *optional*):
                 Of Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generate two panels in an image of this height and
                 width, the image of the prompt on top and its map below. With `image`, that is the upper panel, a map (or for
-                `"subject"` a picture of something), and the image is generated below it.
+                `"subject"` an image of something), and the image is generated below it.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):

@@ -73,7 +73,7 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
             found = _compare(kind, config, shapes)
         else:
             found = _load_on_meta(kind, folder, variant)
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): save it again"
         ) from error

@@ -130,7 +130,7 @@ class VARVQModel(ModelMixin, ConfigMixin):
     def decode(self, codes: list[torch.LongTensor]) -> torch.Tensor:
         """Token maps, one [B, p, p] per scale, to images [B, 3, P * f, P * f], nominally in [-1, 1], not clamped.
 
-        The maps of the first scales alone give a coarser picture.
+        The maps of the first scales alone give a coarser image.
         """
         return self.decode_latents(self.latents(codes))
 

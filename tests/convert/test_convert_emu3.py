@@ -24,7 +24,7 @@ def original(tmp_path_factory):
     return tiny_emu3.write_original(root / "Emu3-Gen"), tiny_emu3.write_vision_tokenizer(root / "VisionTokenizer")
 
 
-def draw(pipe, ids, negative_ids):
+def generate(pipe, ids, negative_ids):
     pipe.tokenizer = None
     pipe.set_progress_bar_config(disable=True)
     options = {"height": 32, "width": 40, "top_k": 1, "output_type": "pt"}
@@ -37,15 +37,15 @@ def assert_golden(out):
     torch.testing.assert_close(out.images, expected, atol=1e-5, rtol=0)
 
 
-def test_the_layout_of_transformers_draws_the_images_of_the_original(tmp_path):
+def test_the_layout_of_transformers_generates_the_images_of_the_original(tmp_path):
     convert_emu3(FIXTURES, out=tmp_path / "pipe")
     loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
     assert loaded.tokenizer is None and loaded.config.image_area == 720 * 720
     assert loaded.generation_config.items() >= DEFAULTS.items()
-    assert_golden(draw(loaded, EXPECTED["prompt_ids"], EXPECTED["negative_prompt_ids"]))
+    assert_golden(generate(loaded, EXPECTED["prompt_ids"], EXPECTED["negative_prompt_ids"]))
 
 
-def test_the_tokenizer_beside_the_weights_is_taken_along(tmp_path):
+def test_the_tokenizer_next_to_the_weights_is_taken_along(tmp_path):
     shutil.copytree(FIXTURES, tmp_path / "hf")
     tiny_emu3.character_tokenizer().save_pretrained(tmp_path / "hf")
     pipe = convert_emu3(tmp_path / "hf", image_area=24 * 24)
@@ -53,14 +53,14 @@ def test_the_tokenizer_beside_the_weights_is_taken_along(tmp_path):
     assert pipe("a red heart", output_type="latent").images.shape == (1, 3, 3)
 
 
-def test_the_authors_layout_draws_the_images_of_the_original(original, tmp_path):
+def test_the_authors_layout_generates_the_images_of_the_original(original, tmp_path):
     folder, vision_tokenizer = original
     convert_emu3(folder, vision_tokenizer=vision_tokenizer, out=tmp_path / "pipe")
     loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
     assert loaded.config.image_area == 512 * 512 and loaded.generation_config.items() >= DEFAULTS.items()
     tokenizer = loaded.tokenizer
     ids, negative_ids = (tiny_emu3.to_original(EXPECTED[name]) for name in ("prompt_ids", "negative_prompt_ids"))
-    assert_golden(draw(loaded, ids, negative_ids))
+    assert_golden(generate(loaded, ids, negative_ids))
     loaded.tokenizer = tokenizer
     assert loaded(["a red heart", "tree"], height=24, width=40, output_type="pt").images.shape == (2, 3, 24, 40)
 

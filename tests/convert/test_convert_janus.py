@@ -30,7 +30,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def transformers_folder(tmp_path):
-    """The fixture with a processor beside it."""
+    """The fixture with a processor next to it."""
     folder = shutil.copytree(tiny_janus.FOLDER, tmp_path / "transformers")
     tiny_janus.processor().save_pretrained(folder)
     return folder
@@ -137,7 +137,7 @@ def test_a_tokenizer_that_lost_its_first_token_gets_it_back(transformers_folder)
         assert each.processor.tokenizer("ab").input_ids == [150, *tiny_janus.characters().encode("ab").ids]
 
 
-def test_without_a_tokenizer_the_transformers_layout_draws_from_token_ids(expected):
+def test_without_a_tokenizer_the_transformers_layout_generates_from_token_ids(expected):
     pipe = convert_janus(tiny_janus.FOLDER)
     assert pipe.processor is None
     with pytest.raises(ValueError, match="has no processor: give input_ids"):

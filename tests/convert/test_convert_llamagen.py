@@ -71,9 +71,9 @@ def published_size(hidden_size, num_layers):
 
 @pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict"])
 def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
-    beside = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
-    beside |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
-    torch.save(state if wrapping is None else {wrapping: state, **beside}, tmp_path / "wrapped.pt")
+    other = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
+    other |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
+    torch.save(state if wrapping is None else {wrapping: state, **other}, tmp_path / "wrapped.pt")
     loaded = load_original(tmp_path / "wrapped.pt")
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], state[key]) for key in state)
@@ -96,13 +96,13 @@ class Code:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("write", ["zip", "old", "pickle", "beside"])
+@pytest.mark.parametrize("write", ["zip", "old", "pickle", "nested"])
 def test_code_in_a_file_is_refused_and_not_run(state, write, tmp_path):
     file, trace = tmp_path / "evil.pt", tmp_path / "trace"
     if write == "pickle":
         file.write_bytes(pickle.dumps({"model": Code(trace)}, protocol=2))
     else:
-        content = {"model": state, "steps": Code(trace)} if write == "beside" else {"a": Code(trace)}
+        content = {"model": state, "steps": Code(trace)} if write == "nested" else {"a": Code(trace)}
         torch.save(content, file, _use_new_zipfile_serialization=write != "old")
     with pytest.raises(CheckpointError, match=r"evil\.pt asks to run \S*mkdir when it is read"):
         load_original(file)
@@ -138,7 +138,7 @@ def unreadable(kind, state, path):
         ("text", "not a file of torch.save"),
         ("empty", "not a file of torch.save"),
         ("foreign pickle", "damaged or not a checkpoint"),
-        ("list", "no dictionary of tensors"),
+        ("list", "dictionary of tensors"),
         ("no tensors", "holds a int under 'a'"),
         ("missing", "is not a file"),
     ],
@@ -246,7 +246,7 @@ def test_files_given_the_wrong_way_round_are_refused_by_name():
 
 @pytest.mark.parametrize("image_size", [0, 26])
 def test_image_sizes_between_codes_are_refused(image_size):
-    with pytest.raises(CheckpointError, match=f"image size {image_size} does not fit a tokenizer of 4 pixels a code"):
+    with pytest.raises(CheckpointError, match=f"image size {image_size}"):
         convert_llamagen(*CLASS, image_size, num_heads=4)
 
 

@@ -250,7 +250,7 @@ def second_version(tmp_path):
     return tiny.write_version_2(tmp_path / "second")
 
 
-def test_lumina_mgpt_2_draws_from_text(second_version, tmp_path):
+def test_lumina_mgpt_2_generates_from_text(second_version, tmp_path):
     convert_lumina_mgpt(second_version, tokenizer=MOVQGAN, image_size=64, out=tmp_path / "out")
     pipe = LuminaMGPTPipeline.from_pretrained(tmp_path / "out")
     pipe.set_progress_bar_config(disable=True)

@@ -65,16 +65,16 @@ def test_a_converted_transformer_gives_the_logits_of_the_original(golden):
 
 
 @torch.no_grad()
-def test_a_converted_tokenizer_gives_the_codes_and_pictures_of_the_original(golden):
+def test_a_converted_tokenizer_gives_the_codes_and_images_of_the_original(golden):
     pipe, expected, _ = golden
     codes = pipe.vq.encode(expected["vae_image"])
     assert torch.equal(torch.cat([part.flatten(1) for part in codes], dim=1), expected["vae_tokens"])
-    pictures = pipe.vq.decode(codes).clamp(-1, 1)
-    torch.testing.assert_close(pictures, expected["vae_recon_per_scale"][:, -1], atol=1e-4, rtol=0)
+    images = pipe.vq.decode(codes).clamp(-1, 1)
+    torch.testing.assert_close(images, expected["vae_recon_per_scale"][:, -1], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("cfg", [1.5, 4])
-def test_a_converted_pipeline_draws_the_greedy_images_of_the_original(golden, cfg):
+def test_a_converted_pipeline_generates_the_greedy_images_of_the_original(golden, cfg):
     pipe, expected, config = golden
     output = pipe(class_labels=config["class_labels"], guidance_scale=1 + cfg, top_k=1, output_type="pt")
     tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
@@ -95,9 +95,9 @@ def test_a_converted_pipeline_edits_as_the_original(golden):
     forced = pipe.encode_known_tokens(expected["vae_image"], repaint.bool())
     tokens = torch.cat([part.flatten(1) for part in output.tokens], dim=1)
     assert torch.equal(tokens, torch.where(forced < 0, expected["edit_greedy_tokens"], expected["vae_tokens"]))
-    drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(drawn, expected["edit_greedy_image"], atol=1e-4, rtol=0)
-    torch.testing.assert_close(output.images, torch.where(repaint.bool(), drawn, pixels), atol=1e-6, rtol=0)
+    decoded = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(decoded, expected["edit_greedy_image"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.images, torch.where(repaint.bool(), decoded, pixels), atol=1e-6, rtol=0)
 
 
 def test_shapes_are_inferred(golden):

@@ -213,7 +213,7 @@ def siblings_of_another_distribution(q, noise):
 
 
 def same_noise_at_every_step(seeds, positions, purpose, step, count):
-    return uniforms(seeds, positions, purpose, 0, count)
+    return uniforms(seeds, positions, purpose, None, count)
 
 
 COUPLED, INDEPENDENT = ({"window": 3, "refresh": refresh} for refresh in ("coupled", "independent"))

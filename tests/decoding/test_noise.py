@@ -5,11 +5,18 @@ import math
 import pytest
 import torch
 
-from arimage.decoding.noise import Purpose, _philox, uniforms
+from arimage.decoding import noise
+from arimage.decoding.noise import Purpose
+from arimage.kernels.noise.reference import philox
 
 
 def words(text):
     return [torch.tensor(int(word, 16)) for word in text.split()]
+
+
+def uniforms(seeds, positions, purpose, step, count):
+    """Those of one step of all images."""
+    return noise.uniforms(seeds, positions, purpose, torch.full_like(seeds, step), count)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +37,14 @@ def words(text):
     ids=["zeros", "ones", "pi"],
 )
 def test_philox_gives_the_known_answers(counter, key, expected):
-    assert _philox(words(counter), words(key)).tolist() == [int(word) for word in words(expected)]
+    assert philox(words(counter), words(key)).tolist() == [int(word) for word in words(expected)]
 
 
 def test_counter_and_key_are_laid_out_as_documented():
     seed, position, step = 0x299F31D0A4093822, 0x243F6A88, 0x05A308D3
     sampled = uniforms(torch.tensor([seed]), torch.tensor([[position]]), Purpose.REFRESH, step, 6)
     first, second = (
-        _philox(words(f"{position:x} {step:x} {int(Purpose.REFRESH):x} {block}"), words("a4093822 299f31d0"))
+        philox(words(f"{position:x} {step:x} {int(Purpose.REFRESH):x} {block}"), words("a4093822 299f31d0"))
         for block in (0, 1)
     )
     assert sampled.flatten().tolist() == [(int(word) >> 8) / 2**24 for word in torch.cat([first, second[:2]])]

@@ -15,7 +15,7 @@ BATCH, FED = 2, 6
 @pytest.fixture(params=["class", "text"])
 @torch.no_grad()
 def drafting(request):
-    """A guided model and its drafter, codes, and the features that the model draws them from [2, B, N, D]."""
+    """A guided model and its drafter, codes, and the features that they were sampled from [2, B, N, D]."""
     transformer = tiny.transformer(request.param)
     if request.param == "class":
         condition = {"class_labels": torch.tensor([1, 3])}
@@ -47,7 +47,7 @@ def test_the_transformer_returns_what_its_head_reads(drafting):
 
 
 @torch.no_grad()
-def test_a_pass_with_a_cache_is_the_pass_of_training(drafting):
+def test_a_step_with_a_cache_is_a_step_of_training(drafting):
     model, drafter, codes, features = drafting
     logits, drafted = drafter.predict(model.transformer, codes.repeat(2, 1), features.flatten(0, 1))
     draft_model = drafter.bind(model)

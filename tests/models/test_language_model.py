@@ -124,7 +124,7 @@ def test_logits_are_those_of_the_explicit_sequence(network, chunk, guided, row_e
     close(torch.cat(found, dim=2), expected_logits(network, codes, guided, row_end))
 
 
-def test_a_row_end_costs_no_pass_and_the_last_none_at_all(network):
+def test_a_row_end_costs_no_forward_pass_and_the_last_none_at_all(network):
     model, codes = bind(network), random_codes()
     decoder, fed = network[0], []
     cache, _ = model.prefill(len(PROMPTS))
@@ -221,7 +221,7 @@ def test_a_row_that_begins_early_begins_with_the_row_end_alone(network):
         close(logits[0, image, 0], lm_head(hidden)[FIRST_CODE : FIRST_CODE + CODES])
 
 
-def draws(network, decoding, prompts=PROMPTS, seeds=None, sampling=None, **binding):
+def run(network, decoding, prompts=PROMPTS, seeds=None, sampling=None, **binding):
     seeds = torch.arange(len(prompts)) if seeds is None else seeds
     sampling = Sampling(guidance_scale=2.0, top_k=1) if sampling is None else sampling
     decoding = decoding_from_name(decoding) if isinstance(decoding, str) else decoding
@@ -231,38 +231,38 @@ def draws(network, decoding, prompts=PROMPTS, seeds=None, sampling=None, **bindi
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_decodings_agree_with_autoregressive_decoding(network, name, static):
-    expected = draws(network, "ar")
-    state = draws(network, name, static=static)
+    expected = run(network, "ar")
+    state = run(network, name, static=static)
     assert torch.equal(state.tokens, expected.tokens)
     assert state.forward_passes < expected.forward_passes
-    assert torch.equal(draws(network, name, row_end=None).tokens, draws(network, "ar", row_end=None).tokens)
+    assert torch.equal(run(network, name, row_end=None).tokens, run(network, "ar", row_end=None).tokens)
 
 
 @pytest.mark.parametrize("name", sorted({*decoding_names(scales=False)} - {"ar", "eagle", "eagle-lantern", *EXACT}))
 def test_other_decodings_run(network, name):
-    tokens = draws(network, name, sampling=Sampling(guidance_scale=2.0)).tokens
+    tokens = run(network, name, sampling=Sampling(guidance_scale=2.0)).tokens
     assert tokens.min() >= 0 and tokens.max() < CODES
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
 def test_row_parallel_decodings_with_all_of_the_row_above_agree(network, name):
     decoding = decoding_from_name(name, **{"zipar": {"window": 4}, "pjd": {"context": 4}}[name])
-    assert torch.equal(draws(network, decoding).tokens, draws(network, "ar").tokens)
+    assert torch.equal(run(network, decoding).tokens, run(network, "ar").tokens)
 
 
 @pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-tree", "zipar"])
 def test_an_image_does_not_depend_on_its_batch(network, name):
     sampling, seeds = Sampling(guidance_scale=2.0, top_k=20), torch.tensor([3, 1, 4])
-    together = draws(network, name, seeds=seeds, sampling=sampling).tokens
+    together = run(network, name, seeds=seeds, sampling=sampling).tokens
     for image, prompt in enumerate(PROMPTS):
-        alone = draws(network, name, [prompt], seeds[image, None], sampling).tokens
+        alone = run(network, name, [prompt], seeds[image, None], sampling).tokens
         assert torch.equal(alone[0], together[image])
 
 
 @pytest.mark.parametrize("grid", [(1, 5), (5, 1), (2, 3)])
 def test_any_grid(network, grid):
-    expected = draws(network, "ar", grid=grid).tokens
-    assert torch.equal(draws(network, "sjd-tree", grid=grid).tokens, expected)
+    expected = run(network, "ar", grid=grid).tokens
+    assert torch.equal(run(network, "sjd-tree", grid=grid).tokens, expected)
     logits = plain_logits(network, PROMPTS[0], expected[0], ROW_END, grid)
     unguided = plain_logits(network, NEGATIVE, expected[0], ROW_END, grid)
     assert torch.equal((2 * logits - unguided).argmax(-1), expected[0])

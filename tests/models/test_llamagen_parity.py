@@ -45,10 +45,10 @@ def greedy(model, batch_size, guidance_scale=1.0, last_guided=None):
     cache, logits = model.prefill(batch_size)
     codes = []
     for position in range(model.num_tokens):
-        law = logits[0]
+        guided = logits[0]
         if len(logits) == 2 and (last_guided is None or position <= last_guided):
-            law = logits[1] + guidance_scale * (logits[0] - logits[1])
-        codes.append(law.argmax(-1))
+            guided = logits[1] + guidance_scale * (logits[0] - logits[1])
+        codes.append(guided.argmax(-1))
         at = torch.full((batch_size, 1), position)
         logits = model.forward(codes[-1][:, None], at, cache)[:, :, 0]
     return torch.stack(codes, dim=1)

@@ -1,4 +1,4 @@
-"""The VAR transformer: what its passes have in common, what a token may see, and how training starts."""
+"""The VAR transformer: what its forward passes have in common, what a token may see, and how training starts."""
 
 import pytest
 import tiny
@@ -146,7 +146,7 @@ def test_attention_is_what_the_paper_says(qk_norm):
     assert_close(attention(hidden, None), expected)
 
 
-def test_training_starts_from_uniform_laws_and_reaches_every_weight(transformer, condition, latents):
+def test_training_starts_from_uniform_distributions_and_reaches_every_weight(transformer, condition, latents):
     transformer = VARTransformer.from_config(transformer.config).train()
     transformer.init_weights()
     inputs, unconditional = inputs_of(latents), torch.tensor([False, True, False])

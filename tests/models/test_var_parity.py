@@ -113,7 +113,7 @@ def test_logits_of_the_first_scales_are_those_of_all(golden):
 
 
 class Watched:
-    """A `ScaleModel` that keeps what it is asked and what it answers."""
+    """A `ScaleModel` that records its inputs and outputs."""
 
     def __init__(self, model):
         self.model, self.inputs, self.logits, self.latents = model, [], [], []
@@ -166,24 +166,24 @@ def test_everything_between_the_greedy_codes_equals_the_original(golden):
 
 
 class OriginalNoise(Sampling):
-    """Draws from each law as the original does, and keeps the codes in `drawn`."""
+    """Samples from each distribution as the original does, and keeps the tokens in `sampled`."""
 
     def probabilities(self, logits, positions):
-        law = super().probabilities(logits, positions)
-        codes = torch.multinomial(law.flatten(0, 1), 1, replacement=True, generator=self.generator)
-        self.drawn.append(codes.view(positions.shape))
-        return law
+        probabilities = super().probabilities(logits, positions)
+        codes = torch.multinomial(probabilities.flatten(0, 1), 1, replacement=True, generator=self.generator)
+        self.sampled.append(codes.view(positions.shape))
+        return probabilities
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("mode", ["sampled", "smooth"])
-def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, monkeypatch):
+def test_tokens_sampled_with_the_noise_of_the_original_are_its_own(golden, mode, monkeypatch):
     transformer, expected = golden
     settings = json.loads((FOLDER / "config.json").read_text())["sample"]
-    generator, drawn = torch.Generator().manual_seed(settings["g_seed"]), []
+    generator, sampled = torch.Generator().manual_seed(settings["g_seed"]), []
     monkeypatch.setattr(OriginalNoise, "generator", generator, raising=False)
-    monkeypatch.setattr(OriginalNoise, "drawn", drawn, raising=False)
-    monkeypatch.setattr(next_scale, "sample", lambda law, noise: drawn[-1])
+    monkeypatch.setattr(OriginalNoise, "sampled", sampled, raising=False)
+    monkeypatch.setattr(next_scale, "sample", lambda probabilities, noise: sampled[-1])
     monkeypatch.setattr(
         next_scale,
         "exponentials",
@@ -193,7 +193,7 @@ def test_codes_drawn_with_the_noise_of_the_original_are_its_own(golden, mode, mo
     model = VARScaleModel(transformer, vq, {"class_labels": expected["class_labels"]}, guided=True)
     sampling = OriginalNoise(1 + settings["cfg"], top_k=settings["top_k"], top_p=settings["top_p"])
     state = decode(model, NextScaleDecoding(more_smooth=mode == "smooth"), sampling, torch.arange(2))
-    assert torch.equal(torch.cat(drawn, dim=1), expected[f"{mode}_tokens"])
+    assert torch.equal(torch.cat(sampled, dim=1), expected[f"{mode}_tokens"])
     images = (vq.decode_latents(state.latents) / 2 + 0.5).clamp(0, 1)
     torch.testing.assert_close(images, expected[f"{mode}_image"], atol=1e-4, rtol=0)
 
@@ -214,8 +214,8 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden):
 
 
 @pytest.mark.parametrize("filters", ["k0_p0", "k10_p0", "k0_p0.8", "k20_p0.9", "k1_p0"])
-def test_the_sampling_law_is_the_original_filter(golden, filters):
+def test_the_sampling_probabilities_are_the_original_filter(golden, filters):
     top_k, top_p = filters.removeprefix("k").split("_p")
     sampling = Sampling(top_k=int(top_k), top_p=float(top_p) or 1.0)
-    law = sampling.probabilities(golden[1]["filter_logits"][None], torch.zeros(2, 3, dtype=torch.long))
-    torch.testing.assert_close(law, golden[1][f"filter_probs_{filters}"])
+    probabilities = sampling.probabilities(golden[1]["filter_logits"][None], torch.zeros(2, 3, dtype=torch.long))
+    torch.testing.assert_close(probabilities, golden[1][f"filter_probs_{filters}"])

@@ -79,7 +79,7 @@ def test_all_pipelines_have_one_tail_of_keywords(pipe):
 
 def test_the_docstring_of_a_call_names_every_argument(pipe):
     doc = type(pipe).__call__.__doc__
-    assert "{" not in doc and ">>> pipe" in doc
+    assert "{" not in doc and "\n        Examples:\n            ```py\n            >>> " in doc
     for name in inspect.signature(type(pipe).__call__).parameters:
         assert name == "self" or f" {name} (" in doc, name
 

@@ -1,4 +1,4 @@
-"""A drafter is a component of its pipeline, and a decoding with it draws what the model draws."""
+"""A drafter is a component of its pipeline, and a decoding with it samples from the distribution of the model."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_greedy_codes_are_those_of_one_code_a_pass(pipes, call, tree):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_dynamic_tree_draws_the_images_of_autoregressive_decoding(pipes, call):
+def test_a_dynamic_tree_generates_the_images_of_autoregressive_decoding(pipes, call):
     pipe = pipes[call.split(",")[0]]
     expected, found = (codes(pipe, 5, **CALLS[call], decoding=name).tokens for name in ("ar", "eagle"))
     assert torch.equal(found, expected)

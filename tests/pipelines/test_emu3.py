@@ -1,4 +1,4 @@
-"""Emu3: the original's logits, codes and pixels on random weights, and what a call of its pipeline draws and refuses."""
+"""Emu3: the original's logits, codes and pixels on random weights, and what a call of its pipeline generates and refuses."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ from tiny_emu3 import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
 from arimage import AutoPipeline, SpeculativeJacobiDecoding, decoding_from_name, decoding_names
-from arimage.pipelines.emu3_image import decode_image
 from arimage.pipelines.emu3_prompts import NEGATIVE_PROMPT, PROMPT_SUFFIX
 from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
+from arimage.tokenizers.vq_emu3 import decode_image
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face"]
@@ -58,7 +58,7 @@ def test_pixels_equal_the_original(bare):
     torch.testing.assert_close(out.images, expected, atol=1e-5, rtol=0)
 
 
-def test_logits_equal_the_original_and_guide_to_the_same_law(bare):
+def test_logits_equal_the_original_and_guide_to_the_same_distribution(bare):
     model = bare.prepare(**GIVEN, **SIZE, guidance_scale=3.0).model
     cache, first = model.prefill(1)
     codes = EXPECTED["image_codes"].flatten()[None, :-1]
@@ -119,7 +119,7 @@ def test_images_of_every_output_type_show_the_decoded_codes(pipe):
     assert expected.std() > 0.03
     torch.testing.assert_close(out["pt"].images, expected, atol=1e-5, rtol=0)
     np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-5)
-    assert [picture.size for picture in out["pil"].images] == [(24, 40)] * 3
+    assert [one.size for one in out["pil"].images] == [(24, 40)] * 3
 
 
 @pytest.mark.parametrize("decoding", ["ar", SpeculativeJacobiDecoding(window=7), "sjd-tree", "zipar"])
@@ -197,7 +197,7 @@ def test_the_size_is_that_of_the_trained_area_or_given(pipe):
             gen.image_size(**arguments)
 
 
-def test_a_callback_sees_the_picture_grow(pipe):
+def test_a_callback_sees_the_image_grow(pipe):
     shapes = []
 
     def show(pipe, step, passes, tensors):
@@ -208,7 +208,7 @@ def test_a_callback_sees_the_picture_grow(pipe):
     assert shapes == [(1, 3, 40, 24)] * 15
 
 
-def test_a_saved_pipeline_draws_the_same_images(tmp_path):
+def test_a_saved_pipeline_generates_the_same_images(tmp_path):
     pipe = tiny_emu3.pipeline()
     pipe.generation_config.update(guidance_scale=3.0, top_k=7)
     pipe.decoding = SpeculativeJacobiDecoding(window=6)
@@ -253,7 +253,7 @@ def test_an_offloaded_model_is_brought_before_its_parts_are_called(monkeypatch):
 # Editing
 
 
-def test_pictures_are_encoded_as_in_the_original(bare):
+def test_images_are_encoded_as_in_the_original(bare):
     pixels = EXPECTED["encode_pixel_values"]
     with torch.no_grad():
         codes = bare.encode_known_tokens(pixels, torch.zeros(1, 1, 32, 40, dtype=torch.bool))
@@ -261,20 +261,20 @@ def test_pictures_are_encoded_as_in_the_original(bare):
 
 
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
-def test_what_is_kept_stands_and_the_rest_is_drawn(pipe, decoding):
-    pictures = torch.rand(3, 3, 40, 24, generator=seeded(3))
+def test_what_is_kept_stands_and_the_rest_is_generated(pipe, decoding):
+    given = torch.rand(3, 3, 40, 24, generator=seeded(3))
     mask = torch.zeros(1, 1, 40, 24)
     # One pixel of the code in the third row and second column.
     mask[..., 23, 8] = 1
     with torch.no_grad():
-        codes = torch.stack(pipe.vq.encode(pictures * 2 - 1, [(40, 24)] * 3).image_tokens)
-    options = {"image": pictures, "mask_image": mask, "decoding": decoding, "guidance_scale": 2.0, **TALL}
+        codes = torch.stack(pipe.vq.encode(given * 2 - 1, [(40, 24)] * 3).image_tokens)
+    options = {"image": given, "mask_image": mask, "decoding": decoding, "guidance_scale": 2.0, **TALL}
     out = pipe(PROMPTS, **options, generator=seeded(0), output_type="pt")
-    drawn = torch.zeros(5, 3, dtype=torch.bool)
-    drawn[2, 1] = True
-    assert torch.equal(out.tokens[:, ~drawn], codes[:, ~drawn])
+    generated = torch.zeros(5, 3, dtype=torch.bool)
+    generated[2, 1] = True
+    assert torch.equal(out.tokens[:, ~generated], codes[:, ~generated])
     white = mask[0, 0].bool()
-    torch.testing.assert_close(out.images[..., ~white], pictures[..., ~white], atol=1e-6, rtol=0)
+    torch.testing.assert_close(out.images[..., ~white], given[..., ~white], atol=1e-6, rtol=0)
     others = [pipe(PROMPTS, **options, generator=seeded(i), output_type="latent").images for i in range(1, 4)]
     assert any(not torch.equal(other, out.tokens) for other in others)
 
@@ -305,7 +305,7 @@ def test_what_is_kept_stands_and_the_rest_is_drawn(pipe, decoding):
         ({"prompt": "a", "decoding": "eagle"}, "has no drafter"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_sentence(pipe, arguments, said):
+def test_what_cannot_be_generated_is_refused_in_one_sentence(pipe, arguments, said):
     with pytest.raises(ValueError) as refused:
         pipe(**arguments)
     assert said in str(refused.value)

@@ -1,4 +1,4 @@
-"""Changing a part of a given picture: what is kept, what is generated, and what is refused."""
+"""Changing a part of a given image: what is kept, what is generated, and what is refused."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def pictures(count, seed=0):
+def random_images(count, seed=0):
     """float32 [count, 3, SIZE, SIZE] in [0, 1], of the 256 levels that a PIL image has."""
     levels = torch.randint(256, (count, 3, SIZE, SIZE), generator=seeded(seed))
     return levels / 255
@@ -36,8 +36,8 @@ def mask_of(*cells):
     return mask
 
 
-def to_pil(picture):
-    return Image.fromarray((picture.permute(1, 2, 0) * 255).round().byte().numpy())
+def to_pil(image):
+    return Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy())
 
 
 CELLS = [(0, 1), (1, 1), (2, 3), (3, 3)]
@@ -63,8 +63,8 @@ def codes_of(pipe, images):
 
 @pytest.mark.parametrize("decoding", decoding_names(scales=False))
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-def test_the_codes_outside_the_mask_are_those_of_the_picture(pipe, decoding, guidance_scale):
-    image = pictures(1)
+def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guidance_scale):
+    image = random_images(1)
     settings = {"decoding": decoding, "guidance_scale": guidance_scale, **LATENT}
     tokens = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(0), **settings).tokens
     assert torch.equal(tokens[:, ~DRAWN], codes_of(pipe, image)[:, ~DRAWN].expand(2, -1))
@@ -74,7 +74,7 @@ def test_the_codes_outside_the_mask_are_those_of_the_picture(pipe, decoding, gui
 
 @pytest.mark.parametrize("decoding", decoding_names(scales=False))
 def test_each_image_is_what_it_is_alone(pipe, decoding):
-    images, masks = pictures(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])
+    images, masks = random_images(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])
     settings = {"decoding": decoding, **LATENT}
     batch = pipe(PROMPTS, image=images, mask_image=masks, generator=[seeded(7), seeded(8)], **settings).tokens
     for i, prompt in enumerate(PROMPTS):
@@ -83,7 +83,7 @@ def test_each_image_is_what_it_is_alone(pipe, decoding):
 
 
 def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe):
-    image = pictures(1)
+    image = random_images(1)
     tokens = class_pipe(
         class_labels=[1, 4], image=image, mask_image=MASK, top_k=1, guidance_scale=3.0, **LATENT
     ).tokens
@@ -100,7 +100,7 @@ def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe)
 
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
 def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type):
-    image = pictures(1)
+    image = random_images(1)
     output = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(0), output_type=output_type)
     images = output.images
     if output_type == "pil":
@@ -108,28 +108,28 @@ def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type)
     elif output_type == "np":
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
     with torch.no_grad():
-        drawn = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+        decoded = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
     tolerance = 0.5 / 255 + 1e-6 if output_type == "pil" else 1e-6
-    assert (images - torch.where(MASK > 0, drawn, image)).abs().max() <= tolerance
+    assert (images - torch.where(MASK > 0, decoded, image)).abs().max() <= tolerance
     assert (images - image)[..., MASK > 0].abs().mean() > 0.05
     if output_type == "pil":
         assert torch.equal(images[..., MASK == 0], image[..., MASK == 0].expand(2, -1, -1))
 
 
-def test_nothing_white_gives_the_picture_back_and_all_white_draws_as_without_one(pipe):
-    image = pictures(1)
+def test_nothing_white_gives_the_image_back_and_all_white_generates_as_without_one(pipe):
+    image = random_images(1)
     kept = pipe("tree", image=image, mask_image=torch.zeros(SIZE, SIZE), decoding="sjd-coupled")
     assert np.array_equal(np.array(kept.images[0]), np.array(to_pil(image[0])))
     assert kept.stats.forward_passes == 2
     arguments = {"generator": seeded(3), "output_type": "pt"}
-    drawn = pipe("tree", image=image, mask_image=torch.ones(SIZE, SIZE), **arguments)
+    whole = pipe("tree", image=image, mask_image=torch.ones(SIZE, SIZE), **arguments)
     free = pipe("tree", generator=seeded(3), output_type="pt")
-    assert torch.equal(drawn.tokens, free.tokens) and torch.equal(drawn.images, free.images)
+    assert torch.equal(whole.tokens, free.tokens) and torch.equal(whole.images, free.images)
 
 
 @pytest.mark.parametrize("conditioning", ["text", "class"])
-def test_images_of_a_prompt_share_its_picture(pipe, class_pipe, conditioning):
-    images, masks = pictures(2), [MASK, mask_of((3, 3))]
+def test_images_of_a_prompt_share_its_image(pipe, class_pipe, conditioning):
+    images, masks = random_images(2), [MASK, mask_of((3, 3))]
     which = {"prompt": PROMPTS} if conditioning == "text" else {"class_labels": [2, 5]}
     one = pipe if conditioning == "text" else class_pipe
     tokens = one(
@@ -141,7 +141,7 @@ def test_images_of_a_prompt_share_its_picture(pipe, class_pipe, conditioning):
 
 
 def forms():
-    image, mask = pictures(1)[0], MASK
+    image, mask = random_images(1)[0], MASK
     array, pil, gray = image.permute(1, 2, 0).numpy(), to_pil(image), Image.fromarray((mask * 255).byte().numpy())
     return {
         "pil": (pil, gray),
@@ -162,13 +162,13 @@ def forms():
 
 
 @pytest.mark.parametrize("form", forms())
-def test_every_form_of_a_picture_and_a_mask_is_taken(pipe, form):
+def test_every_form_of_an_image_and_a_mask_is_taken(pipe, form):
     image, mask = forms()[form]
     pixels, repaint = prepare_image(image, mask, (SIZE, SIZE), 2)
     assert pixels.dtype == torch.float32 and repaint.dtype == torch.bool
-    expected = (pictures(1) * 2 - 1).expand(2, -1, -1, -1)
+    expected = (random_images(1) * 2 - 1).expand(2, -1, -1, -1)
     if form == "pil of another size":
-        # Lanczos, as in diffusers: near the picture, not the picture.
+        # Lanczos, as in diffusers: near the image, not the image.
         assert pixels.shape == expected.shape and repaint.shape == (2, 1, SIZE, SIZE)
         assert (pixels - expected).abs().mean() < 0.3
     else:
@@ -177,36 +177,46 @@ def test_every_form_of_a_picture_and_a_mask_is_taken(pipe, form):
 
 
 def test_what_was_given_is_left_as_it_was(pipe):
-    image, mask = pictures(1), MASK[None, None] * 0.7
+    image, mask = random_images(1), MASK[None, None] * 0.7
     prepare_image(image, mask, (SIZE, SIZE), 1)
     prepare_image(image.permute(0, 2, 3, 1).numpy(), mask.permute(0, 2, 3, 1).numpy(), (SIZE, SIZE), 1)
-    assert torch.equal(image, pictures(1)) and torch.equal(mask, MASK[None, None] * 0.7)
+    assert torch.equal(image, random_images(1)) and torch.equal(mask, MASK[None, None] * 0.7)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"image": pictures(1)}, "image and mask_image belong together: give both, or neither"),
+        ({"image": random_images(1)}, "image and mask_image belong together: give both, or neither"),
         ({"mask_image": MASK}, "image and mask_image belong together"),
         (
-            {"image": pictures(3), "mask_image": MASK},
+            {"image": random_images(3), "mask_image": MASK},
             "image holds 3 images for 2 prompts or classes: give one for all",
         ),
-        ({"image": pictures(1), "mask_image": torch.stack([MASK] * 4)}, "mask_image holds 4 images for 2 prompts"),
-        ({"image": pictures(1) * 255, "mask_image": MASK}, r"values outside \[0, 1\]: give PIL images, or arrays of"),
-        ({"image": (pictures(1) * 255).byte(), "mask_image": MASK}, r"values outside \[0, 1\]"),
-        ({"image": pictures(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),
-        ({"image": pictures(1), "mask_image": MASK.expand(1, 3, -1, -1)}, "mask_image has 3 channels where 1 are"),
-        ({"image": "heart.png", "mask_image": MASK}, "incorrect format"),
+        (
+            {"image": random_images(1), "mask_image": torch.stack([MASK] * 4)},
+            "mask_image holds 4 images for 2 prompts",
+        ),
+        (
+            {"image": random_images(1) * 255, "mask_image": MASK},
+            r"values outside \[0, 1\]: give PIL images, or arrays of",
+        ),
+        ({"image": (random_images(1) * 255).byte(), "mask_image": MASK}, r"values outside \[0, 1\]"),
+        ({"image": random_images(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),
+        (
+            {"image": random_images(1), "mask_image": MASK.expand(1, 3, -1, -1)},
+            "mask_image has 3 channels where 1 are",
+        ),
+        ({"image": "heart.png", "mask_image": MASK}, "^image cannot be used"),
+        ({"image": random_images(1), "mask_image": "heart.png"}, "^mask_image cannot be used"),
     ],
 )
-def test_unfitting_pictures_are_refused(pipe, arguments, sentence):
+def test_unfitting_images_are_refused(pipe, arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         pipe(PROMPTS, **arguments)
 
 
 def test_in_bfloat16_kept_pixels_stay_what_they_were():
     pipe = tiny.class_pipeline(GRID).to(torch.bfloat16)
-    image = pictures(1)
+    image = random_images(1)
     images = pipe(class_labels=[1], image=image, mask_image=MASK, output_type="pt").images
     torch.testing.assert_close(images[..., MASK == 0], image[..., MASK == 0], atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""Janus draws, by every decoding, what its authors' code draws on the same weights, and answers as transformers does."""
+"""Janus generates, by every decoding, the tokens of its authors' code on the same weights, and answers as transformers does."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_pixels_are_those_of_the_original_cut_off_to_bytes(pipe, given, expected
     out = {kind: pipe(**given, top_k=1, output_type=kind).images for kind in ("pt", "np", "pil")}
     np.testing.assert_allclose(out["np"], (theirs / 2 + 0.5).clamp(0, 1), atol=1e-5)
     torch.testing.assert_close(out["pt"].permute(0, 2, 3, 1), (theirs / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
-    ours = np.stack([np.asarray(picture) for picture in out["pil"]])
+    ours = np.stack([np.asarray(one) for one in out["pil"]])
     levels = np.clip((theirs.numpy() + 1) / 2 * 255, 0, 255)
     # A level that is nearly whole may fall to either side.
     sure = abs(levels - levels.round()) > 1e-3
@@ -86,7 +86,7 @@ def test_pixels_are_those_of_the_original_cut_off_to_bytes(pipe, given, expected
     assert not np.array_equal(ours, levels.round().astype(np.uint8))
 
 
-def test_pictures_are_encoded_as_in_the_original_not_as_in_transformers(pipe, expected):
+def test_images_are_encoded_as_in_the_original_not_as_in_transformers(pipe, expected):
     with torch.no_grad():
         codes = pipe.encode_image(expected["encode_pixel_values"])
     assert codes.shape == (1, 4, 4)
@@ -158,7 +158,7 @@ def test_questions_are_answered_as_by_transformers(pipe):
 
 
 @torch.no_grad()
-def test_answers_see_the_picture(pipe):
+def test_answers_see_the_image(pipe):
     asked = []
     hook = pipe.model.register_forward_hook(lambda model, inputs, output: asked.append(output.logits[:, -1]))
     pipe.understand([Image.new("RGB", (64, 64), colour) for colour in ("red", "green")], "what?", max_new_tokens=1)
@@ -179,7 +179,7 @@ def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_every_decoding_draws(pipe, decoding):
+def test_every_decoding_generates(pipe, decoding):
     out = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(0), output_type="latent")
     assert out.tokens.min() >= 0 and out.tokens.max() < 256
     other = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(1), output_type="latent")
@@ -193,7 +193,7 @@ def test_several_images_of_a_prompt_differ_and_do_not_mix_with_others(pipe):
     assert torch.equal(batch[2:4], again) and not torch.equal(again[0], again[1])
 
 
-def test_a_saved_pipeline_draws_and_answers_the_same(pipe, tmp_path):
+def test_a_saved_pipeline_generates_and_answers_the_same(pipe, tmp_path):
     pipe.save_pretrained(tmp_path / "pipe")
     loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
     loaded.set_progress_bar_config(disable=True)
@@ -211,7 +211,7 @@ def test_a_bound_model_decodes_without_the_pipeline(pipe):
     assert torch.equal(state.tokens, pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1))
 
 
-def test_half_precision_draws_and_answers(pipe, tmp_path):
+def test_half_precision_generates_and_answers(pipe, tmp_path):
     pipe.save_pretrained(tmp_path / "pipe")
     half = JanusPipeline.from_pretrained(tmp_path / "pipe", dtype=torch.bfloat16)
     half.set_progress_bar_config(disable=True)
@@ -221,7 +221,7 @@ def test_half_precision_draws_and_answers(pipe, tmp_path):
     assert len(half.understand(Image.new("RGB", (64, 64)), ["what?", "why is it so?"], max_new_tokens=3)) == 2
 
 
-def test_layers_on_disk_draw_the_same_and_a_hook_for_the_whole_model_is_called(given, expected, tmp_path):
+def test_layers_on_disk_generate_the_same_and_a_hook_for_the_whole_model_is_called(given, expected, tmp_path):
     language = "model.language_model."
     on_disk = (f"{language}layers.1", "model.generation_head", "model.vqmodel")
     on_cpu = (f"{language}{name}" for name in ("embed_tokens", "norm", "rotary_emb", "layers.0"))
@@ -256,7 +256,7 @@ def test_layers_on_disk_draw_the_same_and_a_hook_for_the_whole_model_is_called(g
     assert whole in called
 
 
-def test_drafts_of_a_pass_can_be_drawn(pipe):
+def test_drafts_of_a_pass_can_be_generated(pipe):
     shown = []
 
     def show(pipe, step, passes, tensors):
@@ -271,7 +271,7 @@ def test_drafts_of_a_pass_can_be_drawn(pipe):
 # Editing
 
 
-def pictures(count):
+def random_images(count):
     return torch.randint(256, (count, 3, SIZE, SIZE), generator=seeded(0)) / 255
 
 
@@ -282,8 +282,8 @@ DRAWN[0, 1] = DRAWN[2, 3] = True
 
 
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "zipar"])
-def test_codes_and_pixels_outside_the_mask_are_those_of_the_picture(pipe, decoding):
-    image = pictures(2)
+def test_codes_and_pixels_outside_the_mask_are_those_of_the_image(pipe, decoding):
+    image = random_images(2)
     with torch.no_grad():
         codes = pipe.encode_image(image * 2 - 1)
     options = {"image": image, "mask_image": MASK, "decoding": decoding, "temperature": 3.0}
@@ -291,8 +291,8 @@ def test_codes_and_pixels_outside_the_mask_are_those_of_the_picture(pipe, decodi
     assert torch.equal(out.tokens[:, ~DRAWN], codes[:, ~DRAWN])
     others = pipe(PROMPTS[:2], **options, generator=seeded(1), output_type="latent").tokens
     assert not torch.equal(out.tokens[:, DRAWN], others[:, DRAWN])
-    for picture, before in zip(out.images, image, strict=True):
-        after = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    for one, before in zip(out.images, image, strict=True):
+        after = torch.from_numpy(np.array(one)).permute(2, 0, 1)
         assert torch.equal(after[:, MASK == 0], (before * 255).round().byte()[:, MASK == 0])
 
 
@@ -319,7 +319,7 @@ def test_codes_and_pixels_outside_the_mask_are_those_of_the_picture(pipe, decodi
         ({"prompt": "x", "decoding": "eagle"}, "drafter"),
     ],
 )
-def test_calls_that_cannot_be_drawn_are_refused(pipe, change, sentence):
+def test_calls_that_cannot_be_generated_are_refused(pipe, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         pipe(**change)
 

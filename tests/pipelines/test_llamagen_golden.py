@@ -42,7 +42,7 @@ def golden(request):
 def test_greedy_codes_equal_the_original(golden, decoding):
     pipe, arguments, expected, config = golden
     off, on = config["cfg_scales"]
-    # The original guides the steps up to the interval; its first step draws the second code.
+    # The original guides the steps up to the interval; its first step samples the second token.
     cases = [(off, None, ""), (on, None, ""), (on, config["cfg_interval"] + 2, f"_interval{config['cfg_interval']}")]
     for scale, guided_tokens, suffix in cases:
         output = pipe(
@@ -57,12 +57,12 @@ def test_pixels_equal_the_original_by_both_of_its_rules(golden):
     decoded = pipe(**arguments, guidance_scale=scale, output_type="pt").images
     original = expected["vq_decode_greedy_cfg"]
     torch.testing.assert_close(decoded, (original / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
-    pictures = pipe(**arguments, guidance_scale=scale).images
-    ours = np.stack([np.asarray(picture) for picture in pictures]).astype(int)
+    images = pipe(**arguments, guidance_scale=scale).images
+    ours = np.stack([np.asarray(image) for image in images]).astype(int)
     for rule in ("ddp", "save_image"):
         theirs = expected[f"image_uint8_{rule}"].numpy().astype(int)
         assert ours.shape == theirs.shape
-        # The three rules round to the nearest level and differ in nothing but ties and float32 rounding beside them.
+        # The three rules round to the nearest level and differ in nothing but ties and float32 rounding next to them.
         assert abs(ours - theirs).max() <= 1
         assert (ours != theirs).mean() < 1e-3
 

@@ -97,10 +97,10 @@ def test_logits_equal_the_original(golden):
         torch.testing.assert_close(logits[group][:, columns[kept] - 4], theirs, atol=1e-4, rtol=0)
         first = expected[f"{name}_logits_full_last_prefix"][4:8196]
         torch.testing.assert_close(logits[group, 0], first, atol=1e-4, rtol=0)
-    # The law of the first code: guidance and the 2000 largest.
-    law = pipe.sampling().probabilities(logits[:, None, :1], torch.zeros(1, 1, dtype=torch.long))[0, 0]
+    # The probabilities of the first token: guidance and the 2000 largest.
+    probabilities = pipe.sampling().probabilities(logits[:, None, :1], torch.zeros(1, 1, dtype=torch.long))[0, 0]
     theirs = expected["processed_scores_full_first"][4:8196].softmax(-1)
-    torch.testing.assert_close(law, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(probabilities, theirs, atol=1e-5, rtol=0)
 
 
 def test_pixels_and_encoded_codes_equal_the_original(golden):
@@ -110,10 +110,10 @@ def test_pixels_and_encoded_codes_equal_the_original(golden):
     decoded = pipe(input_ids=ids, top_k=1, output_type="pt").images[0]
     original = expected["vq_decoded_pixels"]
     torch.testing.assert_close(decoded, (original / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
-    picture = np.asarray(pipe(input_ids=ids, top_k=1).images[0]).astype(int)
+    image = np.asarray(pipe(input_ids=ids, top_k=1).images[0]).astype(int)
     levels = expected["decoded_uint8_hwc"].numpy().astype(int)
-    # Float32 rounding beside the edge of a level.
-    assert abs(picture - levels).max() <= 1 and (picture != levels).mean() < 1e-3
+    # Float32 rounding next to the edge of a level.
+    assert abs(image - levels).max() <= 1 and (image != levels).mean() < 1e-3
     image = expected["encode_input_uint8_hwc"].permute(2, 0, 1)[None] / 127.5 - 1
     with torch.no_grad():
         assert torch.equal(pipe.encode_image(image).flatten(), expected["encode_codes"])
@@ -173,7 +173,7 @@ def test_exact_decodings_agree_with_autoregressive_decoding(pipe, name):
 
 
 @pytest.mark.parametrize("name", sorted({*decoding_names(scales=False)} - {"eagle", "eagle-lantern"}))
-def test_every_decoding_draws(pipe, name):
+def test_every_decoding_generates(pipe, name):
     tokens = pipe(PROMPTS[:2], decoding=name, generator=seeded(0), height=64, width=32, **LATENT).tokens
     assert tokens.shape == (2, 4, 2) and tokens.min() >= 0 and tokens.max() < tiny.CODES
 
@@ -202,12 +202,12 @@ def test_images_of_every_output_type_show_the_decoded_codes(pipe):
     assert expected.std() > 0.05 and expected.shape == (3, 3, 32, 64)
     torch.testing.assert_close(out["pt"].images, expected, atol=1e-6, rtol=0)
     np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-6)
-    levels = np.stack([np.asarray(picture) for picture in out["pil"].images]).transpose(0, 3, 1, 2)
+    levels = np.stack([np.asarray(image) for image in out["pil"].images]).transpose(0, 3, 1, 2)
     assert abs(levels - (expected * 255).floor().numpy()).max() <= 1
     assert pipe(PROMPTS[0], return_dict=False, **LATENT)[0].shape == (1, 4, 4)
 
 
-def test_a_callback_sees_pictures_of_drafts(pipe):
+def test_a_callback_sees_images_of_drafts(pipe):
     seen = []
 
     def callback(pipe, step, passes, tensors):
@@ -224,7 +224,7 @@ def test_a_callback_sees_pictures_of_drafts(pipe):
     assert seen == [(1, 3, 96, 64)] * 3
 
 
-def test_a_picture_is_kept_where_the_mask_is_black(pipe):
+def test_an_image_is_kept_where_the_mask_is_black(pipe):
     image = Image.fromarray(torch.randint(256, (48, 64, 3), generator=seeded(0)).byte().numpy()).resize((96, 64))
     mask = np.zeros((64, 96), dtype=np.uint8)
     mask[20, 40], mask[50:, 80:] = 255, 255
@@ -234,16 +234,16 @@ def test_a_picture_is_kept_where_the_mask_is_black(pipe):
     assert (before == after)[mask == 0].all() and not (before == after)[mask > 0].all()
     with torch.no_grad():
         codes = pipe.encode_image(torch.from_numpy(before.copy()).permute(2, 0, 1)[None] / 127.5 - 1)
-    drawn = torch.zeros(4, 6, dtype=torch.bool)
-    drawn[1, 2] = drawn[3, 5] = True
-    assert torch.equal(output.tokens[0][~drawn], codes[0][~drawn])
+    generated = torch.zeros(4, 6, dtype=torch.bool)
+    generated[1, 2] = generated[3, 5] = True
+    assert torch.equal(output.tokens[0][~generated], codes[0][~generated])
 
 
 # Folders.
 
 
 @pytest.mark.parametrize("fixture", ["pipe", "pipe2", "anole"])
-def test_a_saved_pipeline_draws_the_same_images(fixture, request, tmp_path):
+def test_a_saved_pipeline_generates_the_same_images(fixture, request, tmp_path):
     pipe = request.getfixturevalue(fixture)
     pipe.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
@@ -289,7 +289,7 @@ def test_parts_wait_on_their_device_for_offloading(pipe):
     assert called[-1] == "VQModel"
 
 
-def test_half_precision_draws_and_changes_pictures():
+def test_half_precision_generates_and_edits_images():
     pipe = tiny.pipeline()
     pipe.transformer.to(torch.bfloat16)
     pipe.vq.to(torch.bfloat16)
@@ -326,7 +326,7 @@ def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
     assert torch.equal(logits.argmax(-1), tokens[0].flatten())
 
 
-def test_a_map_is_drawn_below_its_picture(pipe2):
+def test_a_map_is_generated_below_its_image(pipe2):
     assert pipe2._text("a cat", (64, 32), "hed", False) == (
         "Generate a dual-panel image of 32x64 where the <lower half> displays a <hed edge map>, while the <upper half> "
         "retains the original image for direct visual comparison:\na cat"
@@ -336,7 +336,7 @@ def test_a_map_is_drawn_below_its_picture(pipe2):
     assert not torch.equal(with_task, without)
 
 
-def test_a_picture_is_drawn_below_its_map(pipe2):
+def test_an_image_is_generated_below_its_map(pipe2):
     names = tiny.vocabulary(tiny.VERSION_2)
     maps = torch.rand(2, 3, 32, 32, generator=seeded(4))
     output = pipe2(PROMPTS[:2], image=maps, task="canny", height=64, width=32, guidance_scale=2.0, **GREEDY)
@@ -365,7 +365,7 @@ def test_a_picture_is_drawn_below_its_map(pipe2):
         **GREEDY,
     )
     assert torch.equal(doubled.tokens, output.tokens.repeat_interleave(2, dim=0))
-    # A callback gets whole pictures too.
+    # A callback gets whole images too.
     shapes = []
 
     def callback(pipe, step, passes, tensors):
@@ -379,7 +379,7 @@ def test_a_picture_is_drawn_below_its_map(pipe2):
 # Anole.
 
 
-def test_anole_draws_one_size_without_row_ends(anole):
+def test_anole_generates_one_size_without_row_ends(anole):
     names = tiny.vocabulary()
     output = anole(PROMPTS, guidance_scale=3.0, decoding="sjd", **GREEDY)
     begin = names["<racm3:break>"]
@@ -418,7 +418,7 @@ def test_anole_draws_one_size_without_row_ends(anole):
         ({"prompt": "a", "image": Image.new("RGB", (64, 64))}, "image and mask_image belong together"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(pipe, arguments, message):
+def test_what_cannot_be_generated_is_refused(pipe, arguments, message):
     with pytest.raises(ValueError, match=message):
         pipe(**arguments)
 

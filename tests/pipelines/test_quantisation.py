@@ -63,7 +63,7 @@ def greedy(pipe, size, **options):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_decoding_draws_the_same_greedy_codes_with_quantised_weights(folders, family, weights):
+def test_every_decoding_generates_the_same_greedy_codes_with_quantised_weights(folders, family, weights):
     part, _, size = FAMILIES[family]
     pipe = load(folders / family, part, WEIGHTS[weights])
     names = quantised(getattr(pipe, part))
@@ -100,7 +100,7 @@ def test_quantised_weights_are_saved_as_they_are(folders, family, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_in_bfloat16_and_with_a_quantised_head_pictures_are_sound(folders, family):
+def test_in_bfloat16_and_with_a_quantised_head_images_are_sound(folders, family):
     part, _, size = FAMILIES[family]
     pipe = load(folders / family, part, WEIGHTS["int8"], kept=["model.vqmodel"], dtype=torch.bfloat16)
     assert "lm_head" in quantised(getattr(pipe, part))

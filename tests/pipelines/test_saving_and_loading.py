@@ -19,7 +19,7 @@ DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95
 PROMPTS = ["a red heart", "Tree &amp; book"]
 
 
-def draw(pipe, **arguments):
+def generate(pipe, **arguments):
     pipe.set_progress_bar_config(disable=True)
     arguments = {"prompt": PROMPTS} | arguments
     return pipe(**arguments, generator=torch.Generator().manual_seed(2), output_type="pt")
@@ -57,13 +57,13 @@ def cache(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
-def test_a_saved_pipeline_draws_the_same_images(pipe, folder, loader):
+def test_a_saved_pipeline_generates_the_same_images(pipe, folder, loader):
     loaded = loader.from_pretrained(folder)
     assert type(loaded) is LlamaGenPipeline
     assert loaded.decoding == DECODING
     assert loaded.generation_config == DEFAULTS
     assert loaded.transformer.config.num_key_value_heads == 2 and not loaded.transformer.training
-    before, after = draw(pipe), draw(loaded)
+    before, after = generate(pipe), generate(loaded)
     assert torch.equal(after.tokens, before.tokens)
     torch.testing.assert_close(after.images, before.images, atol=1e-6, rtol=0)
 
@@ -100,7 +100,7 @@ def test_a_class_conditional_pipeline_survives_saving(tmp_path):
     loaded = AutoPipeline.from_pretrained(tmp_path)
     assert loaded.tokenizer is None and loaded.text_encoder is None
     arguments = {"prompt": None, "class_labels": [0, 9]}
-    assert torch.equal(draw(loaded, **arguments).tokens, draw(pipe, **arguments).tokens)
+    assert torch.equal(generate(loaded, **arguments).tokens, generate(pipe, **arguments).tokens)
 
 
 def test_saving_again_gives_the_same_files(folder, tmp_path):
@@ -120,7 +120,7 @@ def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
     loaded = AutoPipeline.from_pretrained(folder, **{keyword: torch.bfloat16})
     parts = (loaded.transformer, loaded.vq, loaded.text_encoder)
     assert {part.dtype for part in parts} == {torch.bfloat16}
-    output = draw(loaded)
+    output = generate(loaded)
     assert output.images.isfinite().all() and output.images.std() > 0.1
     with torch.no_grad():
         expected = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
@@ -144,14 +144,14 @@ def test_a_part_may_be_replaced_while_loading(folder):
     other = tiny.image_tokenizer(seed=5)
     loaded = AutoPipeline.from_pretrained(folder, vq=other)
     assert loaded.vq is other
-    output = draw(loaded)
+    output = generate(loaded)
     with torch.no_grad():
         expected = (other.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
     torch.testing.assert_close(output.images, expected)
 
 
 def test_a_part_that_does_not_fit_is_refused_while_loading(folder):
-    with pytest.raises(ValueError, match="the transformer has 48 codes, the image tokenizer 32"):
+    with pytest.raises(ValueError, match="the transformer has 48 .* the image tokenizer 32"):
         AutoPipeline.from_pretrained(folder, vq=tiny.image_tokenizer(codes=32))
 
 
@@ -161,7 +161,7 @@ def test_the_text_encoder_may_be_left_out(pipe, folder):
         loaded("tree")
     embeds, mask = pipe.encode_prompt(PROMPTS)
     arguments = {"prompt": None, "prompt_embeds": embeds, "prompt_attention_mask": mask}
-    assert torch.equal(draw(loaded, **arguments).tokens, draw(pipe).tokens)
+    assert torch.equal(generate(loaded, **arguments).tokens, generate(pipe).tokens)
 
 
 # Names
@@ -170,7 +170,7 @@ def test_the_text_encoder_may_be_left_out(pipe, folder):
 def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
     loaded = AutoPipeline.from_pretrained("someone/hearts", cache_dir=cache)
     assert loaded.decoding == DECODING and loaded.generation_config == DEFAULTS
-    assert torch.equal(draw(loaded).tokens, draw(pipe).tokens)
+    assert torch.equal(generate(loaded).tokens, generate(pipe).tokens)
     by_class = LlamaGenPipeline.from_pretrained("someone/hearts", cache_dir=cache, dtype=torch.bfloat16)
     assert by_class.transformer.dtype == torch.bfloat16
 

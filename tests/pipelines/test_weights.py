@@ -110,12 +110,15 @@ def test_a_component_without_weights_is_refused(damaged, family, component):
         AutoPipeline.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("layers", [0, 1, "two"])
-def test_a_configuration_of_another_model_is_refused(damaged, layers):
+@pytest.mark.parametrize(
+    "setting",
+    [{"num_layers": 0}, {"num_layers": 1}, {"num_layers": "two"}, {"hidden_size": -3}, {"num_attention_heads": 0}],
+)
+def test_a_configuration_of_another_model_is_refused(damaged, setting):
     folder, file = damaged("llamagen", "transformer")
     config = file.parent / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_layers": layers}))
-    with pytest.raises(ValueError, match="transformer"):
+    config.write_text(json.dumps(json.loads(config.read_text()) | setting))
+    with pytest.raises(ValueError, match=str(file.parent)):
         AutoPipeline.from_pretrained(folder)
 
 

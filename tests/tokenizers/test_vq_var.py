@@ -85,7 +85,7 @@ def test_encodings_and_codes_equal_the_original(vq, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("scales", [1, 2, 3, 4])
-def test_the_first_scales_give_the_pictures_of_the_original(vq, expected, scales):
+def test_the_first_scales_give_the_images_of_the_original(vq, expected, scales):
     codes = maps(expected["vae_tokens"])[:scales]
     assert_close(vq.latents(codes), expected["vae_fhat"][:, scales - 1])
     assert_close(vq.decode(codes).clamp(-1, 1), expected["vae_recon_per_scale"][:, scales - 1])

@@ -1,16 +1,14 @@
-"""The parts of Janus (https://arxiv.org/abs/2410.13848): its networks, its prompts, and text from images."""
+"""The prompts of Janus (https://arxiv.org/abs/2410.13848), to generate images and to ask about images."""
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
-from ..kernels.codebook import nearest_code
 from .base import ARImagePipeline
 
 
-class JanusParts(ARImagePipeline):
-    """The part of `JanusPipeline` that reads prompts and images, and answers questions about images."""
+class JanusPrompts(ARImagePipeline):
+    """The part of `JanusPipeline` that reads prompts, and answers questions about images."""
 
     model_cpu_offload_seq = "model"
     _optional_components = ["processor"]
@@ -62,26 +60,12 @@ class JanusParts(ARImagePipeline):
         texts = []
         for text in prompt:
             turn = {"role": "user", "content": [{"type": "text", "text": text}]}
-            asked = self.processor.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-            texts.append(tokenizer.bos_token + asked + tokenizer.boi_token)
+            filled = self.processor.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+            texts.append(tokenizer.bos_token + filled + tokenizer.boi_token)
         encoded = tokenizer(
             texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
         ).to(self._execution_device)
         return encoded.input_ids, encoded.attention_mask
-
-    def code_vectors(self) -> torch.Tensor:
-        """The unit vectors of all tokens, float32 [V, D]."""
-        codebook = self.parts.vqmodel.quantize.embedding
-        codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
-        return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
-
-    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity. The original
-        does the same; transformers compares vectors that are not normalised."""
-        vq = self.parts.vqmodel
-        latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
-        latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
-        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     @torch.no_grad()
     def understand(

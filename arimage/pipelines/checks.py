@@ -1,7 +1,6 @@
-"""Conditions of calls: checks of texts and token ids, and padding of token ids."""
+"""Checks of texts and token ids."""
 
 import torch
-import torch.nn.functional as F
 
 
 # Tokenizing takes time that grows with the square of the longest word.
@@ -55,8 +54,3 @@ def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return repr(value)
-
-
-def left_pad_ids(ids: torch.LongTensor, length: int, value: int) -> torch.LongTensor:
-    """Ids or a mask [B, P] with `value` on the left up to [B, length]."""
-    return F.pad(ids, (length - ids.shape[1], 0), value=value)

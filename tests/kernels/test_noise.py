@@ -1,0 +1,36 @@
+"""The random numbers in Triton are those of the definition, which tests/decoding/test_noise.py holds against Philox."""
+
+import pytest
+import torch
+
+from arimage.kernels.noise import exponentials, uniforms
+
+
+SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, 2**63 - 1, -(2**63)])
+
+
+def arguments(count, queries=3):
+    positions = torch.arange(len(SEEDS) * queries).view(len(SEEDS), queries) * 77
+    positions[0, 0] = 2**32 - 1
+    return SEEDS, positions, torch.arange(len(SEEDS)) * 1000, 4, count
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 1024, 5003])
+def test_uniform_numbers_are_the_same(on_triton, count):
+    (actual,) = on_triton("noise", "uniforms", *arguments(count))
+    assert torch.equal(actual, uniforms(*arguments(count)))
+
+
+@pytest.mark.parametrize("count", [1, 5, 2048])
+def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
+    (actual,) = on_triton("noise", "exponentials", *arguments(count))
+    expected = exponentials(*arguments(count))
+    assert (actual > 0).all() and actual.isfinite().all()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_noise_compiles_without_spills(compile_for_hopper, exponential):
+    signature = dict.fromkeys(("seeds_ptr", "positions_ptr", "steps_ptr"), "*i64")
+    signature |= {"out_ptr": "*fp32", "queries": "i32", "purpose": "i32", "count": "i32"}
+    compile_for_hopper("noise", "noise_kernel", signature, {"exponential": exponential, "block": 256})
