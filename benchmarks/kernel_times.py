@@ -3,7 +3,7 @@
 Medians and, in brackets, the 10th and 90th percentile, with a cold L2 cache. `floor` is what the kernel must at least read
 and write, over the bandwidth of a copy measured first.
 
-python benchmarks/kernel_times.py --batch 4 --window 64 --codes 16384
+python benchmarks/kernel_times.py --batch 4 --window 64 --vocab-size 16384
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 
-def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
+def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
     """Operation, function, arguments and the bytes that it must move, of every kernel."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -24,8 +24,8 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
         return torch.rand(shape, generator=generator, device=device)
 
     drafts = batch * window
-    logits = (3 * normal(2, batch, window, codes)).bfloat16()
-    p = (3 * normal(batch, window, codes)).softmax(-1)
+    logits = (3 * normal(2, batch, window, vocab_size)).bfloat16()
+    p = (3 * normal(batch, window, vocab_size)).softmax(-1)
     # About half of the drafts are accepted: 1 minus the total variation of p and q.
     q = (p + p.roll(1, -1)) / 2
     x = q.flatten(0, 1).multinomial(1, generator=generator).view(batch, window)
@@ -33,16 +33,16 @@ def cases(batch: int, window: int, codes: int, device: str) -> list[tuple]:
     noise = uniform(batch, window, 2)
     kept = noise[..., 0] * q.gather(-1, x[..., None])[..., 0] < p.gather(-1, x[..., None])[..., 0]
     rejected = int((~kept).sum())
-    neighbours = torch.randint(codes, (codes, 1000), generator=generator, device=device, dtype=torch.int32)
-    codebook = F.normalize(normal(codes, 8), dim=-1)
+    neighbours = torch.randint(vocab_size, (vocab_size, 1000), generator=generator, device=device, dtype=torch.int32)
+    codebook = F.normalize(normal(vocab_size, 8), dim=-1)
     latents = F.normalize(normal(batch * 1024, 8), dim=-1)
-    law_bytes = logits.nbytes + p.nbytes
+    probabilities_bytes = logits.nbytes + p.nbytes
     return [
-        ("probabilities", "probabilities", (logits, 4.0, 1.0, 0, 1.0, None), law_bytes),
-        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 1.0, None), law_bytes),
-        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 0.95, None), law_bytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 0, 1.0, None), probabilities_bytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 1.0, None), probabilities_bytes),
+        ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 0.95, None), probabilities_bytes),
         ("coupling", "sample", (p, noise[..., 1].contiguous()), p.nbytes),
-        ("coupling", "couple_window", (p, q, x, noise, live), 8 * codes * rejected),
+        ("coupling", "couple_window", (p, q, x, noise, live), 8 * vocab_size * rejected),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),
         ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),
     ]
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--window", type=int, default=64)
-    parser.add_argument("--codes", type=int, default=16384)
+    parser.add_argument("--vocab-size", type=int, default=16384)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one")
@@ -72,7 +72,9 @@ def main() -> None:
     bandwidth = 2 * source.nbytes / measured(torch.empty_like(source).copy_, source)[0]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies at {bandwidth / 1e6:.2f} TB/s\n")
     print("| operation | arguments | torch, µs | Triton, µs | floor, µs |\n| --- | --- | --- | --- | --- |")
-    for operation, function, inputs, bytes_moved in cases(arguments.batch, arguments.window, arguments.codes, "cuda"):
+    for operation, function, inputs, bytes_moved in cases(
+        arguments.batch, arguments.window, arguments.vocab_size, "cuda"
+    ):
         times = []
         for form in ("reference", "triton"):
             module = importlib.import_module(f"arimage.kernels.{operation}.{form}")

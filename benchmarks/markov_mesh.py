@@ -26,11 +26,11 @@ WEIGHTS = (1.0, 1.0, 0.5, 0.5)
 class MeshCache:
     """Tokens and their positions by slot [B, S + 1]; the last slot takes padding."""
 
-    codes: torch.LongTensor
+    tokens: torch.LongTensor
     positions: torch.LongTensor
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
-        for values in (self.codes, self.positions):
+        for values in (self.tokens, self.positions):
             values.scatter_(1, target % values.shape[1], values.gather(1, source))
 
 
@@ -61,9 +61,9 @@ class MarkovMesh:
 
     def forward(self, tokens, positions, cache, *, visible=None, slots=None) -> torch.FloatTensor:
         self.evaluated += int((positions >= 0).sum())
-        last = cache.codes.shape[1] - 1
+        last = cache.tokens.shape[1] - 1
         slots = torch.where(positions < 0, last, positions if slots is None else slots)
-        cache.codes.scatter_(1, slots, tokens)
+        cache.tokens.scatter_(1, slots, tokens)
         cache.positions.scatter_(1, slots, positions)
         rows, columns = self.layout.shape
         target = positions + 1
@@ -76,8 +76,8 @@ class MarkovMesh:
                 match = visible & (cache.positions[:, None, :last] == place[..., None])
                 inside &= match.any(-1)
                 place = match.byte().argmax(-1)
-            codes = cache.codes.gather(1, place)
-            logits += table[torch.where(inside & (codes >= 0), codes, self.vocab_size)]
+            seen = cache.tokens.gather(1, place)
+            logits += table[torch.where(inside & (seen >= 0), seen, self.vocab_size)]
         return logits[None]
 
 

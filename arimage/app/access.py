@@ -83,7 +83,7 @@ class SameSite:
     def _is_foreign(self, method: str, headers: Headers) -> bool:
         if "origin" in headers and _host_of(headers["origin"]) not in self.hosts:
             return True
-        # A link on another site may open a page, and another site may show a picture whose address it has.
+        # A link on another site may open a page, and another site may show an image whose address it has.
         shown = method == "GET" and headers.get("sec-fetch-dest") in ("document", "image")
         return headers.get("sec-fetch-site") == "cross-site" and not shown
 

@@ -1,4 +1,4 @@
-"""The Gradio demo: pictures while they are generated, decodings side by side, and edits."""
+"""The Gradio demo: images while they are generated, decodings side by side, and edits."""
 
 import os
 import tempfile
@@ -26,7 +26,7 @@ MAX_PIXELS = 2**24
 
 def build_demo(engine: Engine) -> gr.Blocks:
     """The demo for the models of an engine, to be launched with `launch_settings`."""
-    # Gradio decodes an upload before its size can be checked: Pillow refuses pictures with more than twice as many pixels.
+    # Gradio decodes an upload before its size can be checked: Pillow refuses images with more than twice as many pixels.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
     # Every ten minutes, files older than an hour are deleted from Gradio's folder.
@@ -45,7 +45,7 @@ def build_demo(engine: Engine) -> gr.Blocks:
 
 
 def launch_settings(engine: Engine) -> dict:
-    """Arguments of `demo.launch`: the looks, and nothing served but the pictures of the page."""
+    """Arguments of `demo.launch`: the looks, and nothing served but the images of the page."""
     return {
         **page_settings(),
         "share": False,
@@ -88,7 +88,7 @@ def demo_app(engine: Engine, host: str, port: int, auth: tuple[str, str] | None)
 
 
 def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | None) -> None:
-    """Serve the demo until SIGINT or SIGTERM. Its pictures are in a folder of their own, which is removed at the end.
+    """Serve the demo until SIGINT or SIGTERM. Its images are in a folder of their own, which is removed at the end.
 
     Raises:
         RuntimeError: if the engine failed.

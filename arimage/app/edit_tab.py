@@ -1,4 +1,4 @@
-"""The tab that generates a part of a picture again."""
+"""The tab that generates a part of an image again."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
         with gr.Column(scale=5, min_width=300):
             editor = gr.ImageEditor(
                 label="Paint over a part",
-                placeholder="Drop a picture here, or take the last one",
+                placeholder="Drop an image here, or take the last one",
                 type="pil",
                 format="png",
                 sources=["upload", "clipboard"],
@@ -37,7 +37,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
                 buttons=[],
                 elem_id="editor",
             )
-            take = gr.Button("Take the last picture from Generate", size="sm", elem_id="take")
+            take = gr.Button("Take the last image from Generate", size="sm", elem_id="take")
         with gr.Column(scale=5, min_width=300):
             hint = gr.HTML(markup.about_editing(info))
             with gr.Row():
@@ -56,7 +56,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
 
     def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
         if drawing is None or drawing["background"] is None:
-            raise refusal("there is no picture: upload one, or take the last one from Generate")
+            raise refusal("there is no image: upload one, or take the last one from Generate")
         height, width = engine.models[model].sizes[0]
         picture, mask = picture_and_mask(drawing, (width, height))
         if mask.getextrema()[1] < 128:
@@ -91,14 +91,14 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
 
     def take_last(last):
         if last is None:
-            raise refusal("there is no picture yet: generate one in the tab Generate")
+            raise refusal("there is no image yet: generate one in the tab Generate")
         return for_editor(last[1].images[0])
 
     def take_upload(drawing, model):
         height, width = engine.models[model].sizes[0]
         # Cropped as the model will see it.
         shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
-        # The page takes the picture that it gets from here for another upload.
+        # The page takes the image that it gets from here for another upload.
         return gr.skip() if shown.size == drawing["background"].size else shown
 
     take.click(take_last, last, editor, **AT_ONCE)

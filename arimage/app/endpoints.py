@@ -12,12 +12,12 @@ from .pictures import map_of, stamped
 from .protocol import Progress, Request, Result
 
 
-ABOUT_GENERATE = """Generate pictures. Partial results arrive during the run: the pictures so far, and {passes, decided,
+ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the images so far, and {passes, decided,
 tokens, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
 tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
-ABOUT_COMPARE = """Generate one picture with several decodings and the same seed. After each decoding: the pictures so far, maps
+ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far, maps
 of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, tokens_per_pass, seconds}."""
-ABOUT_EDIT = """Generate a part of a picture again. Partial results as in /generate; the last has the finished PNG."""
+ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
 
 
 def add_endpoints(engine: Engine, comparison: Comparison) -> None:
@@ -38,10 +38,10 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         top_k = gr.Number(label="top_k: 0 is off, 1 is greedy", precision=0)
         top_p = gr.Number(label="top_p: 1 is off")
         preview_every = gr.Number(
-            4, label="preview_every: forward passes between partial pictures; 0 means none", precision=0
+            4, label="preview_every: forward passes between partial images; 0 means none", precision=0
         )
-        image = gr.Image(label="image: the picture to change", type="pil")
-        mask_image = gr.Image(label="mask_image: white where the picture changes", type="pil", image_mode="L")
+        image = gr.Image(label="image: to be changed", type="pil")
+        mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode="L")
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")
         maps = gr.Gallery(label="maps", format="png")
@@ -106,7 +106,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         decoding: str | None = None,
         seed: int | None = None,
         preview_every: int = 4,
-    ) -> Iterator[tuple[Image.Image, dict]]:
+    ) -> Iterator[tuple[Image.Image | None, dict]]:
         request = Request(
             model=model,
             prompt=prompt,

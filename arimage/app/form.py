@@ -16,7 +16,7 @@ from .ticket import Ticket
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
-# Seconds between two reports on a run, apart from partial pictures.
+# Seconds between two reports on a run, apart from partial images.
 PAUSE = 0.1
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
 # Settings of events that only the page uses: those that generate, and those that take no time and skip the queue.
@@ -85,7 +85,7 @@ class Subject:
         self.prompt = gr.Textbox(
             EXAMPLES[0],
             label="Prompt",
-            placeholder="What the picture shows",
+            placeholder="What the image shows",
             visible=info.classes is None,
             scale=2,
             min_width=200,
@@ -171,7 +171,7 @@ class GenerateAndStop:
         """
         session = page.session_hash
         if session in self._running:
-            raise refusal("this page is generating a picture already: wait for it, or stop it")
+            raise refusal("this page is generating an image already: wait for it, or stop it")
 
         def submit(request: Request) -> Ticket:
             self._running[session] = self._engine.submit(request)

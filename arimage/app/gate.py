@@ -9,7 +9,7 @@ from .metrics import Metrics
 from .openai_api import error_response
 
 
-# Addresses of pictures begin with this.
+# Addresses of images begin with this.
 PICTURES = "/pictures/"
 COUNTED = ("/v1/images/generations", "/v1/images/edits")
 
@@ -69,4 +69,4 @@ class Gate:
 
 
 def too_large(max_body: int) -> JSONResponse:
-    return error_response(f"the body is larger than {max_body} bytes: send smaller pictures", 413)
+    return error_response(f"the body is larger than {max_body} bytes: send smaller images", 413)

@@ -1,4 +1,4 @@
-"""The tab that shows pictures while they are generated."""
+"""The tab that shows images while they are generated."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ from .ticket import Ticket
 
 
 def preview_every(engine: Engine, model: str) -> int:
-    """Forward passes between partial pictures."""
+    """Forward passes between partial images."""
     return 1 if engine.models[model].grid is None else 4
 
 
@@ -118,6 +118,9 @@ def generate_tab(engine: Engine) -> gr.State:
 
     gr.on([actions.start.click, subject.prompt.submit], generate_form, inputs, outputs, **GENERATES)
     actions.others[0].click(generate_with_random_seed, inputs, outputs, **GENERATES)
+    # On a narrow screen the image is below the controls.
+    for button in (actions.start, *actions.others):
+        button.click(None, js="() => document.getElementById('again').scrollIntoView({block: 'nearest'})", **AT_ONCE)
     again.click(generate_again, last, outputs, **GENERATES)
 
     def on_model(model: str) -> dict:

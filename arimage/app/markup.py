@@ -9,13 +9,13 @@ from .protocol import Progress, Result
 
 
 INTRO = (
-    '<div class="intro"><h1>arimage</h1><p>Type a prompt and watch a small AI model make the picture piece by piece; different '
+    '<div class="intro"><h1>arimage</h1><p>Type a prompt and watch a small AI model make the image piece by piece; different '
     "decoding methods need more or fewer steps for it.</p></div>"
 )
-EMPTY = '<p class="faint">Press Generate to make the first picture.</p>'
+EMPTY = '<p class="faint">Press Generate to make the first image.</p>'
 STOPPED = '<p class="faint">Stopped.</p>'
 LEGEND = (
-    '<p class="faint">In the maps each square is one token, a small piece of the picture, and its number is the forward pass '
+    '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward pass '
     "of the model that decided it. Squares of one colour were decided in the same forward pass.</p>"
 )
 PROMISES = {
@@ -44,7 +44,7 @@ def about_decoding(info: ModelInfo, decoding: str) -> str:
 
 def about_editing(info: ModelInfo) -> str:
     if info.grid is None:
-        return '<p class="faint">This model works from coarse to fine: the new part fits the rest of the picture on all sides.</p>'
+        return '<p class="faint">This model works from coarse to fine: the new part fits the rest of the image on all sides.</p>'
     return (
         '<p class="faint">This model works row by row: the new part fits what is above it and to its left, but cannot see what '
         "is below. Paint down to the lower edge for the best result.</p>"
@@ -62,7 +62,7 @@ def progress(now: Progress, count: int) -> str:
 
 
 def finished(result: Result) -> str:
-    """The cost of a request, and the seeds that generate its pictures again."""
+    """The cost of a request, and the seeds that generate its images again."""
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
     cost = f"{result.passes} forward passes · {result.tokens_per_pass:.1f} tokens per forward pass · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
@@ -94,7 +94,7 @@ def card(decoding: str, info: ModelInfo, event: Progress | Result | None) -> str
     return (
         f'<article class="card">{head}<p class="headline">{headline}</p>{_bar(1 / event.tokens_per_pass)}'
         f'<p class="faint">{passes} · {event.seconds:.2f} s</p>'
-        f'<img src="{data_uri(event.images[0])}" alt="The picture">{passes_map}</article>'
+        f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
     )
 
 

@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI Images API: fields, pictures, answers and errors."""
+"""The bodies of the OpenAI Images API: fields, images, answers and errors."""
 
 import base64
 import dataclasses
@@ -90,7 +90,7 @@ class Fields(BaseModel):
         )
 
     def encode(self, image: Image.Image) -> bytes:
-        """A picture as the file that was asked for."""
+        """An image as the file that was asked for."""
         data = io.BytesIO()
         quality = 100 if self.output_compression is None else self.output_compression
         image.save(data, self.output_format or "png", quality=quality)
@@ -98,10 +98,10 @@ class Fields(BaseModel):
 
 
 def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
-    """An uploaded picture.
+    """An uploaded image.
 
     Raises:
-        Refused: if it is not a picture, or too large.
+        Refused: if it is not an image, or too large.
     """
     try:
         picture = Image.open(io.BytesIO(data), formats=["png", "jpeg", "webp"])
@@ -111,15 +111,15 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
         raise
     # Pillow's own limit is no OSError.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Refused(f"{name} cannot be read as a picture: send a whole PNG, JPEG or WebP file", name) from error
+        raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
     return picture
 
 
 def read_mask(picture: Image.Image) -> Image.Image:
-    """White where a picture is transparent, which is where OpenAI's API changes it.
+    """White where an image is transparent, which is where OpenAI's API changes it.
 
     Raises:
-        Refused: if the picture has no transparency.
+        Refused: if the image has no transparency.
     """
     if not picture.has_transparency_data:
         raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
@@ -145,7 +145,7 @@ def event(
     index: int | None = None,
     result: Result | None = None,
 ) -> dict:
-    """An event of a stream: a partial picture with its index, or the finished one with its result."""
+    """An event of a stream: a partial image with its index, or the finished one with its result."""
     return {
         "type": f"{kind}.partial_image" if result is None else f"{kind}.completed",
         "b64_json": base64.b64encode(image).decode(),
@@ -182,7 +182,7 @@ def describe_model(name: str, info: ModelInfo, started: int) -> dict:
 
 def error_body(message: str, status: int, parameter: str | None = None, code: str | None = None) -> dict:
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter, parameter), "code": code}}
+    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}}
 
 
 def error_response(

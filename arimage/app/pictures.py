@@ -1,4 +1,4 @@
-"""Pictures for the browser and from it: their settings, acceptance maps, and painted masks."""
+"""Images for the browser and from it: their settings, acceptance maps, and painted masks."""
 
 import base64
 import io
@@ -17,10 +17,10 @@ from .protocol import Result
 
 # The text field of a PNG with the settings that generate it again.
 METADATA = "arimage"
-# Side in pixels of maps, and the smallest side of pictures in the editor.
+# Side in pixels of maps, and the smallest side of images in the editor.
 SHOWN = 384
 EDITOR = 512
-# Largest side in pixels of pictures inside a page.
+# Largest side in pixels of images inside a page.
 LARGEST = 512
 
 
@@ -78,15 +78,16 @@ def for_editor(image: Image.Image) -> Image.Image:
 
 
 def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
-    """The content of an `ImageEditor` as a picture and a mask, which is white where something was painted.
+    """The content of an `ImageEditor` as an image and a mask, which is white where something was painted.
 
     Args:
         drawing: its value, with PIL images.
-        size: width and height; a picture of another shape is cropped to its middle.
+        size: width and height; an image of another shape is cropped to its middle.
     """
     picture = drawing["background"]
     mask = Image.new("L", picture.size)
     for layer in drawing["layers"]:
         mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
     # The mean of each block undoes `for_editor`.
-    return tuple(ImageOps.fit(each, size, Image.Resampling.BOX) for each in (picture.convert("RGB"), mask))
+    box = Image.Resampling.BOX
+    return ImageOps.fit(picture.convert("RGB"), size, box), ImageOps.fit(mask, size, box)

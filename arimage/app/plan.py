@@ -23,7 +23,7 @@ class Plan:
     Attributes:
         size: height and width in pixels.
         tokens: tokens per image.
-        edits: whether there is a picture to change.
+        edits: whether there is an image to change.
     """
 
     model: str
@@ -101,7 +101,7 @@ def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int,
             "size",
         )
     if size[0] * size[1] > limits.pixels:
-        raise Refused(f"{size[0]}x{size[1]} pixels are more than {limits.pixels}: ask for a smaller picture", "size")
+        raise Refused(f"{size[0]}x{size[1]} pixels are more than {limits.pixels}: ask for a smaller image", "size")
     return size
 
 
@@ -142,7 +142,7 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
 
 
 def _check_pictures(request: Request, limits: Limits) -> bool:
-    """Whether there is a picture to change."""
+    """Whether there is an image to change."""
     if (request.image is None) != (request.mask_image is None):
         raise Refused("image and mask_image belong together: give both, or neither", "image")
     for name in ("image", "mask_image"):
@@ -153,7 +153,7 @@ def _check_pictures(request: Request, limits: Limits) -> bool:
 
 
 def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
-    """Refuse a picture that is too large, without reading its pixels.
+    """Refuse an image that is too large, without reading its pixels.
 
     Raises:
         Refused: with the reason.

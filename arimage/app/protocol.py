@@ -33,7 +33,7 @@ class Limits:
         queue: number of waiting requests.
         prompt_characters: length of a prompt or negative prompt.
         images: number of images per request.
-        pixels: height * width of a picture, generated or uploaded.
+        pixels: height * width of an image, generated or uploaded.
         work: images * tokens per image of a request.
         setting: the largest number in the settings of a decoding.
         batch: number of images generated together.
@@ -72,9 +72,9 @@ class Request:
         guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
-        image, mask_image: a picture to change, and a mask that is white where to change it; both or neither.
-        preview_every: forward passes between partial pictures; 0 means none.
-        previews: number of partial pictures, spread evenly over the tokens, in addition to those of `preview_every`.
+        image, mask_image: an image to change, and a mask that is white where to change it; both or neither.
+        preview_every: forward passes between partial images; 0 means none.
+        previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
     """
 
     model: str
@@ -104,7 +104,7 @@ class Progress:
         passes: forward passes so far.
         decided: tokens decided so far.
         tokens: tokens of all its images.
-        previews: partial pictures of the running images, where tokens not decided yet are greyed; mostly None, see
+        previews: the images so far, with greyed tokens where none is decided yet; mostly None, see
             `Request.preview_every` and `Request.previews`.
         queue_position: its place among the waiting requests, from 1; 0 while it is running.
     """
@@ -121,7 +121,7 @@ class Result:
     """What a request gave.
 
     Attributes:
-        images: its pictures.
+        images: the finished images.
         seeds: the seed of each; a request of one image with that seed generates it again.
         passes: forward passes until its last image was decided, summed over its batches.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.

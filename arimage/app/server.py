@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 BODY_SECONDS = 30
 # The files of an edit are two; with more, the error says which one there are several of.
 MAX_FILES = 16
-# Pictures by url: how many are stored, and for how many seconds.
+# Images that are asked for by url: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
 
 
@@ -75,8 +75,8 @@ def build_server(
 
     Args:
         engine: generates the images; its owner closes it.
-        token: what clients must send as `Authorization: Bearer`, except for /health and pictures by url; None lets everybody in.
-        base_url: what the urls of pictures begin with, by default as the client called the server.
+        token: what clients must send as `Authorization: Bearer`, except for /health and the urls of images; None lets everybody in.
+        base_url: what the urls of images begin with, by default as the client called the server.
         host: where it listens. Without a token, a server on this machine's own address answers only requests that are
             made to such an address or to `base_url`, and none that pages of other sites send.
 
@@ -155,10 +155,10 @@ def build_server(
 
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
-        """A picture that was asked for as a url."""
+        """An image that was asked for as a url."""
         found = pictures.get(name)
         if found is None:
-            return error_response("there is no such picture, or it has expired: generate it again", 404)
+            return error_response("there is no such image, or it has expired: generate it again", 404)
         return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/v1/models")
@@ -212,7 +212,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
-    """Server-sent events: the partial pictures, then the picture or an error. A client that disconnects closes this."""
+    """Server-sent events: the partial images, then the image or an error. A client that disconnects closes this."""
 
     def message(body: dict, name: str) -> str:
         return f"event: {name}\ndata: {json.dumps(body)}\n\n"

@@ -70,7 +70,7 @@ class Ticket:
         yield self.result()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the pictures.
+        """Wait for the images.
 
         Raises:
             Refused: if the pipeline raised a ValueError.

@@ -6,7 +6,7 @@ import tiny
 
 
 class HeldPipeline:
-    """A text pipeline whose calls wait until `go` is set, and whose passes then take `pace` seconds longer."""
+    """A text pipeline whose calls wait until `go` is set, and whose forward passes then take `pace` seconds longer."""
 
     def __init__(self, pipe):
         self._pipe, self.go, self.entered, self.pace = pipe, threading.Event(), threading.Event(), 0.0

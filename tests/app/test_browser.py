@@ -45,7 +45,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    assert CHROMIUM is not None, "ARIMAGE_REQUIRE_CHROMIUM is set and there is no chromium on the path"
+    assert CHROMIUM is not None, "ARIMAGE_REQUIRE_CHROMIUM is set but chromium is not on the path"
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -92,9 +92,9 @@ def wait_for(condition) -> None:
         time.sleep(0.2)
 
 
-def test_a_picture_appears_while_it_is_generated(page, tmp_path):
+def test_an_image_appears_while_it_is_generated(page, tmp_path):
     panel = tab(page, "Generate")
-    expect(page.locator("#status")).to_have_text("Press Generate to make the first picture.")
+    expect(page.locator("#status")).to_have_text("Press Generate to make the first image.")
     panel.get_by_label("Prompt").fill("pizza")
     panel.get_by_label("Prompt").press("Enter")
     expect(page.locator("#status")).to_contain_text("of 256 tokens")
@@ -106,12 +106,12 @@ def test_a_picture_appears_while_it_is_generated(page, tmp_path):
     assert source != partial
     with page.expect_download() as download:
         page.locator("#download").click()
-    download.value.save_as(tmp_path / "picture.png")
+    download.value.save_as(tmp_path / "image.png")
     assert download.value.suggested_filename == "pizza-0.png"
-    picture = Image.open(tmp_path / "picture.png")
+    picture = Image.open(tmp_path / "image.png")
     assert json.loads(picture.info["arimage"])["prompt"] == "pizza"
     assert np.array_equal(np.asarray(picture.convert("RGB")), pixels(source))
-    # Whatever the form says now, the same picture comes again, bit for bit: Gradio names files by what is in them.
+    # Whatever the form says now, the same image comes again, bit for bit: Gradio names files by what is in them.
     panel.get_by_label("Prompt").fill("a red heart")
     panel.get_by_label("Seed").fill("7")
     page.locator("#again").click()
@@ -132,7 +132,7 @@ def test_stop_stops_at_once(page):
     assert time.monotonic() - began < 5
     expect(page.locator("#generate")).to_be_visible()
     expect(page.locator("#stop-generate")).to_be_hidden()
-    # The engine is free: a random seed is drawn at once, and shown.
+    # The engine is free: a random seed is chosen at once, and shown.
     panel.get_by_label("Model").click()
     page.get_by_role("option", name="emoji-var").click()
     expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
@@ -141,7 +141,7 @@ def test_stop_stops_at_once(page):
     assert panel.get_by_label("Seed").input_value() in page.locator("#status").inner_text()
 
 
-def test_what_is_wrong_is_said_in_a_toast(page):
+def test_errors_are_shown_in_a_toast(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Prompt").fill(" ")
     page.locator("#generate").click()
@@ -150,13 +150,13 @@ def test_what_is_wrong_is_said_in_a_toast(page):
     expect(page.locator("#generate")).to_be_visible()
     tab(page, "Edit")
     page.locator("#edit").click()
-    expect(page.get_by_test_id("toast-text")).to_contain_text("there is no picture")
+    expect(page.get_by_test_id("toast-text")).to_contain_text("there is no image")
     page.get_by_test_id("toast-close").click()
 
 
 def test_decodings_stand_side_by_side(page):
     panel = tab(page, "Compare")
-    # Two suffice: the one that takes a pass a code is taken out.
+    # Two are enough: take out the one that needs one forward pass per token.
     panel.locator("#decodings .token", has_text="ar · exact").first.locator(".token-remove").click()
     expect(panel.locator("#decodings .token")).to_have_count(2)
     page.locator("#compare").click()
@@ -168,11 +168,16 @@ def test_decodings_stand_side_by_side(page):
     expect(page.locator("#compare")).to_be_visible()
 
 
-def test_nothing_sticks_out_of_a_narrow_screen(page):
+def test_a_narrow_screen_shows_the_controls_and_then_the_image(page):
     page.set_viewport_size({"width": 400, "height": 850})
     for name in ("Generate", "Compare", "Edit"):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    # The progress and the image are below the controls: the page scrolls to them.
+    tab(page, "Generate").get_by_label("Prompt").fill("pizza")
+    page.locator("#generate").click()
+    expect(page.locator("#status")).to_be_in_viewport()
+    expect(page.locator("#status .badge")).to_have_text("exact")
     page.set_viewport_size({"width": 1200, "height": 900})
 
 

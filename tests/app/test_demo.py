@@ -93,7 +93,7 @@ def session(url):
 
 @pytest.fixture(scope="module")
 def opened(session):
-    """Fetch a picture of a result, of a gallery or alone."""
+    """Fetch an image of a result, of a gallery or alone."""
 
     def opened(picture) -> Image.Image:
         return Image.open(io.BytesIO(session.get(picture.get("image", picture)["url"]).content))
@@ -106,14 +106,14 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def wait_until_idle(engine, seconds):
-    """Fail if the engine still draws, or something waits for it, after so many seconds."""
+    """Fail if the engine still generates, or something waits for it, after so many seconds."""
     until = time.monotonic() + seconds
     while engine.waiting or engine._running:
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
-def test_pictures_come_in_parts_and_then_whole(client, opened):
+def test_partial_images_come_before_the_finished_ones(client, opened):
     job = client.submit("a red heart", "text", decoding="ar", seed=5, count=2, preview_every=4, api_name="/generate")
     *parts, (shown, state) = job
     decided = [state["decided"] for _, state in parts]
@@ -126,7 +126,7 @@ def test_pictures_come_in_parts_and_then_whole(client, opened):
     assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
 
 
-def test_a_picture_says_how_to_draw_it_again(client, opened):
+def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
     shown, _ = client.predict("tree", "text", seed=3, count=2, top_k=7, decoding="sjd", api_name="/generate")
     second = opened(shown[1])
     settings = json.loads(second.info[pictures.METADATA])
@@ -136,7 +136,7 @@ def test_a_picture_says_how_to_draw_it_again(client, opened):
     assert np.array_equal(pixels(opened(again[0])), pixels(second))
 
 
-def test_a_seed_is_drawn_where_none_is_given(client):
+def test_a_missing_seed_is_chosen_at_random(client):
     seeds = [client.predict(class_label=2, model="class", api_name="/generate")[1]["seeds"] for _ in range(2)]
     assert seeds[0] != seeds[1]
 
@@ -150,7 +150,7 @@ def test_decodings_are_compared_on_one_seed(client, opened):
     assert [row["decoding"] for row in rows] == decodings
     assert [row["exact"] for row in rows] == [True, True, False]
     assert rows[0]["passes"] == 16 >= rows[1]["passes"]
-    # ar decides every code in a pass of its own: its map goes from one end of the colours to the other.
+    # ar decides one token per forward pass: its map goes from one end of the colours to the other.
     first = pixels(opened(maps[0]))
     assert tuple(first[1, 1]) == (68, 1, 84) and tuple(first[-2, -2]) == (253, 231, 37)
     alone, _ = client.predict("a blue book", "text", decoding=decodings[1], seed=4, api_name="/generate")
@@ -190,7 +190,7 @@ def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
         ({"decodings": ["ar"], "prompt": "a", "model": "text", "api_name": "/compare"}, "choose 2 to 4"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_a_sentence(client, arguments, sentence):
+def test_what_cannot_be_generated_is_refused_in_a_sentence(client, arguments, sentence):
     with pytest.raises(AppError, match=sentence) as error:
         client.predict(**{"api_name": "/generate", **arguments})
     assert "\n" not in str(error.value)
@@ -286,7 +286,7 @@ def test_a_client_that_vanishes_gives_its_place_free(session, engine, slow):
     wait_until_idle(engine, 8)
 
 
-def test_an_enlarged_picture_comes_back_as_it_was():
+def test_an_enlarged_image_is_reduced_to_the_original():
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     shown = pictures.for_editor(picture)
     assert shown.size == (512, 512)
@@ -328,7 +328,7 @@ def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+def test_the_command_serves_until_it_is_stopped(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

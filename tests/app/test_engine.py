@@ -62,12 +62,12 @@ def wait_for(condition) -> None:
 
 
 def same(images: list[Image.Image], others: list[Image.Image]) -> bool:
-    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
     pairs = zip(images, others, strict=True)
     return all(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1 for one, other in pairs)
 
 
-def test_models_tell_what_they_can_do(engine):
+def test_models_have_abilities(engine):
     text, classes, scales = (engine.models[name] for name in ("text", "class", "scales"))
     assert (text.classes, classes.classes, scales.classes) == (None, tiny.NUM_CLASSES, None)
     assert (text.sizes, text.tokens, text.grid) == ([(8, 8)], 16, (4, 4))
@@ -89,13 +89,13 @@ def test_a_folder_goes_by_its_name(tmp_path):
         load_models([str(tmp_path / "classes"), f"{tmp_path}/classes/"], "cpu")
 
 
-def test_a_changed_decoding_tells_what_changed():
+def test_a_changed_decoding_names_its_settings():
     assert decoding_to_text(SpeculativeJacobiDecoding(window=8, init="left")) == "sjd-coupled:window=8,init=left"
     assert decoding_to_text(AutoregressiveDecoding()) == "ar"
 
 
 @pytest.mark.parametrize("decoding", [None, "sjd-lazy:window=16,tokens=16"])
-def test_a_picture_does_not_depend_on_its_company(held_engine, held, decoding):
+def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
     sizes = []
     requests = [Request("text", prompt=prompt, seed=i, decoding=decoding) for i, prompt in enumerate(PROMPTS)]
     occupy(held_engine, held)
@@ -114,7 +114,7 @@ def test_a_picture_does_not_depend_on_its_company(held_engine, held, decoding):
 
 
 @pytest.mark.parametrize("model", [pytest.param("emoji-llamagen", marks=pytest.mark.slow), "emoji-var"])
-def test_a_packaged_model_draws_the_same_in_company(model):
+def test_a_packaged_model_generates_the_same_in_any_batch(model):
     engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=0.5))
     sizes = []
     engine.on_batch = lambda images, stats: sizes.append(images)
@@ -127,7 +127,7 @@ def test_a_packaged_model_draws_the_same_in_company(model):
     assert not same(alone[0].images, together[1].images)
 
 
-def test_every_image_of_a_request_can_be_drawn_again_alone(engine):
+def test_every_image_of_a_request_can_be_generated_again_alone(engine):
     for model in ("text", "scales"):
         result = engine.submit(Request(model, prompt="a red heart", seed=7, count=3)).result(60)
         assert result.seeds == image_seeds(7, 3) and result.seeds[0] == 7 and len(set(result.seeds)) == 3
@@ -136,7 +136,7 @@ def test_every_image_of_a_request_can_be_drawn_again_alone(engine):
             assert same(again.images, [image])
 
 
-def test_the_engine_draws_what_the_pipeline_draws(engine):
+def test_the_engine_generates_what_the_pipeline_generates(engine):
     result = engine.submit(Request("class", class_label=3, seed=5, decoding="sjd:window=4", top_k=6)).result(60)
     pipe = tiny.class_pipeline()
     generator = torch.Generator().manual_seed(5)
@@ -149,7 +149,7 @@ def test_the_engine_draws_what_the_pipeline_draws(engine):
     assert result.settings["decoding"] == "sjd:window=4" and result.settings["top_k"] == 6
 
 
-def test_a_request_larger_than_a_batch_is_drawn_in_several():
+def test_a_request_larger_than_a_batch_is_split():
     engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
     sizes = []
     engine.on_batch = lambda images, stats: sizes.append(images)
@@ -178,7 +178,7 @@ def test_unlike_requests_are_not_mixed(held_engine, held):
     assert sizes == [1, 4, 8, 1]
 
 
-def test_progress_is_told_and_pictures_are_shown_on_the_way(held_engine, held):
+def test_progress_and_partial_images_are_reported(held_engine, held):
     occupy(held_engine, held)
     tickets = [
         held_engine.submit(Request("text", prompt="a", count=2, **how))
@@ -204,7 +204,7 @@ def test_progress_is_told_and_pictures_are_shown_on_the_way(held_engine, held):
     assert sum(bool(event.previews) for event in gathered[0][:-1]) == 4
     shown = [event for event in gathered[1][:-1] if event.previews]
     assert [event.decided // 8 for event in shown] == [1, 2, 3]
-    # What is not drawn yet is greyed.
+    # What is not decided yet is greyed.
     first, last = (np.asarray(shown[i].previews[0], dtype=float) for i in (0, 2))
     assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
 
@@ -228,7 +228,7 @@ def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
 
 
 @torch.no_grad()
-def test_a_preview_tells_drafts_from_tokens_not_known_yet(engine):
+def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
     pipe, info = engine._pipelines["text"], engine.models["text"]
     tokens = torch.full((3, 16), 5)
     # A draft of token 0 is a draft, too.
@@ -242,7 +242,7 @@ def test_a_preview_tells_drafts_from_tokens_not_known_yet(engine):
     assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
 
 
-def test_an_engine_that_fails_gives_up_what_waits(held):
+def test_an_engine_that_fails_cancels_waiting_requests(held):
     failures = []
     engine = Engine({"text": held})
     engine.on_failure = lambda: failures.append(engine.failure)
@@ -307,7 +307,7 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"image": Image.new("L", (2000, 2000)), "mask_image": Image.new("L", (8, 8))}, "image", "2000x2000 pixels"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_at_once(engine, changes, parameter, message):
+def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter, message):
     with pytest.raises(Refused) as refused:
         engine.submit(Request(**{"model": "text", "prompt": "a red heart", **changes}))
     assert message in str(refused.value)
@@ -326,7 +326,7 @@ def test_the_work_of_a_request_is_bounded():
     engine.close()
 
 
-def test_limits_leave_something_to_draw():
+def test_limits_leave_something_to_generate():
     with pytest.raises(ValueError, match="the limit batch is 0: give at least 1"):
         Limits(batch=0)
 
@@ -371,7 +371,7 @@ def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     assert passes[0] < 15 and passes[-1] == 16
 
 
-def test_a_batch_goes_on_for_those_who_wait(held_engine, held):
+def test_a_batch_continues_for_those_who_wait(held_engine, held):
     occupy(held_engine, held)
     tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(2)]
     events = tickets[0].events()
@@ -419,7 +419,7 @@ def test_closing_cancels_everything(held):
         engine.submit(Request("text", prompt="a"))
 
 
-def test_many_threads_get_the_right_pictures(engine):
+def test_many_threads_get_the_right_images(engine):
     alone = {seed: engine.submit(Request("scales", prompt="a", seed=seed)).result(60).images for seed in range(6)}
     results = {}
 

@@ -102,7 +102,7 @@ def picture(data: str | bytes) -> Image.Image:
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
-    """Whether pictures are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
 
 
@@ -117,7 +117,7 @@ def metric(address: str, name: str, **headers) -> float:
     return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
 
 
-def test_the_openai_client_gets_pictures(client, engine):
+def test_the_openai_client_gets_images(client, engine):
     answer = client.images.generate(
         model="text",
         prompt="a red heart",
@@ -145,7 +145,7 @@ def test_the_openai_client_gets_pictures(client, engine):
     assert extension["settings"]["top_k"] == 8
 
 
-def test_without_a_seed_pictures_differ_and_tell_their_seed(client):
+def test_without_a_seed_images_differ_and_name_their_seed(client):
     answers = [client.images.generate(prompt="a red heart") for _ in range(2)]
     assert answers[0].data[0].b64_json != answers[1].data[0].b64_json
     seed = answers[0].model_extra["arimage"]["seeds"][0]
@@ -154,7 +154,7 @@ def test_without_a_seed_pictures_differ_and_tell_their_seed(client):
 
 
 @pytest.mark.parametrize(("output_format", "media_type"), [("png", "image/png"), ("webp", "image/webp")])
-def test_pictures_come_by_url(client, address, output_format, media_type):
+def test_images_come_by_url(client, address, output_format, media_type):
     answer = client.images.generate(
         prompt="a", response_format="url", output_format=output_format, n=2, extra_body={"seed": 1}
     )
@@ -167,7 +167,7 @@ def test_pictures_come_by_url(client, address, output_format, media_type):
     assert shown.format == output_format.upper() and shown.size == (8, 8)
 
 
-def test_pictures_by_url_expire_and_are_bounded(monkeypatch):
+def test_images_by_url_expire_and_are_bounded(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(server_module.time, "monotonic", lambda: clock[0])
     pictures = server_module.Pictures()
@@ -180,7 +180,7 @@ def test_pictures_by_url_expire_and_are_bounded(monkeypatch):
     assert len(pictures._files) == 1
 
 
-def test_classes_and_scales_are_drawn_too(client, engine):
+def test_classes_and_scales_are_generated_too(client, engine):
     # The client always sends a prompt.
     answer = client.images.generate(model="class", prompt="", extra_body={"class_label": 4, "seed": 2})
     expected = engine.submit(Request("class", class_label=4, seed=2)).result(60)
@@ -189,7 +189,7 @@ def test_classes_and_scales_are_drawn_too(client, engine):
     assert answer.model_extra["arimage"]["exact"] is False and answer.model_extra["arimage"]["passes"] == 4
 
 
-def test_a_stream_shows_the_picture_as_it_comes_about(client, engine):
+def test_a_stream_shows_partial_images(client, engine):
     stream = client.images.generate(prompt="a cat", stream=True, partial_images=3, extra_body={"seed": 5})
     *partial, last = list(stream)
     assert [event.type for event in partial] == ["image_generation.partial_image"] * len(partial)
@@ -202,7 +202,7 @@ def test_a_stream_shows_the_picture_as_it_comes_about(client, engine):
     assert not same(picture(partial[0].b64_json), picture(last.b64_json))
 
 
-def test_an_edit_draws_where_the_mask_is_transparent(client, engine):
+def test_an_edit_changes_where_the_mask_is_transparent(client, engine):
     before = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
     mask = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
     mask.paste((0, 0, 0, 0), (0, 4, 8, 8))
@@ -270,12 +270,12 @@ def test_errors_are_those_of_openai(client, arguments, error, parameter, code, m
         (b"\xff", "Invalid JSON"),
     ],
 )
-def test_bodies_that_are_no_request_are_refused(address, body, message):
+def test_malformed_bodies_are_refused(address, body, message):
     response = httpx.post(f"{address}/v1/images/generations", content=body, headers=JSON)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-def test_edits_that_are_none_are_refused(client, address):
+def test_malformed_edits_are_refused(client, address):
     whole = png(Image.new("RGB", (8, 8)))
     huge = png(Image.new("1", (3000, 3000)))
     for files, message in (
@@ -377,7 +377,7 @@ def test_large_bodies_are_not_read(address):
 
     for content in (b" " * (size + 1), chunks()):
         response = httpx.post(url, content=content, headers=JSON, timeout=60)
-        assert response.status_code == 413 and "send smaller pictures" in response.json()["error"]["message"]
+        assert response.status_code == 413 and "send smaller images" in response.json()["error"]["message"]
 
 
 def test_only_the_token_opens(held_address, held):
@@ -392,7 +392,7 @@ def test_only_the_token_opens(held_address, held):
         openai.OpenAI(base_url=f"{address}/v1", api_key="wrong").images.generate(prompt="a")
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
     answer = client.images.generate(prompt="a", response_format="url")
-    # A browser that shows the picture sends no token.
+    # A browser that shows the image sends no token.
     assert httpx.get(answer.data[0].url).status_code == 200
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
     counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
@@ -419,7 +419,7 @@ def test_a_full_queue_answers_429(held_address, held):
 def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     engine, address = held_address
     port = int(address.rpartition(":")[2])
-    # One request is being drawn, one waits.
+    # One request is running, one waits.
     sockets = []
     for count in (0, 1):
         body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
@@ -442,7 +442,7 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     assert passes == [1, 16]
 
 
-def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
+def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
     prompts = ["a red heart", "a blue book", "green tree"]
 
     def key(number: int) -> tuple:
@@ -458,7 +458,7 @@ def test_fifty_clients_at_once_all_get_their_own_picture(engine, address):
     images = metric(address, "arimage_images_total")
     answered = metric(address, 'arimage_requests_total{status="200"}')
     start = threading.Barrier(50)
-    # Setting up TLS takes each client more time than its picture.
+    # Setting up TLS takes each client more time than its image.
     connections = openai.DefaultHttpxClient()
 
     def ask(number: int) -> tuple[int, Image.Image]:
@@ -514,7 +514,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
     assert process.wait(30) == 0
     log = process.stdout.read()
     assert "Traceback" not in log and "a red heart" not in log
-    # Whoever knows the address of a picture can see it.
+    # Whoever knows the address of an image can see it.
     assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
 
 
@@ -545,7 +545,7 @@ def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
     assert isinstance(failed[0].__cause__, SystemExit) and not engine.alive
 
 
-def test_closing_ends_what_waits(held):
+def test_closing_ends_waiting_requests(held):
     engine = Engine({"text": held})
     with serving(engine) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)

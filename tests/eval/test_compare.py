@@ -52,13 +52,13 @@ def prepared(pipe, out, decodings):
 
 def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monkeypatch):
     pipe = tiny.text_pipeline()
-    drawn, generate_batch = [], comparison.generate_batch
+    generated, generate_batch = [], comparison.generate_batch
 
     def recorded(run, pipe, index):
-        if len(drawn) == 3:
-            drawn.append("stop")
+        if len(generated) == 3:
+            generated.append("stop")
             raise KeyboardInterrupt
-        drawn.append((run.folder.name, index))
+        generated.append((run.folder.name, index))
         return generate_batch(run, pipe, index)
 
     monkeypatch.setattr(comparison, "generate_batch", recorded)
@@ -68,7 +68,15 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
     runs = prepared(pipe, tmp_path, decodings)
     comparison.generate_in_turn(runs, pipe)
     names = ["ar", "sjd-window=4-init=left"]
-    assert drawn == [(names[0], 0), (names[1], 0), (names[0], 1), "stop", (names[1], 1), (names[0], 2), (names[1], 2)]
+    assert generated == [
+        (names[0], 0),
+        (names[1], 0),
+        (names[0], 1),
+        "stop",
+        (names[1], 1),
+        (names[0], 2),
+        (names[1], 2),
+    ]
     assert [len(read_results(run.folder)) for run in runs] == [6, 6]
 
 

@@ -20,7 +20,7 @@ class NoCache:
         """Nothing is cached."""
 
 
-class CodeTable:
+class TokenTable:
     """A `TokenModel` of four tokens on eight positions: random probabilities after each token and position."""
 
     layout, num_tokens, vocab_size, codebook = Layout((2, 4)), 8, 4, None
@@ -46,39 +46,42 @@ def measure(model, sampling, tokens):
 
 
 def true_total_variation(model, wrong, right):
-    """The mean over the codes of images drawn under `wrong` of the total variation between the two laws of a code."""
-    codes = torch.eye(1, model.vocab_size, dtype=torch.float64)
+    """The total variation between the two distributions of a token, averaged over the tokens of images sampled with `wrong`."""
+    state = torch.eye(1, model.vocab_size, dtype=torch.float64)
     total = 0.0
     for position, table in enumerate(model.table):
-        laws = [law.probabilities(table[None, None], torch.tensor([[position]]))[0].double() for law in (wrong, right)]
-        total += float((codes @ (laws[0] - laws[1]).abs().sum(-1, keepdim=True) / 2).sum())
-        codes = codes @ laws[0]
+        distributions = [
+            sampling.probabilities(table[None, None], torch.tensor([[position]]))[0].double()
+            for sampling in (wrong, right)
+        ]
+        total += float((state @ (distributions[0] - distributions[1]).abs().sum(-1, keepdim=True) / 2).sum())
+        state = state @ distributions[0]
     return total / model.num_tokens
 
 
 @pytest.mark.parametrize("decoding", EXACT)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6, top_k=3)], ids=["plain", "top-k"])
 def test_exact_decodings_are_at_the_floor(decoding, sampling):
-    model = CodeTable()
+    model = TokenTable()
     found = measure(model, sampling, images(model, sampling, 4000, decoding))
     assert found.codes == 32_000
     assert found.total_variation < 2 * found.floor and found.chance > 1e-4 and found.impossible == 0
 
 
-def test_the_floor_and_the_chance_are_those_of_exact_draws():
-    model = CodeTable()
+def test_the_floor_and_the_chance_are_those_of_exact_samples():
+    model = TokenTable()
     places = token_places(model, Sampling(), images(model, Sampling(), 100_000))
     found = [deviation(*parts) for parts in zip(*(values.split(250) for values in places), strict=True)]
     mean_floor = sum(each.floor for each in found) / 400
     assert sum(each.total_variation for each in found) / 400 == pytest.approx(mean_floor, rel=0.05)
     assert sum(each.chance < 0.1 for each in found) / 400 == pytest.approx(0.1, abs=0.05)
-    # Points instead of intervals: the multinomial law's floor, which codes of some probability undercut.
+    # Points instead of intervals: the floor of a multinomial distribution, which tokens of some probability undercut.
     points = deviation(torch.rand(2000, generator=torch.Generator().manual_seed(0)), torch.zeros(2000))
     assert points.floor == pytest.approx(math.sqrt(19 / (2 * math.pi * 2000)), rel=0.05)
     assert mean_floor < 0.7 * points.floor
 
 
-def test_certain_codes_tell_nothing():
+def test_certain_tokens_are_no_evidence():
     found = deviation(torch.zeros(50), torch.ones(50))
     assert found.total_variation == pytest.approx(0) and found.floor == pytest.approx(0)
     assert (found.chance, found.impossible) == (1, 0)
@@ -87,8 +90,8 @@ def test_certain_codes_tell_nothing():
 @pytest.mark.parametrize(
     "wrong", [Sampling(temperature=0.7), Sampling(temperature=1.6), Sampling(top_k=3), Sampling(top_p=0.8)], ids=str
 )
-def test_a_wrong_law_is_found_and_never_overstated(wrong):
-    model, right = CodeTable(), Sampling()
+def test_a_wrong_distribution_is_found_and_never_overstated(wrong):
+    model, right = TokenTable(), Sampling()
     found = measure(model, right, images(model, wrong, 8000))
     bound = true_total_variation(model, wrong, right)
     assert found.chance < 1e-9
@@ -103,12 +106,12 @@ def test_a_biased_verification_is_found(monkeypatch):
     couple_window = speculative_jacobi.couple_window
     generous = lambda p, *rest: couple_window(1.3 * p, *rest)  # noqa: E731
     monkeypatch.setattr(speculative_jacobi, "couple_window", generous)
-    model = CodeTable()
+    model = TokenTable()
     assert measure(model, Sampling(), images(model, Sampling(), 8000, "sjd-coupled")).chance < 1e-6
 
 
-def test_codes_that_cannot_be_are_counted():
-    model, right = CodeTable(), Sampling(top_k=2)
+def test_impossible_tokens_are_counted():
+    model, right = TokenTable(), Sampling(top_k=2)
     tokens = images(model, Sampling(), 1000)
     before, own = token_places(model, right, tokens)
     found = deviation(before, own)
@@ -117,27 +120,27 @@ def test_codes_that_cannot_be_are_counted():
     assert (before[own == 0] > 1 - 1e-6).all()
 
 
-def test_likelier_codes_come_first():
-    model = CodeTable()
+def test_likelier_tokens_come_first():
+    model = TokenTable()
     tokens = images(model, Sampling(), 6)
     before, own = token_places(model, Sampling(), tokens)
-    for image, codes in enumerate(tokens.tolist()):
-        for position, code in enumerate(codes):
-            law = model.table[position, codes[position - 1] if position else 0].softmax(-1).tolist()
-            assert own[image, position] == pytest.approx(law[code])
-            assert before[image, position] == pytest.approx(sum(p for p in law if p > law[code]), abs=1e-6)
+    for image, row in enumerate(tokens.tolist()):
+        for position, token in enumerate(row):
+            p = model.table[position, row[position - 1] if position else 0].softmax(-1).tolist()
+            assert own[image, position] == pytest.approx(p[token])
+            assert before[image, position] == pytest.approx(sum(each for each in p if each > p[token]), abs=1e-6)
 
 
 @pytest.mark.parametrize("groups", ["plain", "guided"])
 @torch.no_grad()
-def test_the_law_is_the_one_that_a_pipeline_samples(groups):
+def test_the_distribution_is_the_one_that_a_pipeline_samples(groups):
     pipe = tiny.text_pipeline()
     scale = 1.0 if groups == "plain" else 3.0
     prompts = ["a red heart", "tree"]
     sampling = pipe.sampling(guidance_scale=scale, top_k=1)
     tokens = pipe(prompts, guidance_scale=scale, top_k=1, output_type="latent").tokens.flatten(1)
     _, own = token_places(pipe.prepare(prompts, guidance_scale=scale).model, sampling, tokens)
-    # Greedy codes are certain under the law of the same prompts, and impossible under that of others.
+    # Greedy tokens are certain given the same prompts, and impossible given others.
     assert (own == 1).all()
     other = pipe.prepare(prompts[::-1], guidance_scale=scale).model
     assert deviation(*token_places(other, sampling, tokens)).impossible > 0.1

@@ -20,7 +20,7 @@ SQRTM = pytest.mark.skipif(
 )
 
 
-def draw(count, width, seed, shift=0.0, gain=1.0):
+def sample(count, width, seed, shift=0.0, gain=1.0):
     """Correlated features of falling spread, like those of a network."""
     rng = np.random.default_rng(seed)
     mix = np.random.default_rng(0).normal(size=(width, width)) / np.arange(1, width + 1)[:, None] ** 0.5
@@ -34,14 +34,14 @@ SIZES = [(300, 400, 48), (40, 400, 96), (40, 50, 96), (300, 60, 96)]
 @SQRTM
 @pytest.mark.parametrize(("count", "others", "width"), SIZES)
 def test_frechet_distance_is_that_of_clean_fid(count, others, width):
-    x, y = draw(count, width, 1, 0.2), draw(others, width, 2)
+    x, y = sample(count, width, 1, 0.2), sample(others, width, 2)
     theirs = cleanfid.fid.fid_from_feats(x.astype(np.float64), y.astype(np.float64))
     assert frechet_distance(x, Gaussian.of_features(y)) == pytest.approx(theirs, rel=1e-6)
 
 
 @pytest.mark.parametrize(("count", "others", "width"), SIZES)
 def test_frechet_distance_is_that_of_torch_fidelity(count, others, width):
-    x, y = (torch.from_numpy(f).double() for f in (draw(count, width, 1, 0.2), draw(others, width, 2)))
+    x, y = (torch.from_numpy(f).double() for f in (sample(count, width, 1, 0.2), sample(others, width, 2)))
     statistics = [fid_features_to_statistics(features) for features in (x, y)]
     theirs = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
     assert frechet_distance(x.numpy(), Gaussian.of_features(y.numpy())) == pytest.approx(theirs, rel=1e-6)
@@ -49,7 +49,7 @@ def test_frechet_distance_is_that_of_torch_fidelity(count, others, width):
     assert frechet_distance(x.numpy(), of_file) == pytest.approx(theirs, rel=1e-6)
 
 
-def test_frechet_distance_of_known_laws():
+def test_frechet_distance_of_known_distributions():
     # Two axes: means 3 apart on the first, deviations 1 and 2 on the second.
     x = np.array([[0, 1], [0, -1], [0, 1], [0, -1]], np.float64) * np.sqrt(3 / 4)
     y = x * [1, 2] + [3, 0]
@@ -61,31 +61,31 @@ def test_frechet_distance_of_known_laws():
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
 
 
-def test_standard_errors_are_the_spread_of_repeated_draws():
-    reference = draw(500, 12, 99)
-    law = Gaussian.of_features(reference)
-    repeats = [draw(250, 12, seed, 0.1, 1.1) for seed in range(40)]
+def test_standard_errors_are_the_spread_of_repeated_samples():
+    reference = sample(500, 12, 99)
+    reference_gaussian = Gaussian.of_features(reference)
+    repeats = [sample(250, 12, seed, 0.1, 1.1) for seed in range(40)]
     for estimates in (
-        [frechet_estimate(images, law) for images in repeats],
+        [frechet_estimate(images, reference_gaussian) for images in repeats],
         [kernel_distance(images, reference, subsets=10, subset_size=100) for images in repeats],
         [neighbourhoods(images, reference)["precision"] for images in repeats],
         [neighbourhoods(images, reference)["density"] for images in repeats],
     ):
         spread = np.std([estimate.value for estimate in estimates], ddof=1)
-        # The spread of 40 draws is itself known to a ninth.
+        # The spread of 40 repeats is itself known to a ninth.
         assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
 
 
 def test_frechet_infinity_forgets_the_number_of_images():
-    law = Gaussian(np.zeros(32), np.eye(32))
+    reference_gaussian = Gaussian(np.zeros(32), np.eye(32))
     images = np.random.default_rng(0).normal(size=(1000, 32)) * 1.1
     truth = 32 * 0.1**2
-    assert frechet_distance(images, law) > truth * 1.5
-    assert frechet_infinity(images, law) == pytest.approx(truth, rel=0.1)
+    assert frechet_distance(images, reference_gaussian) > truth * 1.5
+    assert frechet_infinity(images, reference_gaussian) == pytest.approx(truth, rel=0.1)
 
 
 def test_kernel_distance_is_that_of_the_libraries():
-    x, y = draw(120, 24, 1, 0.2), draw(120, 24, 2)
+    x, y = sample(120, 24, 1, 0.2), sample(120, 24, 2)
     ours = kernel_distance(x, y)
     assert ours.value == pytest.approx(cleanfid.fid.kernel_distance(*map(np.float64, (x, y)), 1), rel=1e-6)
     theirs = kid_features_to_metric(
@@ -95,7 +95,7 @@ def test_kernel_distance_is_that_of_the_libraries():
 
 
 def test_kernel_distance_of_subsets_is_near_that_of_all_and_repeats():
-    x, y = draw(400, 24, 1, 0.2), draw(400, 24, 2)
+    x, y = sample(400, 24, 1, 0.2), sample(400, 24, 2)
     whole, parts = kernel_distance(x, y), kernel_distance(x, y, subset_size=100)
     assert parts.value == pytest.approx(whole.value, abs=3 * parts.standard_error) and parts.value != whole.value
     state = np.random.get_state()[1].copy()
@@ -107,7 +107,7 @@ def test_kernel_distance_of_subsets_is_near_that_of_all_and_repeats():
 
 @pytest.mark.parametrize("block", [512, 7])
 def test_precision_and_recall_are_those_of_torch_fidelity(block):
-    x, y = draw(150, 6, 1, 0.3, 1.5), draw(210, 6, 2)
+    x, y = sample(150, 6, 1, 0.3, 1.5), sample(210, 6, 2)
     ours = neighbourhoods(x, y, k=3, block=block)
     theirs = prc_features_to_metric(torch.from_numpy(x), torch.from_numpy(y), prc_neighborhood=3, verbose=False)
     assert 0.2 < theirs["precision"] < 0.95 and 0.2 < theirs["recall"] < 0.95
@@ -117,7 +117,7 @@ def test_precision_and_recall_are_those_of_torch_fidelity(block):
 
 @pytest.mark.parametrize("block", [512, 7])
 def test_density_and_coverage_count_what_their_definitions_count(block):
-    x, y = draw(60, 6, 1, 0.3, 1.5).astype(np.float64), draw(80, 6, 2).astype(np.float64)
+    x, y = sample(60, 6, 1, 0.3, 1.5).astype(np.float64), sample(80, 6, 2).astype(np.float64)
     radii = [sorted(np.linalg.norm(one - other) for other in y)[5] for one in y]
     inside = np.array(
         [[np.linalg.norm(image - one) <= radius for one, radius in zip(y, radii, strict=True)] for image in x]

@@ -1,4 +1,4 @@
-"""The packaged reference tells good pictures of emoji from bad ones, and a picture of what was asked from another."""
+"""The packaged reference tells good images of emoji from bad ones, and an image of the prompt from another."""
 
 import json
 
@@ -98,12 +98,12 @@ def test_the_error_is_that_of_other_images_of_the_same_prompts(per_prompt):
     centres, reference = rng.normal(size=(200, 3)), rng.normal(size=(50, 3)) + 0.5
     prompts = [str(i) for i in range(200) for _ in range(per_prompt)]
 
-    def draw():
+    def estimate():
         images = centres.repeat(per_prompt, axis=0) + 0.3 * rng.normal(size=(200 * per_prompt, 3))
         return emoji_kernel_distance(images, reference, prompts)
 
-    draws = [draw() for _ in range(40)]
-    spread, told = np.std([draw.value for draw in draws]), np.mean([draw.standard_error for draw in draws])
+    repeats = [estimate() for _ in range(40)]
+    spread, told = np.std([each.value for each in repeats]), np.mean([each.standard_error for each in repeats])
     assert told > 2 * spread if per_prompt == 1 else told == pytest.approx(spread, rel=0.3)
 
 

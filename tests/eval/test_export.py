@@ -18,7 +18,7 @@ from arimage.eval.run_folder import read_rows
 SIZE = 4 * tiny.SCALE_FACTOR
 
 
-def draw(pipe, rows, source, out):
+def generate_run(pipe, rows, source, out):
     config = make_config(pipe, rows, model="tiny", source=source, seed=0, batch_size=4)
     generate(prepare(config, rows, out), pipe)
     return out
@@ -37,20 +37,20 @@ def of_prompts(tmp_path_factory):
         {"prompt": "a blue book ☃", "item_id": "12", "tag": "colors", "include": []},
     ]
     rows = prompt_rows(prompts, 0, 4)
-    return draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path_factory.mktemp("runs") / "prompts")
+    return generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path_factory.mktemp("runs") / "prompts")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """Three images of each of two prompts that bear nothing."""
     rows = prompt_rows([{"prompt": "tree"}, {"prompt": "a red heart"}], 0, 3)
-    return draw(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path_factory.mktemp("runs") / "plain")
+    return generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path_factory.mktemp("runs") / "plain")
 
 
 @pytest.fixture(scope="module")
 def of_classes(tmp_path_factory):
     rows = class_rows(5, 0, 2)
-    return draw(tiny.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes")
+    return generate_run(tiny.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes")
 
 
 def pixels(run):
@@ -81,7 +81,7 @@ def test_images_are_resized_as_llamagen_resizes_them(of_classes, tmp_path):
     assert small.shape == (10, 5, 5, 3) and abs(difference).max() <= 1 and (difference == 0).mean() > 0.98
 
 
-def test_geneval_finds_a_folder_a_prompt_with_its_line(of_prompts, tmp_path):
+def test_geneval_finds_a_folder_per_prompt_with_its_line(of_prompts, tmp_path):
     export(of_prompts, "geneval", tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000", "00001"]
     first = json.loads((tmp_path / "out" / "00000" / "metadata.jsonl").read_text())
@@ -128,14 +128,14 @@ def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_pa
 
 def test_dpg_takes_four_images(tmp_path):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}], 0, 3)
-    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
+    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
     with pytest.raises(ValueError, match="image 0 is one of 3 of its prompt"):
         export(run, "dpg", tmp_path / "out")
 
 
 def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_path):
     rows = prompt_rows([{"prompt": "tree"}], 0, 3)
-    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
+    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
     with pytest.raises(ValueError, match="--size is for adm-npz"):
         export(run, "result-jsonl", tmp_path / "out", size=4)
     with pytest.raises(ValueError, match="--out"):
@@ -147,7 +147,7 @@ def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_pa
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "2"}], 0, 4)
-    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
 
     def fail(*arguments, **options):
         raise OSError("no space")
@@ -161,6 +161,6 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("item", ["no/such", "1"])
 def test_dpg_wants_items_that_name_files(item, tmp_path):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": item}], 0, 4)
-    run = draw(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
     with pytest.raises(ValueError, match=f"image 4 has the item_id '{item}'.*without /"):
         export(run, "dpg", tmp_path / "dpg")

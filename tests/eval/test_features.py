@@ -140,7 +140,7 @@ def test_weights_that_nobody_published_are_marked(torchscript):
         ("clean", "other.pt", "is not named inception-2015-12-05.pt: rename it"),
     ],
 )
-def test_absent_weights_are_told_in_one_sentence(resize, name, sentence, tmp_path):
+def test_missing_weights_are_named_in_one_sentence(resize, name, sentence, tmp_path):
     if name == "other.pt":
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=sentence):

@@ -1,4 +1,4 @@
-"""Runs of many images: whatever happens to the processes that draw them, they end with the same files."""
+"""Runs of many images: whatever happens to the processes that generate them, the files are the same."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def options(models, out, *more, model="text"):
 
 
 def without_progress(said: str) -> str:
-    """What was said beside how far the run is."""
+    """The output without the progress bar."""
     return re.sub(r"([\r\n][^\r\n]*image/s\])+\n?", "", said)
 
 
@@ -144,7 +144,7 @@ def pictures(run):
 
 
 def part_of(run, folder, batches):
-    """A copy of a run of which only so many batches are drawn."""
+    """A copy of a run of which only so many batches are generated."""
     shutil.copytree(run, folder)
     for row in read_rows(folder)[batches * BATCH :]:
         (folder / row["path"]).unlink()
@@ -153,7 +153,7 @@ def part_of(run, folder, batches):
     return folder
 
 
-# What is drawn
+# What is generated
 
 
 def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
@@ -203,12 +203,12 @@ def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decodi
             **sampling,
         )
         passes = (expected.stats.accepted > 0).sum(0)
-        codes = expected.stats.accepted.sum(0)
+        tokens = expected.stats.accepted.sum(0)
         for i, row in enumerate(some):
             np.testing.assert_array_equal(Image.open(tmp_path / row["path"]), np.asarray(expected.images[i]))
             result = results[row["id"]]
             assert result["passes"] == passes[i] and result["batch_passes"] == expected.stats.forward_passes
-            assert result["tokens_per_pass"] == pytest.approx(float(codes[i] / passes[i]))
+            assert result["tokens_per_pass"] == pytest.approx(float(tokens[i] / passes[i]))
             assert result["exact"] == expected.stats.exact
 
 
@@ -254,13 +254,13 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
     redrawn = missing_batches(open_run(run))
     assert finish(options(models, run))[0] == 0
     assert contents(run) == contents(undisturbed)
-    # Nothing else was drawn again.
+    # Nothing else was generated again.
     changed = {int(path.stem) // BATCH for path, then in before.items() if path.stat().st_mtime_ns != then}
     assert changed <= set(redrawn)
 
 
 @pytest.mark.parametrize("cut", [1, 60, 200, 700])
-def test_results_that_were_cut_short_are_drawn_again(command, models, undisturbed, tmp_path, cut):
+def test_results_that_were_cut_short_are_generated_again(command, models, undisturbed, tmp_path, cut):
     run = shutil.copytree(undisturbed, tmp_path / "run")
     path = run / "results/rank-00000.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
@@ -305,7 +305,7 @@ def test_a_run_of_an_earlier_version_is_resumed(command, models, undisturbed, tm
     assert image.read_bytes() == (undisturbed / "images/000006.png").read_bytes()
 
 
-def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(models, fork, finish, undisturbed, tmp_path):
+def test_ctrl_c_leaves_whole_files_and_the_same_command_resumes(models, fork, finish, undisturbed, tmp_path):
     run = tmp_path / "run"
     process = fork(options(models, run))
     while pictures(run) < 5:
@@ -329,7 +329,7 @@ def launched(*words):
     return done.stdout
 
 
-def test_two_processes_of_torchrun_draw_what_one_draws(models, undisturbed, tmp_path):
+def test_two_processes_of_torchrun_generate_the_same_images(models, undisturbed, tmp_path):
     run = tmp_path / "run"
     words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "arimage", "eval", "generate"]
     assert launched(*words, *options(models, run)) == f"{run}\n"
@@ -338,7 +338,7 @@ def test_two_processes_of_torchrun_draw_what_one_draws(models, undisturbed, tmp_
     assert ranks == [12, 10]
 
 
-def test_three_processes_end_what_one_began(models, fork, undisturbed, tmp_path):
+def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -351,7 +351,7 @@ def test_three_processes_end_what_one_began(models, fork, undisturbed, tmp_path)
     assert ranks == [12, 6, 4]
 
 
-def test_two_processes_of_accelerate_draw_what_one_draws(models, undisturbed, tmp_path):
+def test_two_processes_of_accelerate_generate_the_same_images(models, undisturbed, tmp_path):
     run = tmp_path / "run"
     words = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "arimage", "eval", "generate"]
     assert launched(*words, *options(models, run)) == f"{run}\n"
@@ -359,7 +359,7 @@ def test_two_processes_of_accelerate_draw_what_one_draws(models, undisturbed, tm
     assert len(list((run / "results").iterdir())) == 2
 
 
-def test_workers_of_ray_draw_what_one_process_draws(models, undisturbed, tmp_path):
+def test_workers_of_ray_generate_the_same_images(models, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)
     words = ["arimage", "eval", "generate", *options(models, run), "--engine", "ray", "--workers", "2"]
     assert launched(*words) == f"{run}\n"
@@ -429,7 +429,7 @@ def test_another_model_or_manifest_in_the_same_place_is_refused(command, models,
     config = read_config(run)
     (run / "config.json").write_text(json.dumps({**config, "machine": {**config["machine"], "device": "abacus"}}))
     assert "machine.device = 'abacus' and you ask for" in command(*options(models, run))[1]
-    # Trained on, it draws something else.
+    # Trained on, it generates something else.
     trained = shutil.copytree(models["text"], tmp_path / "trained")
     assert command("--model", trained, "--prompts", models["prompts.jsonl"], "--out", tmp_path / "new")[0] == 0
     tiny.text_pipeline(seed=1).save_pretrained(trained)
@@ -437,7 +437,7 @@ def test_another_model_or_manifest_in_the_same_place_is_refused(command, models,
     assert code == 2 and "config.json says weights = " in said
 
 
-def test_what_cannot_be_drawn_leaves_no_folder(command, models, tmp_path):
+def test_what_cannot_be_generated_leaves_no_folder(command, models, tmp_path):
     out, prompts = tmp_path / "run", models["prompts.jsonl"]
     for arguments, sentence in (
         (["--model", models["text"]], "give either --prompts or --classes"),
@@ -457,7 +457,7 @@ def test_what_cannot_be_drawn_leaves_no_folder(command, models, tmp_path):
     assert not out.exists()
 
 
-def test_pictures_of_no_run_are_left_alone(command, models, tmp_path):
+def test_images_without_a_run_are_left_alone(command, models, tmp_path):
     (tmp_path / "run/images").mkdir(parents=True)
     (tmp_path / "run/images/000000.png").write_bytes(b"mine")
     code, said = command(*options(models, tmp_path / "run"))
@@ -493,7 +493,7 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_nothing_half_written(models
     assert contents(run) == contents(undisturbed)
 
 
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(command, models, undisturbed, tmp_path):
+def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_room(command, models, undisturbed, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", disk], capture_output=True).returncode:

@@ -6,7 +6,7 @@ from arimage.eval.manifest import class_rows, image_seed, prompt_rows
 
 
 def test_a_seed_depends_on_the_run_and_the_image_alone():
-    # A change here draws other images for every run that was begun.
+    # A change here changes the images of every run that has been started.
     assert (image_seed(0, 0), image_seed(1, 10)) == (6213027144842677344, 6466448468994320724)
     seeds = [image_seed(seed, id) for seed in range(10) for id in range(1000)]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**63 for seed in seeds)

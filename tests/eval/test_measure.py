@@ -48,9 +48,9 @@ def test_every_run_gives_every_figure(results):
     for row in results["rows"]:
         for figure in ("passes", "batch_passes", "tokens_per_pass", "seconds", "images_per_second", "speedup"):
             assert len(row[figure]) == 3 and min(row[figure]) > 0
-        for passes, whole, codes in zip(row["passes"], row["batch_passes"], row["tokens_per_pass"], strict=True):
+        for passes, whole, tokens in zip(row["passes"], row["batch_passes"], row["tokens_per_pass"], strict=True):
             # An image ends with its batch or before it.
-            assert 2 <= passes <= whole <= 16 and codes == pytest.approx(16 / passes)
+            assert 2 <= passes <= whole <= 16 and tokens == pytest.approx(16 / passes)
         for seconds, rate in zip(row["seconds"], row["images_per_second"], strict=True):
             assert rate == pytest.approx(2 / seconds)
     ar, sjd = results["rows"]
@@ -66,7 +66,7 @@ def test_memory_is_the_peak_of_a_call_or_unknown(results):
 def test_tokens_fed_are_counted_without_padding(pipe, results):
     ar, sjd = results["rows"]
     assert ar["tokens_fed"] == 1
-    # The window of 32 reaches over the end of 16 codes from the start.
+    # The window of 32 reaches beyond the end of 16 tokens from the start.
     assert 1 < sjd["tokens_fed"] < 15
     narrow = judge(pipe, LABELS, decoding_from_name("sjd", window=2), images=3, seed=0)
     assert 1 < narrow["tokens_fed"] <= 2
@@ -183,12 +183,12 @@ def test_a_ratio_above_one_means_fewer_passes(results):
         (lambda r: [row["sampling"].update(top_k=3) for row in r["rows"]], "differ in their sampling"),
     ],
 )
-def test_what_was_measured_otherwise_is_not_compared(results, change, sentence):
+def test_results_with_other_settings_are_not_compared(results, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         tables.compare(results, changed(results, change))
 
 
-def test_a_deviation_is_shown_beside_what_is_claimed(results):
+def test_a_deviation_is_shown_next_to_what_is_claimed(results):
     text = tables.to_markdown(results)
     exact = results["rows"][0]["deviation"]
     assert f"exact ({exact['total_variation']:.4f}, floor {exact['floor']:.4f})" in text

@@ -52,7 +52,7 @@ def test_the_packaged_decodings_need_few_passes(pipe, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoding", ["first", "second"])
-def test_the_model_draws_what_it_is_asked(pipe, name, data_folder, decoding):
+def test_the_model_generates_what_the_prompt_asks_for(pipe, name, data_folder, decoding):
     decoding = {
         "emoji-llamagen": {"first": "ar", "second": "sjd-coupled"},
         "emoji-var": {"first": "next-scale", "second": "code"},

@@ -29,7 +29,7 @@ def written(tmp_path, name, text):
         ("b.tsv", "prompt\tPrompt\na\tb\n", [{"prompt": "a", "Prompt": "b"}]),
     ],
 )
-def test_prompts_are_read_with_all_that_stands_beside_them(tmp_path, name, text, rows):
+def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
     assert read_prompts(written(tmp_path, name, text)) == rows
 
 
@@ -51,7 +51,7 @@ def test_prompts_are_read_with_all_that_stands_beside_them(tmp_path, name, text,
         ("a.tsv", "prompt\tb\na\tb\n\tc\n", "has no prompt in line 3"),
     ],
 )
-def test_what_is_no_file_of_prompts_is_refused(tmp_path, name, text, sentence):
+def test_other_files_are_refused(tmp_path, name, text, sentence):
     path = written(tmp_path, name, text)
     with pytest.raises(ValueError) as refusal:
         read_prompts(path)

@@ -21,7 +21,7 @@ VALUES = {"ar": [0, 1, 0, 1, 1, 0, 1, 1, 0], "sjd": [1, 1, 0, 1, 1, 1, 1, 1, 0]}
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
+def generated(tmp_path_factory):
     """Nine images of two decodings in batches of two, with known seconds and scores."""
     root, pipe = tmp_path_factory.mktemp("runs"), tiny.text_pipeline()
     rows = prompt_rows([{"prompt": text} for text in ("a red heart", "tree", "a blue book")], 0, 3)
@@ -44,9 +44,9 @@ def drawn(tmp_path_factory):
 
 
 @pytest.fixture
-def runs(drawn, tmp_path):
+def runs(generated, tmp_path):
     """Copies that a test may spoil."""
-    shutil.copytree(drawn, tmp_path / "runs")
+    shutil.copytree(generated, tmp_path / "runs")
     return [tmp_path / "runs" / name for name in ("ar", "sjd")]
 
 
@@ -59,7 +59,7 @@ def test_whole_warm_calls_are_timed(runs):
     assert make_report(runs, "sjd")["rows"][0]["cost"]["speedup"] == pytest.approx(4 / 14)
 
 
-def test_passes_and_codes_are_those_of_the_images(runs):
+def test_passes_and_tokens_are_those_of_the_images(runs):
     ar, sjd = make_report(runs, "ar")["rows"]
     assert (ar["cost"]["passes"], ar["cost"]["tokens_per_pass"]) == (16, 1)
     assert 2 < sjd["cost"]["passes"] < 16
@@ -118,13 +118,13 @@ def change_config(run, **changes):
         ({"machine": {"device": "another", "threads": 1, "torch": "2"}}, "their device is .* and another"),
     ],
 )
-def test_what_was_drawn_otherwise_is_not_compared(runs, changes, sentence):
+def test_runs_with_other_settings_are_not_compared(runs, changes, sentence):
     change_config(runs[1], **changes)
     with pytest.raises(ValueError, match=f"ar and sjd cannot be compared, {sentence}"):
         make_report(runs, "ar")
 
 
-def test_what_was_scored_otherwise_is_not_compared(runs):
+def test_runs_with_other_scores_are_not_compared(runs):
     metrics = json.loads((runs[1] / METRICS_FILE).read_text())
     metrics["emoji-kid"]["count"] = 8
     (runs[1] / METRICS_FILE).write_text(json.dumps(metrics))

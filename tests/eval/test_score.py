@@ -91,7 +91,7 @@ def test_reference_statistics_give_the_fid_and_nothing_else(run, reference, tmp_
 def test_a_reference_batch_gives_statistics_and_pictures(run, reference, tmp_path):
     batch = pictures(40, 1)
     np.savez(tmp_path / "batch.npz", arr_0=batch)
-    # As the published reference batches: statistics of the whole set beside some of its pictures.
+    # As the published reference batches: statistics of the whole set and some of its pictures.
     np.savez(tmp_path / "both.npz", arr_0=batch, mu=np.zeros(6), sigma=np.eye(6), mu_s=0, sigma_s=0)
     of_folder = score(Job(run, reference), ["fid", "kid", "prdc"])
     of_batch = score(Job(run, tmp_path / "batch.npz"), ["fid", "kid", "prdc"])
@@ -142,7 +142,7 @@ def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
         ("nowhere", ["kid", "is"], "metric 'is': choose among fid, kid, prdc, clip"),
     ],
 )
-def test_what_cannot_be_scored_is_told(run, reference, metrics, sentence, tmp_path):
+def test_what_cannot_be_scored_is_refused(run, reference, metrics, sentence, tmp_path):
     np.savez(tmp_path / "x.npz", a=1)
     path = tmp_path / reference if reference == "x.npz" else reference and Path(reference)
     with pytest.raises(ValueError, match=sentence):
@@ -169,7 +169,7 @@ def test_what_was_scored_differently_is_not_compared(change, sentence):
         check_comparable({"a": {"kid": ENTRY}, "b": {"kid": ENTRY | change}})
 
 
-def test_the_command_writes_and_tells_the_figures(run, reference, monkeypatch, capsys):
+def test_the_command_writes_and_prints_the_figures(run, reference, monkeypatch, capsys):
     def command(*options):
         monkeypatch.setattr(sys, "argv", ["arimage", "eval", "score", str(run), "--metrics", "kid", *options])
         with pytest.raises(SystemExit) as end:

@@ -15,7 +15,7 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
     assert np.mean(few) == pytest.approx(known, rel=0.1)
 
 
-def test_the_interval_of_a_mean_holds_it_in_19_of_20_draws():
+def test_the_interval_of_a_mean_holds_it_in_19_of_20_samples():
     rng = np.random.default_rng(0)
     estimates = [mean_estimate(rng.exponential(size=80), draws=300) for _ in range(120)]
     held = np.mean([low <= 1 <= high for low, high in (estimate.interval for estimate in estimates)])

@@ -1,4 +1,4 @@
-"""The pictures of a decoding tell what happened: frame by frame, cell by cell."""
+"""Animations and maps show how an image was decoded, frame by frame and cell by cell."""
 
 import functools
 
@@ -13,20 +13,20 @@ from arimage.eval import trace
 from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animate, deciding_passes, draw_acceptance_map
 
 
-CELL = 192  # two codes a row make a picture of at least 384 pixels
+CELL = 192  # two tokens per row make an image of at least 384 pixels
 
 
 def grey(tokens):
-    """Pictures of 2x2 pixels, each in the grey of its code."""
+    """Images of 2x2 pixels, each in the grey of its token."""
     return (tokens.view(-1, 1, 2, 2).expand(-1, 3, -1, -1) / 20).float()
 
 
 @pytest.fixture
 def frames(tmp_path, monkeypatch):
-    """The marks of every frame of three passes over a grid of 2x2, and the file."""
+    """The marks of every frame of three steps over a grid of 2x2, and the file."""
     marks = []
-    draw = trace._mark
-    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or draw(picture, mark))
+    mark_cells = trace._mark
+    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or mark_cells(picture, mark))
     tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     animate(tokens, decided, (2, 2), grey, "a title", tmp_path / "x.gif")
@@ -45,7 +45,7 @@ def test_cells_are_marked_by_what_happened_to_them(frames):
     ] == expected
 
 
-def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
+def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
     _, path = frames
     with Image.open(path) as animation:
         assert animation.n_frames == 4
@@ -56,7 +56,7 @@ def test_an_animation_has_a_frame_a_pass_and_rests_on_the_picture(frames):
             durations.append(animation.info["duration"])
         last = np.asarray(animation.convert("RGB")).astype(int)
     assert durations == [400, 400, 400, 2500]
-    # The finished picture bears no marks.
+    # The finished image has no marks.
     corner = last[52 + CELL // 2, 10 + CELL // 2]
     assert np.abs(corner - round((5 / 20 + 1) * 127.5)).max() <= 8
 
@@ -65,10 +65,10 @@ def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
     tokens = torch.tensor([[3, -1, -1, -1, -1], [3, 5, 7, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
-    def draw(tokens):
+    def decode_tokens(tokens):
         return torch.full((1, 3, 8, 8), int((tokens >= 0).sum()) / 5 - 0.5)
 
-    animate(tokens, decided, None, draw, "a title", tmp_path / "x.gif")
+    animate(tokens, decided, None, decode_tokens, "a title", tmp_path / "x.gif")
     with Image.open(tmp_path / "x.gif") as animation:
         assert animation.n_frames == 3 and animation.size[0] == 384 + 20
         for frame, grey in ((0, 0.2 - 0.5), (1, 0.5), (2, 0.5)):
@@ -113,7 +113,7 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         assert animation.n_frames == len(tokens) + 1
 
 
-def test_the_map_shows_early_and_late_beside_the_picture(tmp_path):
+def test_the_map_shows_early_and_late_next_to_the_image(tmp_path):
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     assert deciding_passes(decided).tolist() == [1, 2, 3, 3]
     image = Image.new("RGB", (4, 4), (10, 200, 30))
