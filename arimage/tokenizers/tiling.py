@@ -19,7 +19,7 @@ def tile_starts(length: int, tile: int, stride: int) -> list[int]:
 
 def ramp(length: int, device: torch.device) -> torch.Tensor:
     """Weights [length] that fall linearly towards both ends and are never 0."""
-    place = torch.arange(length, device=device) + 0.5
+    place = torch.arange(length, device=device, dtype=torch.float32) + 0.5
     return torch.minimum(place, length - place)
 
 
@@ -39,27 +39,27 @@ def tiled(
         tile (`tuple[int, int]`), stride (`tuple[int, int]`): rows and columns of a tile, and from one tile to the next, in tokens.
         before (`int`), after (`int`): cells per token along each side of the input and of the result.
     """
-    grid = [length // before for length in images.shape[-2:]]
-    tile = tuple(map(min, tile, grid))
-    total = norm = window = None
-    for corner in product(*map(tile_starts, grid, tile, stride)):
+    rows, columns = (length // before for length in images.shape[-2:])
+    tile_rows, tile_columns = min(tile[0], rows), min(tile[1], columns)
+    result = weights = None
+    for top, left in product(tile_starts(rows, tile_rows, stride[0]), tile_starts(columns, tile_columns, stride[1])):
         source, target = (
-            (..., *(slice(start * n, (start + length) * n) for start, length in zip(corner, tile, strict=True)))
+            (..., slice(top * n, (top + tile_rows) * n), slice(left * n, (left + tile_columns) * n))
             for n in (before, after)
         )
         part = network(images[source])
-        if total is None:
-            size = [length * after for length in grid]
-            # The sums are in float32 in any dtype of the network.
-            total = torch.zeros(*part.shape[:2], *size, device=part.device)
-            norm = torch.zeros(*size, device=part.device)
-            window = ramp(tile[0] * after, part.device)[:, None] * ramp(tile[1] * after, part.device)
-        total[target] += part * window
-        norm[target] += window
-    return (total / norm).to(part.dtype)
+        window = ramp(tile_rows * after, part.device)[:, None] * ramp(tile_columns * after, part.device)
+        if result is None or weights is None:
+            # At least float32, so that sums in bfloat16 are not rounded.
+            dtype = torch.promote_types(part.dtype, torch.float32)
+            result = part.new_zeros(*part.shape[:2], rows * after, columns * after, dtype=dtype)
+            weights = torch.zeros_like(result[0, 0])
+        result[target] += part * window
+        weights[target] += window
+    return (result / weights).to(part.dtype)
 
 
-def checked(name: str, value: int, factor: int) -> int:
+def check_multiple(name: str, value: int, factor: int) -> int:
     if not isinstance(value, int) or value <= 0 or value % factor:
         raise ValueError(f"{name} is {value!r}: make it a positive multiple of {factor}, the pixels per token")
     return value
@@ -80,7 +80,10 @@ class TilingMixin:
     use_tiling = False
 
     def enable_slicing(self) -> None:
-        """Encode and decode the images of a batch one after the other. The results are the same, and the memory is that of one."""
+        """Encode and decode the images of a batch one after the other, in the memory that one needs.
+
+        The results are the same, up to the rounding of convolutions that torch computes in another way for another batch (1e-6).
+        """
         self.use_slicing = True
 
     def disable_slicing(self) -> None:
@@ -120,9 +123,11 @@ class TilingMixin:
             ("height", tile_sample_min_height, tile_sample_stride_height),
             ("width", tile_sample_min_width, tile_sample_stride_width),
         ):
-            tile = TILE_TOKENS * factor if tile is None else checked(f"tile_sample_min_{side}", tile, factor)
+            tile = TILE_TOKENS * factor if tile is None else check_multiple(f"tile_sample_min_{side}", tile, factor)
             name = f"tile_sample_stride_{side}"
-            stride = max(tile // factor * 3 // 4, 1) * factor if stride is None else checked(name, stride, factor)
+            stride = (
+                max(tile // factor * 3 // 4, 1) * factor if stride is None else check_multiple(name, stride, factor)
+            )
             if stride > tile:
                 raise ValueError(f"{name} is {stride}: make it at most {tile}, the {side} of a tile")
             settings |= {f"tile_sample_min_{side}": tile, name: stride}

@@ -139,7 +139,11 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped."""
+        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped.
+
+        If tiling is enabled, in tiles. Tiles are smaller than the images of the training: those of `emoji-var`, 64x64
+        pixels, have a PSNR to the whole of 35 dB in tiles of 48 pixels, and of 28 dB in tiles of 32.
+        """
         hidden = self.post_quant_conv(latents.to(self.dtype))
         return self.in_tiles(self.decoder, hidden, before=1, after=self.scale_factor)
 
