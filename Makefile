@@ -6,7 +6,7 @@ PROMPT = a red heart
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-TEST = OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/python -m pytest
+TEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/python -m pytest
 
 # The shell reads PROMPT from the environment, so that it may hold quotes.
 export PROMPT
@@ -18,7 +18,7 @@ generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
 
 test: .venv/.installed-dev
-	$(TEST)
+	$(TEST) -n 2 --dist worksteal
 
 test-slow: .venv/.installed-dev
 	$(TEST) -m slow --timeout 3600
@@ -30,6 +30,7 @@ style: .venv/.installed-dev
 quality: .venv/.installed-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
 
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict

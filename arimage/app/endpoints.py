@@ -106,7 +106,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         decoding: str | None = None,
         seed: int | None = None,
         preview_every: int = 4,
-    ) -> Iterator[tuple[Image.Image, dict]]:
+    ) -> Iterator[tuple[Image.Image | None, dict]]:
         request = Request(
             model=model,
             prompt=prompt,

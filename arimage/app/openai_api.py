@@ -182,7 +182,7 @@ def describe_model(name: str, info: ModelInfo, started: int) -> dict:
 
 def error_body(message: str, status: int, parameter: str | None = None, code: str | None = None) -> dict:
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter, parameter), "code": code}}
+    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}}
 
 
 def error_response(

@@ -89,4 +89,5 @@ def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image,
     for layer in drawing["layers"]:
         mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
     # The mean of each block undoes `for_editor`.
-    return tuple(ImageOps.fit(each, size, Image.Resampling.BOX) for each in (picture.convert("RGB"), mask))
+    box = Image.Resampling.BOX
+    return ImageOps.fit(picture.convert("RGB"), size, box), ImageOps.fit(mask, size, box)

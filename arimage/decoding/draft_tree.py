@@ -27,6 +27,7 @@ class DraftTreeState(DecodingState):
     step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test of
     drafts."""
 
+    model: TokenModel
     cursor: torch.LongTensor
     entered: torch.LongTensor
     features: torch.FloatTensor
@@ -89,7 +90,7 @@ class DraftTreeDecoding:
         return model.drafter if self.drafter is None else self.drafter
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
-        cache, logits, features = model.prefill(len(seeds), self.nodes, return_features=True)
+        cache, logits, features = model.prefill(len(seeds), self.nodes, return_features=True)  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
         drafter = self._drafter(model).bind(model)
         state = DraftTreeState.open(
             model,
@@ -121,7 +122,7 @@ class DraftTreeDecoding:
             state.cache,
             visible=torch.cat([past.expand(-1, scratch.shape[1], -1), scratch], dim=2),
             slots=torch.cat([root, size + drafts], dim=1),
-            return_features=True,
+            return_features=True,  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
         )
         live = (positions >= 0) & (positions < size - 1)
         probabilities = state.probabilities(logits, (positions + 1).clamp(max=size - 1), live)

@@ -42,6 +42,7 @@ class TokenModel(Protocol):
 
         G is 1, or 2 under guidance: with the condition, without it.
         """
+        ...
 
     def forward(
         self,
@@ -59,6 +60,7 @@ class TokenModel(Protocol):
         padding: it is not cached and its logits mean nothing. A token of -1 is not known yet; the model substitutes a
         stand-in.
         """
+        ...
 
 
 class ScaleModel(Protocol):
@@ -91,15 +93,18 @@ class ScaleModel(Protocol):
 
         G is 1, or 2 under guidance: with the condition, without it.
         """
+        ...
 
     def forward(self, scale: int, latents: torch.FloatTensor, cache: Any) -> torch.FloatTensor:
         """Feed `scale`, the next one of the cache, made from the `latents` after the scale before; return its logits
         [G, B, n, V]."""
+        ...
 
     def accumulate(
         self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
     ) -> torch.FloatTensor:
         """The latents after `scale`: those before it (None at the start) plus the vectors [B, n, D] of its map."""
+        ...
 
 
 class Drafter(Protocol):
@@ -109,6 +114,7 @@ class Drafter(Protocol):
 
     def bind(self, model: TokenModel) -> "DraftModel":
         """The drafter for the images that `model` is bound to."""
+        ...
 
 
 class DraftModel(Protocol):
@@ -116,6 +122,7 @@ class DraftModel(Protocol):
 
     def open_cache(self, batch_size: int, scratch: int) -> Any:
         """An empty cache of N + `scratch` slots."""
+        ...
 
     def forward(
         self,
@@ -130,6 +137,7 @@ class DraftModel(Protocol):
         """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank were
         computed from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and the features
         [G, B, Q, D] of the ranks after. `visible` and `slots` as in `TokenModel.forward`."""
+        ...
 
 
 class Decoding(Protocol):
@@ -143,9 +151,11 @@ class Decoding(Protocol):
 
     def supports(self, model: TokenModel | ScaleModel) -> str | None:
         """None, or the reason why this decoding cannot run on `model`."""
+        ...
 
     def start(self, model: TokenModel | ScaleModel, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
         """Prefill and decide what the prefill decides; `seeds` is int64 [B]. All shapes are fixed here."""
+        ...
 
     def step(self, state: "DecodingState") -> None:
         """One forward pass of the model; `state` is updated in place and nothing is read on the host."""

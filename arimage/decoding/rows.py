@@ -20,6 +20,7 @@ class RowState(DecodingState):
     while no token of `top` is decided: its first query writes them.
     """
 
+    model: TokenModel
     in_flight: int
     top: torch.LongTensor
 

@@ -31,6 +31,7 @@ class WindowState(DecodingState):
         neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of the image; None for "uniform".
     """
 
+    model: TokenModel
     cursor: torch.LongTensor
     window: int
     draft_probabilities: torch.FloatTensor

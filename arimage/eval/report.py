@@ -106,8 +106,7 @@ def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
     path, remedy = run / "scores" / f"{metric}.json", f"repeat `arimage eval score {run}`"
     if not path.exists():
         return None
-    scores = parse_json(path.read_bytes(), path, remedy)
-    check_fields(scores, {"ids": list, "values": list}, path, remedy)
+    scores = check_fields(parse_json(path.read_bytes(), path, remedy), {"ids": list, "values": list}, path, remedy)
     numbers = all(isinstance(value, NUMBER) for value in scores["values"])
     if scores["ids"] != list(range(count)) or len(scores["values"]) != count or not numbers:
         raise ValueError(f"{path} does not hold the values of the {count} images of the run: {remedy}")

@@ -198,5 +198,5 @@ def _colours(values: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(values, stops, channel) for channel in COLOURS.T], -1).round().astype(np.uint8)
 
 
-def _font(size: float) -> ImageFont.ImageFont:
+def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)

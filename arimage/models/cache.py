@@ -20,6 +20,7 @@ class KeyValueCache(Protocol):
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
         [rows, heads, length, head_dim]."""
+        ...
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""

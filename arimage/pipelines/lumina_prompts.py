@@ -79,10 +79,8 @@ class LuminaPrompts(ChameleonPipeline):
         """
         announced = self._announced_size(input_ids)
         square = (self.config.image_size,) * 2
-        size = tuple(
-            default if given is None else given
-            for given, default in zip((height, width), announced or square, strict=True)
-        )
+        rows, columns = announced or square
+        size = (rows if height is None else height, columns if width is None else width)
         if announced not in (None, size):
             raise ValueError(
                 f"height and width are {height} and {width} but input_ids end with a size of {announced[0]}x{announced[1]}: "
@@ -99,16 +97,16 @@ class LuminaPrompts(ChameleonPipeline):
     def _announced_size(self, input_ids: torch.LongTensor | None) -> tuple[int, int] | None:
         if input_ids is None or not self.has_header(input_ids):
             return None
-        announced = {tuple(map(self._sizes.get, row)) for row in input_ids[:, -2:].tolist()}
-        size = announced.pop()
-        if announced or None in size:
+        announced = {(self._sizes.get(height), self._sizes.get(width)) for height, width in input_ids[:, -2:].tolist()}
+        height, width = announced.pop()
+        if announced or height is None or width is None:
             raise ValueError("input_ids end with tokens of no size, or of different sizes: give images of one size")
-        return size
+        return height, width
 
     def header(self, size: tuple[int, int]) -> list[int]:
         """The tokens between a prompt and its first image token."""
         tokens = {pixels: token for token, pixels in self._sizes.items()}
-        return [self._vocabulary[BEGIN_OF_IMAGE], *map(tokens.get, size)]
+        return [self._vocabulary[BEGIN_OF_IMAGE], *(tokens[side] for side in size)]
 
     def _text(self, prompt: str, size: tuple[int, int], task: str | None, given: bool) -> str:
         fields = {"height": size[0], "width": size[1], "prompt": prompt}

@@ -108,8 +108,8 @@ def run_classifier(
     """Train a classifier on the untoned images of all styles; `out`/reference is what `arimage eval` needs to score a model
     that was trained by `recipe`."""
     size, out = recipe["image_size"], Path(out)
-    untoned = [load_captioned_images(path, size, skin_tones=False) for path in (train, heldout)]
-    model = train_classifier(*untoned, out / "classifier", device, settings)
+    learn, test = (load_captioned_images(path, size, skin_tones=False) for path in (train, heldout))
+    model = train_classifier(learn, test, out / "classifier", device, settings)
     learned, gallery = (
         load_captioned_images(train, size, **recipe[part]["data"]) for part in ("transformer", "tokenizer")
     )

@@ -40,9 +40,11 @@ class Task(Protocol):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
+        ...
 
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Write sample pictures into `out` and return held-out figures; runs with the averaged weights."""
+        ...
 
 
 def training_dtype(device: torch.device) -> torch.dtype:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
     return recipe
 
 
-def _settings(kind: type[Settings], optimizer: dict, training: dict, **more) -> Settings:
+def _settings(kind: Callable[..., Settings], optimizer: dict, training: dict, **more) -> Settings:
     """The settings of a recipe's tables `optimizer` and `training`.
 
     Raises:
