@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
                 port=port,
                 log_level=log_level,
                 server_header=False,
-                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),
+                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),  # pyright: ignore[reportArgumentType] uvicorn only calls it
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 backlog=BACKLOG,

@@ -137,6 +137,7 @@ class NeighbourAcceptance:
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
+        assert model.codebook is not None
         size = len(model.codebook)
         count = self.neighbours or max(round(PUBLISHED_SHARE * size), 1)
         table = _neighbour_table(model, min(count, size - 1))

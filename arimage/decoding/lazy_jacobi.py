@@ -120,7 +120,9 @@ class LazyJacobiDecoding:
 def _earlier_neighbours(layout: Layout, device: torch.device) -> torch.LongTensor:
     """The ranks [1 or B, N, K] of the tokens around each rank that are generated before it, N where there is none."""
     ranks = layout.expand(torch.arange(layout.num_tokens, device=device))
-    offsets = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
+    offsets: list[tuple[int, ...]] = [
+        (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)
+    ]
     if len(layout.shape) == 3:
         offsets.append((-1, 0, 0))
     around = torch.stack([ranks - 1, *(layout.neighbours(ranks, offset) for offset in offsets)], dim=-1)

@@ -85,7 +85,8 @@ def animate(
             picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
         frames.append(_frame(picture, title, caption, legend=grid is not None))
         known, drafts = done, step
-    caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
+    count, steps = int(decided[-1].sum()), len(tokens)
+    caption = f"{count} tokens in {steps} steps: {count / steps:.1f} per step"
     frames.append(_frame(pictures[-1], title, caption, legend=grid is not None))
     if path.suffix.lower() == ".gif":
         # One palette without dithering: colours do not flicker, and unchanged pixels compress well.

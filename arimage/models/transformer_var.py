@@ -169,6 +169,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
             )
         if conditioning == "class":
             self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        elif caption_dim is None:
+            raise ValueError("caption_dim is missing: give the width of the text embeddings")
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))

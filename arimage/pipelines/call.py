@@ -32,11 +32,11 @@ class GenerationCall:
     seeds: torch.LongTensor
     size: tuple[int, int]
     num_images_per_prompt: int = 1
-    model: TokenModel | ScaleModel | None = None
+    model: TokenModel | ScaleModel = None  # pyright: ignore[reportAssignmentType] `prepare` sets it
     pixels: torch.Tensor | None = None
     repaint: torch.BoolTensor | None = None
     above: torch.LongTensor | None = None
-    decoding: Decoding | None = None
+    decoding: Decoding = None  # pyright: ignore[reportAssignmentType] `generate` sets it
     output_type: str = "pil"
     callback: Callable | None = None
     callback_tensor_inputs: list[str] = field(default_factory=list)
