@@ -30,7 +30,7 @@ class _Watch:
     each token, and stops a batch that nobody waits for."""
 
     def __init__(self, parts: list[tuple[Ticket, slice]], info: ModelInfo):
-        self.parts, self.info, self.late = parts, info, 0
+        self.parts, self.info, self.late = parts, info, torch.tensor(0)
 
     def __call__(self, pipe: ARImagePipeline, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         if all(ticket.future.done() for ticket, _ in self.parts):
@@ -59,7 +59,7 @@ class _Watch:
         if not pipe.generates_scales:
             # Drafts shine through; tokens not known yet (-1) are grey.
             veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0))
-            veil = call.model.layout.to_places(veil)[:, None]
+            veil = call.layout.to_places(veil)[:, None]
             veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")

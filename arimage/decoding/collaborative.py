@@ -1,7 +1,6 @@
 """Collaborative decoding: a large next-scale model generates the first maps, a small one those after them."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
@@ -42,7 +41,7 @@ class CollaborativeDecoding:
     drafter_scales: int | None = None
     more_smooth: bool = False
 
-    exact: ClassVar[bool] = False
+    exact = False
 
     def __post_init__(self):
         check_settings(self, {} if self.drafter_scales is None else {"drafter_scales": 1})
@@ -64,6 +63,7 @@ class CollaborativeDecoding:
     def step(self, state: CollaborativeState) -> None:
         handover = self._handover(state.model)
         if state.scale == handover:
+            assert state.model.refiner is not None
             state.model, state.cache = state.model.refiner, None
             state.cache, logits = state.model.prefill(len(state.seeds), state.drafted)
             state.drafted = []

@@ -1,7 +1,7 @@
 """Speculative Jacobi decoding that evaluates a far window only where something changed."""
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class LazyJacobiDecoding:
     tokens: int = 32
     init: Init = "uniform"
 
-    exact: ClassVar[bool] = True
+    exact = True
 
     def __post_init__(self):
         check_settings(self, {"chain": 1}, {"init": get_args(Init)})

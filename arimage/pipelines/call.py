@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..decoding import Decoding, Sampling, ScaleModel, TokenModel
+from ..decoding import Decoding, Layout, Sampling, ScaleModel, TokenModel
+from ..decoding.interface import generates_tokens
 
 
 @dataclass
@@ -46,6 +47,12 @@ class GenerationCall:
     def guided(self) -> bool:
         """Whether the logits without the condition are needed."""
         return self.sampling.guidance_scale > 1
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the tokens, of a model that generates token by token."""
+        assert generates_tokens(self.model)
+        return self.model.layout
 
     def per_image(self, values: torch.Tensor) -> torch.Tensor:
         """One row per prompt to one row per image, on the device of the seeds."""
