@@ -54,7 +54,9 @@ class _Watch:
     def _preview(
         self, pipe: ARImagePipeline, rows: slice, tokens: torch.LongTensor, decided: torch.BoolTensor
     ) -> list[Image.Image]:
-        call = pipe.current_call.select(rows)
+        running = pipe.current_call
+        assert running is not None
+        call = running.select(rows)
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
         if not pipe.generates_scales:
             # Drafts shine through; tokens not known yet (-1) are grey.
@@ -120,7 +122,7 @@ class Engine:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
         info = self.models[request.model]
         plan = check(request, self._pipelines[request.model], info, self.limits)
-        if plan.edits:
+        if request.image is not None and request.mask_image is not None:
             try:
                 # Pillow reads the pixels only now.
                 picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")

@@ -17,6 +17,10 @@ class CollaborativeState(ScaleState):
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
 
+    def keep_latents(self) -> None:
+        assert self.latents is not None
+        self.drafted.append(self.latents.clone())
+
 
 @dataclass(frozen=True)
 class CollaborativeDecoding:
@@ -57,7 +61,7 @@ class CollaborativeDecoding:
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> CollaborativeState:
         state = self._next_scale.open(CollaborativeState, model, sampling, seeds)
-        state.drafted.append(state.latents.clone())
+        state.keep_latents()
         return state
 
     def step(self, state: CollaborativeState) -> None:
@@ -72,7 +76,7 @@ class CollaborativeDecoding:
         drafting = state.scale < handover
         self._next_scale.step(state)
         if drafting:
-            state.drafted.append(state.latents.clone())
+            state.keep_latents()
 
     @property
     def _next_scale(self) -> NextScaleDecoding:

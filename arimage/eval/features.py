@@ -74,7 +74,7 @@ def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = Non
     found = [extractor(images).float().cpu().numpy() for images in _batches(paths, batch_size, extractor.space.name)]
     features = np.concatenate(found)
     if file is not None:
-        cache.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
 
         def write(path: Path) -> None:
             with path.open("wb") as stream:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..pipelines.call import GenerationCall
+
 
 ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 156), (214, 218, 224)
 INK, FAINT, PAPER = (30, 34, 40), (110, 116, 124), (255, 255, 255)
@@ -25,9 +27,10 @@ class Trace:
     Trace.inputs)`."""
 
     inputs = ["tokens", "decided"]
+    call: GenerationCall
 
     def __init__(self):
-        self._tokens, self._decided, self.call = [], [], None
+        self._tokens, self._decided = [], []
 
     def __call__(self, pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         self.call = pipe.current_call
