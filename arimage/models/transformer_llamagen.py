@@ -359,7 +359,7 @@ class LlamaGenTokenModel:
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
-            mask=torch.cat([prefix, visible], dim=-1),
+            mask=torch.cat([prefix, seen], dim=-1),
             cache=cache,
             return_features=True,
         )
