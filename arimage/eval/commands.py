@@ -27,7 +27,7 @@ Prompts = Annotated[
     str | None,
     typer.Option(
         help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, a .txt file with one prompt "
-        "per line, or emoji for the packaged prompts."
+        "per line, or emoji or emoji-checks for packaged prompts."
     ),
 ]
 PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
@@ -118,7 +118,8 @@ def score(
     metrics: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: fid, kid, prdc (precision, recall, density, coverage), clip, emoji-kid, retrieval."
+            help="Comma-separated: fid, kid, prdc (precision, recall, density, coverage), clip, emoji-kid, retrieval, checks "
+            "(names, colours, counts and pairs of --prompts emoji-checks)."
         ),
     ],
     ref: Ref = None,

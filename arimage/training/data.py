@@ -3,7 +3,7 @@
 ...}`); and folders of images without captions."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 
 COLUMNS = ["image", "alpha", "caption", "captions", "style", "group", "name", "base", "skin_tones", "weight"]
+OPTIONAL = ["keywords"]
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
@@ -27,6 +28,8 @@ class ImageCaptions:
         captions: the caption variants of each image; the first is the primary one. None in a folder of images.
         names, bases: the concept shown, and the code points of its variant without skin tone.
         weights: float32 [M], how often to draw each image.
+        groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`. None in a
+            folder of images.
     """
 
     images: torch.Tensor
@@ -35,6 +38,8 @@ class ImageCaptions:
     names: list[str]
     bases: list[str]
     weights: torch.Tensor
+    groups: list[str] = field(default_factory=list)
+    keywords: list[list[str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -65,7 +70,7 @@ def load_captioned_images(
         raise ValueError(f"{path} lacks the columns {missing}: a training set needs {COLUMNS}")
     rows = [
         row
-        for row in table.select(COLUMNS).to_pylist()
+        for row in table.select(COLUMNS + [name for name in OPTIONAL if name in table.column_names]).to_pylist()
         if (styles is None or row["style"] in styles)
         and (skin_tones or not row["skin_tones"])
         and (groups is None or row["group"] in groups)
@@ -85,6 +90,8 @@ def load_captioned_images(
         names=[row["name"] for row in rows],
         bases=[row["base"] for row in rows],
         weights=torch.tensor([row["weight"] for row in rows]),
+        groups=[row["group"] for row in rows],
+        keywords=[row.get("keywords") or [] for row in rows],
     )
 
 

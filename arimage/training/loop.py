@@ -48,8 +48,8 @@ class Task(Protocol):
 
 
 def training_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it faster than float32 (GPUs, CPUs with AMX), else float32."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+    """bfloat16 where the hardware multiplies it faster than float32 (GPUs, CPUs with AMX or AVX-512 BF16), else float32."""
+    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -163,15 +163,16 @@ def fit(
     out: str | Path,
     *,
     report_every_seconds: float = 300.0,
+    checkpoint_every_seconds: float = 60.0,
     log_every: int = 25,
     learning_rate_scales: dict[str, float] | None = None,
     on_report: Callable[[], None] | None = None,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
-    `out` receives `checkpoint.pt` (every report and at an interrupt; a run that finds one resumes from it and ends as if it
-    had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at each report, while
-    the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
+    `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes from it
+    and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at
+    each report, while the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -186,6 +187,9 @@ def fit(
             buffer.copy_(state["buffers"][name])
         start, log = state["step"], state["log"]
 
+    def keep(step: int) -> None:
+        save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
+
     def report(step: int) -> None:
         weights.load(averaged=True)
         task.eval()
@@ -195,12 +199,12 @@ def fit(
                 on_report()
         weights.load(averaged=False)
         task.train()
-        save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
+        keep(step)
         (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
         plot_log(log, out / "log.png")
 
     task.train()
-    last_report = began = time.monotonic()
+    last_checkpoint = last_report = began = time.monotonic()
     with (
         tqdm(total=settings.steps, initial=start, unit="step", mininterval=5, disable=None) as progress,
         delayed_interrupt() as interrupted,
@@ -218,7 +222,10 @@ def fit(
                 progress.set_postfix(row)
             if interrupted or time.monotonic() - last_report > report_every_seconds:
                 report(step + 1)
-                last_report = time.monotonic()
+                last_checkpoint = last_report = time.monotonic()
+            elif time.monotonic() - last_checkpoint > checkpoint_every_seconds:
+                keep(step + 1)
+                last_checkpoint = time.monotonic()
             if interrupted:
                 raise KeyboardInterrupt
     if start < settings.steps:

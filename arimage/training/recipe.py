@@ -21,6 +21,7 @@ from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
 from .loop import OptimizerSettings
+from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
@@ -80,6 +81,21 @@ def _load(recipe: dict, part: str, path: str | Path) -> ImageCaptions:
     return load_captioned_images(path, recipe["image_size"], **recipe[part].get("data", {}))
 
 
+def _with_scenes(recipe: dict, part: str, data: ImageCaptions) -> ImageCaptions:
+    """`data` with the pictures that the table `scenes` of `part` asks for; images of a folder stay alone.
+
+    Raises:
+        ValueError: if the table has a setting that there is not.
+    """
+    if "scenes" not in recipe[part] or not data.groups:
+        return data
+    try:
+        settings = SceneSettings(**recipe[part]["scenes"])
+    except TypeError as error:
+        raise ValueError(f"the recipe's table {part}.scenes does not fit SceneSettings: {error}") from error
+    return make_scenes(data, settings)
+
+
 def run_tokenizer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
 ) -> LlamaGenVQModel | VARVQModel:
@@ -96,6 +112,7 @@ def run_tokenizer(
     settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
     data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+    data = _with_scenes(recipe, "tokenizer", data)
     return train_tokenizer(
         part["model"],
         data,
@@ -124,6 +141,7 @@ def run_transformer(
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    data = _with_scenes(recipe, "transformer", data)
 
     samples = {"sampling": recipe["generation"]["sampling"]}
 

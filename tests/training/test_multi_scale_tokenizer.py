@@ -18,7 +18,7 @@ from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data import load_image_folder, to_unit_range
-from arimage.training.loop import OptimizerSettings, fit
+from arimage.training.loop import OptimizerSettings, fit, training_dtype
 from arimage.training.recipe import run_tokenizer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, take_over
 
@@ -145,7 +145,9 @@ def test_what_is_saved_is_what_was_trained(trained, folder):
     assert errors[2] < errors[1] < errors[0]
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     psnr = 10 * torch.log10(4 / (vq.decode(maps).clamp(-1, 1) - images).pow(2).flatten(1).mean(-1)).mean()
-    assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=1e-3)
+    # The log's is of the weights in the dtype of training.
+    tolerance = 1e-3 if training_dtype(torch.device("cpu")) == torch.float32 else 0.05
+    assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=tolerance)
 
 
 @pytest.mark.parametrize("at", [3, 9])

@@ -312,6 +312,20 @@ def test_an_interrupted_loop_ends_as_if_it_had_never_been(tmp_path, stop_at):
     assert second.seen == whole.seen == 30
 
 
+@pytest.mark.parametrize("stop_at", [1, 7, 29])
+def test_a_killed_loop_resumes_from_its_last_checkpoint(tmp_path, stop_at):
+    settings = OptimizerSettings(steps=30, learning_rate=0.1, ema_decay=0.9)
+    whole, first, second = Line(), Line(), Line()
+    fit(whole, settings, tmp_path / "whole")
+    first.stop_at = stop_at
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, settings, tmp_path / "parts", checkpoint_every_seconds=-1.0)
+    assert first.reported == []
+    assert torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["step"] == stop_at
+    fit(second, settings, tmp_path / "parts")
+    assert torch.equal(second.line.weight, whole.line.weight) and second.seen == 30
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_the_step_in_hand(tmp_path, number):
     settings = OptimizerSettings(steps=12, learning_rate=0.1, ema_decay=0.9)
