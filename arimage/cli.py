@@ -125,7 +125,7 @@ def generate(
     if (image is None) != (mask_image is None):
         raise ValueError("--image and --mask-image belong together: give both, or neither")
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels}
-    if image is not None:
+    if image is not None and mask_image is not None:
         condition |= {"image": _open_image("--image", image), "mask_image": _open_image("--mask-image", mask_image)}
 
     import torch
@@ -177,7 +177,7 @@ def generate(
                 first = recorder.call.select(slice(1))
                 animate(tokens, decided, grid, functools.partial(pipe.decode_tokens, first), title, trace)
             written.append(trace)
-        if acceptance_map is not None:
+        if acceptance_map is not None and grid is not None:
             draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
             written.append(acceptance_map)
     for path in written:

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated, Literal
 
 import typer
@@ -108,7 +109,5 @@ def _first_line(error: Exception) -> str:
 
 def raised_by_arimage(error: Exception) -> bool:
     """Whether this package raised it on purpose, and not one that it calls, where a ValueError may be a bug."""
-    traceback = error.__traceback__
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback.tb_frame.f_globals["__name__"].partition(".")[0] == __package__
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].partition(".")[0] == __package__

@@ -1,6 +1,6 @@
 """The tab that generates one prompt with several decodings, side by side."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import gradio as gr
@@ -26,7 +26,7 @@ class Comparison:
         self._warm = set()
 
     def run(
-        self, submit: Callable[[Request], Ticket], request: dict, decodings: list[str | None]
+        self, submit: Callable[[Request], Ticket], request: dict, decodings: Sequence[str | None]
     ) -> Iterator[tuple[int, Progress | Result]]:
         """Progress and results, each with the number of its decoding.
 

@@ -34,13 +34,18 @@ class Connection(H11Protocol):
 
     def __init__(self, most: int, **arguments):
         super().__init__(**arguments)
-        self._most, self._deadline = most, None
+        self._most = most
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport):
         super().connection_made(transport)
         if len(self.connections) > self._most:
-            waiting = [other for other in self.connections if other._deadline is not None]
-            dropped = min(waiting, key=lambda other: other._deadline.when(), default=self)
+            deadlines = {
+                other: other._deadline.when()
+                for other in self.connections
+                if isinstance(other, Connection) and other._deadline is not None
+            }
+            dropped = min(deadlines, key=deadlines.__getitem__, default=self)
             self.connections.discard(dropped)
             dropped.transport.abort()
         self._watch()
@@ -86,7 +91,7 @@ class Server(uvicorn.Server):
                 port=port,
                 log_level=log_level,
                 server_header=False,
-                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),
+                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),  # pyright: ignore[reportArgumentType] uvicorn only calls it
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 backlog=BACKLOG,

@@ -59,7 +59,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             raise refusal("there is no image: upload one, or take the last one from Generate")
         height, width = engine.models[model].sizes[0]
         picture, mask = picture_and_mask(drawing, (width, height))
-        if mask.getextrema()[1] < 128:
+        if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
             raise refusal("nothing is painted over: paint over the part that you want to change")
         request = Request(
             **subject.condition(model, prompt, class_label),

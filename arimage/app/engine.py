@@ -30,7 +30,7 @@ class _Watch:
     each token, and stops a batch that nobody waits for."""
 
     def __init__(self, parts: list[tuple[Ticket, slice]], info: ModelInfo):
-        self.parts, self.info, self.late = parts, info, 0
+        self.parts, self.info, self.late = parts, info, torch.tensor(0)
 
     def __call__(self, pipe: ARImagePipeline, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         if all(ticket.future.done() for ticket, _ in self.parts):
@@ -54,12 +54,14 @@ class _Watch:
     def _preview(
         self, pipe: ARImagePipeline, rows: slice, tokens: torch.LongTensor, decided: torch.BoolTensor
     ) -> list[Image.Image]:
-        call = pipe.current_call.select(rows)
+        running = pipe.current_call
+        assert running is not None
+        call = running.select(rows)
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
         if not pipe.generates_scales:
             # Drafts shine through; tokens not known yet (-1) are grey.
             veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0))
-            veil = call.model.layout.to_places(veil)[:, None]
+            veil = call.layout.to_places(veil)[:, None]
             veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
             pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
         return VaeImageProcessor().postprocess(pixels, output_type="pil")
@@ -120,7 +122,7 @@ class Engine:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
         info = self.models[request.model]
         plan = check(request, self._pipelines[request.model], info, self.limits)
-        if plan.edits:
+        if request.image is not None and request.mask_image is not None:
             try:
                 # Pillow reads the pixels only now.
                 picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")

@@ -4,7 +4,7 @@ import html
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import gradio as gr
 
@@ -30,7 +30,7 @@ def refusal(message: str) -> gr.Error:
     return gr.Error(html.escape(message, quote=False), print_exception=False)
 
 
-def events(submit: Callable[[Request], Ticket], request: Request) -> Iterator[Progress | Result]:
+def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[Progress | Result, None, None]:
     """Progress and result of a request; `submit` is `Engine.submit`. Leaving the loop early, for example by closing the page,
     cancels the request.
 

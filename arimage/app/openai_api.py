@@ -5,6 +5,7 @@ import dataclasses
 import io
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 from PIL import Image
@@ -123,7 +124,7 @@ def read_mask(picture: Image.Image) -> Image.Image:
     """
     if not picture.has_transparency_data:
         raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
-    return picture.convert("RGBA").getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)
+    return picture.convert("RGBA").getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)  # pyright: ignore[reportOperatorIssue] a number in 8-bit images
 
 
 def answer(result: Result, fields: Fields, data: list[dict]) -> dict:
@@ -186,7 +187,11 @@ def error_body(message: str, status: int, parameter: str | None = None, code: st
 
 
 def error_response(
-    message: str, status: int, parameter: str | None = None, code: str | None = None, headers: dict | None = None
+    message: str,
+    status: int,
+    parameter: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An error in the shape of OpenAI's API."""
     return JSONResponse(error_body(message, status, parameter, code), status, headers)

@@ -22,6 +22,6 @@ def serve_forever(engine: Engine, host: str, port: int, token: str | None, base_
 def hide_pictures(record: logging.LogRecord) -> bool:
     """Keep the addresses of images, which are all that one needs to see them, out of uvicorn's log."""
     client, method, path, *rest = record.args  # pyright: ignore[reportGeneralTypeIssues] uvicorn gives all of these
-    if path.startswith(PICTURES):
+    if str(path).startswith(PICTURES):
         record.args = (client, method, PICTURES + "...", *rest)
     return True

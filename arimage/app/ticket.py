@@ -58,14 +58,20 @@ class Ticket:
         Raises:
             Refused, Cancelled: as `result`.
         """
-        progress = None
+        progress: Progress | None = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._latest is not None or self.future.done(), every)
                 latest, self._latest = self._latest, None
             if latest is None and self.future.done():
                 break
-            progress = latest or replace(progress, previews=None)
+            if latest is not None:
+                progress = latest
+            elif progress is not None:
+                progress = replace(progress, previews=None)
+            else:
+                # Another reader took the first report.
+                continue
             yield progress
         yield self.result()
 

@@ -123,7 +123,7 @@ def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
         extra_special_tokens=[*SPECIAL_TOKENS, *_lines(folder / "emu3_vision_tokens.txt")],
     )
     # transformers' own needs the package tiktoken to read a table.
-    converter.load_tiktoken_bpe = _read_ranks
+    converter.load_tiktoken_bpe = _read_ranks  # pyright: ignore[reportAttributeAccessIssue] it gets the path given above
     tokenizer = converter.converted()
     tokenizer.normalizer = normalizers.NFC()
     return PreTrainedTokenizerFast(

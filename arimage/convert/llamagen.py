@@ -180,7 +180,7 @@ def llamagen_tokenizer_from_original(
     with torch.device("meta"):
         vq = LlamaGenVQModel(
             channels=channels,
-            channel_multipliers=multipliers,
+            channel_multipliers=tuple(multipliers),
             layers_per_block=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
             latent_channels=shape("encoder.conv_out.weight")[0],
             codebook_size=codebook_size,

@@ -145,7 +145,7 @@ def chameleon_from_original(
     widths = list(vq.config.block_out_channels)
     channels = vq_state["encoder.conv_in.weight"].shape[0]
     resolution = 512
-    config = ChameleonConfig.from_dict(
+    typed = ChameleonConfig.from_dict(
         {
             **{key: value for key, value in config.items() if key != "mask_image_logits"},
             "vq_config": {
@@ -163,7 +163,7 @@ def chameleon_from_original(
         }
     )
     state = {key: tensor for key, tensor in state.items() if not key.startswith("model.vqmodel.")}
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    heads = {"q": typed.num_attention_heads, "k": typed.num_key_value_heads}
     for key, tensor in state.items():
         if match := re.search(r"\.([qk])_norm\.(weight|bias)$", key):
             shards = shape_of(state, key, 2, source=source, kind="Chameleon")[0]
@@ -179,14 +179,14 @@ def chameleon_from_original(
         if key.startswith(("encoder.", "quantize.", "quant_conv.", "post_quant_conv."))
     }
     with torch.device("meta"):
-        model = ChameleonForConditionalGeneration(config)
+        model = ChameleonForConditionalGeneration(typed)
     key = "model.embed_tokens.weight"
     shape_of(state, key, 2, source=source, kind="Chameleon")
     model = fill(
         model, state | encoder, str, dtype=state[key].dtype, ignored=r".*\.rotary_emb\.inv_freq", source=source
     )
     # What no checkpoint holds.
-    model.model.rotary_emb = ChameleonRotaryEmbedding(config)
+    model.model.rotary_emb = ChameleonRotaryEmbedding(typed)
     return model
 
 

@@ -177,7 +177,7 @@ def var_tokenizer_from_original(
     with torch.device("meta"):
         vq = VARVQModel(
             channels=channels,
-            channel_multipliers=multipliers,
+            channel_multipliers=tuple(multipliers),
             layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
             codebook_size=codebook_size,
             codebook_dim=codebook_dim,

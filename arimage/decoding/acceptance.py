@@ -79,7 +79,7 @@ class GroupAcceptance:
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
-        codebook = model.codebook.float()
+        codebook = _codebook(model).float()
         side = min(self.size // 2, len(codebook) - 1)
 
         def accepts(p, q, x, uniform):
@@ -137,7 +137,7 @@ class NeighbourAcceptance:
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
-        size = len(model.codebook)
+        size = len(_codebook(model))
         count = self.neighbours or max(round(PUBLISHED_SHARE * size), 1)
         table = _neighbour_table(model, min(count, size - 1))
 
@@ -175,6 +175,11 @@ def _needs_codebook(model: TokenModel) -> str | None:
     return None
 
 
+def _codebook(model: TokenModel) -> torch.Tensor:
+    assert model.codebook is not None
+    return model.codebook
+
+
 # Tables by network, each with the codebook that it was made from: the codebook of a network may be exchanged.
 _tables: WeakKeyDictionary[object, dict[int, tuple[torch.Tensor, torch.IntTensor]]] = WeakKeyDictionary()
 
@@ -182,7 +187,7 @@ _tables: WeakKeyDictionary[object, dict[int, tuple[torch.Tensor, torch.IntTensor
 def _neighbour_table(model: TokenModel, count: int) -> torch.IntTensor:
     """`nearest_neighbours` of the model's codebook, made once."""
     tables = _tables.setdefault(model.network, {})
-    codebook = model.codebook.detach()
+    codebook = _codebook(model).detach()
     known = tables.get(count)
     if known is None or known[0].device != codebook.device or not torch.equal(known[0], codebook):
         tables[count] = codebook.clone(), nearest_neighbours(codebook, count)

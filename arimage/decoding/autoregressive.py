@@ -1,7 +1,6 @@
 """One token per forward pass: the distribution that every exact decoding reproduces."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -33,7 +32,7 @@ def _decide_next(state: DecodingState, logits: torch.FloatTensor) -> None:
 class AutoregressiveDecoding:
     """Sample the tokens one after another: N forward passes per image."""
 
-    exact: ClassVar[bool] = True
+    exact = True
 
     def supports(self, model: TokenModel) -> str | None:
         return needs_tokens(model)

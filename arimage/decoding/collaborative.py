@@ -1,7 +1,6 @@
 """Collaborative decoding: a large next-scale model generates the first maps, a small one those after them."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
@@ -17,6 +16,10 @@ class CollaborativeState(ScaleState):
     are those of the model at work."""
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
+
+    def keep_latents(self) -> None:
+        assert self.latents is not None
+        self.drafted.append(self.latents.clone())
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class CollaborativeDecoding:
     drafter_scales: int | None = None
     more_smooth: bool = False
 
-    exact: ClassVar[bool] = False
+    exact = False
 
     def __post_init__(self):
         check_settings(self, {} if self.drafter_scales is None else {"drafter_scales": 1})
@@ -58,12 +61,13 @@ class CollaborativeDecoding:
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> CollaborativeState:
         state = self._next_scale.open(CollaborativeState, model, sampling, seeds)
-        state.drafted.append(state.latents.clone())
+        state.keep_latents()
         return state
 
     def step(self, state: CollaborativeState) -> None:
         handover = self._handover(state.model)
         if state.scale == handover:
+            assert state.model.refiner is not None
             state.model, state.cache = state.model.refiner, None
             state.cache, logits = state.model.prefill(len(state.seeds), state.drafted)
             state.drafted = []
@@ -72,7 +76,7 @@ class CollaborativeDecoding:
         drafting = state.scale < handover
         self._next_scale.step(state)
         if drafting:
-            state.drafted.append(state.latents.clone())
+            state.keep_latents()
 
     @property
     def _next_scale(self) -> NextScaleDecoding:

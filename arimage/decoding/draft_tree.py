@@ -91,7 +91,9 @@ class DraftTreeDecoding:
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
         cache, logits, features = model.prefill(len(seeds), self.nodes, return_features=True)  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
-        drafter = self._drafter(model).bind(model)
+        trained = self._drafter(model)
+        assert trained is not None
+        drafter = trained.bind(model)
         state = DraftTreeState.open(
             model,
             sampling,

@@ -1,7 +1,7 @@
 """What a decoding asks of a model."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import torch
 
@@ -35,7 +35,9 @@ class TokenModel(Protocol):
     device: torch.device
     codebook: torch.Tensor | None
     network: object
-    drafter: "Drafter | None"
+
+    @property
+    def drafter(self) -> "Drafter | None": ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.
@@ -85,7 +87,9 @@ class ScaleModel(Protocol):
     device: torch.device
     codebook: torch.FloatTensor
     network: object
-    refiner: "ScaleModel | None"
+
+    @property
+    def refiner(self) -> "ScaleModel | None": ...
 
     def prefill(self, batch_size: int, latents: Sequence[torch.FloatTensor] = ()) -> tuple[Any, torch.FloatTensor]:
         """Feed the scales 0 .. k in one forward pass, where `latents` holds those after each of the first k scales; return a
@@ -141,29 +145,38 @@ class DraftModel(Protocol):
 
 
 class Decoding(Protocol):
-    """A decoding method: a frozen dataclass of its settings.
+    """A decoding method: a frozen dataclass of its settings. It may take one kind of model only, and takes its own states.
 
     Attributes:
         exact: whether its samples follow the model's own distribution.
     """
 
-    exact: bool
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def supports(self, model: TokenModel | ScaleModel) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`."""
+    @property
+    def exact(self) -> bool: ...
+
+    def supports(self, model: Any) -> str | None:
+        """None, or the reason why this decoding cannot run on `model`, a `TokenModel` or `ScaleModel`."""
         ...
 
-    def start(self, model: TokenModel | ScaleModel, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
-        """Prefill and decide what the prefill decides; `seeds` is int64 [B]. All shapes are fixed here."""
+    def start(self, model: Any, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
+        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes are fixed
+        here."""
         ...
 
-    def step(self, state: "DecodingState") -> None:
+    def step(self, state: Any) -> None:
         """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
 
 
 def generates_scales(model: TokenModel | ScaleModel) -> TypeGuard[ScaleModel]:
     """Whether `model` is a `ScaleModel`."""
     return hasattr(model, "scales")
+
+
+def generates_tokens(model: TokenModel | ScaleModel) -> TypeGuard[TokenModel]:
+    """Whether `model` is a `TokenModel`."""
+    return not generates_scales(model)
 
 
 def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
@@ -178,7 +191,6 @@ def needs_scales(model: TokenModel | ScaleModel) -> str | None:
 
 def needs_raster(model: TokenModel | ScaleModel) -> str | None:
     """Why a decoding that works row by row cannot run on `model`, or None."""
-    reason = needs_tokens(model)
-    if reason is None and model.layout.order is not None:
-        reason = "its tokens are not in raster order"
-    return reason
+    if not generates_tokens(model):
+        return needs_tokens(model)
+    return None if model.layout.order is None else "its tokens are not in raster order"

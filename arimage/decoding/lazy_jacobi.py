@@ -1,7 +1,7 @@
 """Speculative Jacobi decoding that evaluates a far window only where something changed."""
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class LazyJacobiDecoding:
     tokens: int = 32
     init: Init = "uniform"
 
-    exact: ClassVar[bool] = True
+    exact = True
 
     def __post_init__(self):
         check_settings(self, {"chain": 1}, {"init": get_args(Init)})
@@ -120,7 +120,9 @@ class LazyJacobiDecoding:
 def _earlier_neighbours(layout: Layout, device: torch.device) -> torch.LongTensor:
     """The ranks [1 or B, N, K] of the tokens around each rank that are generated before it, N where there is none."""
     ranks = layout.expand(torch.arange(layout.num_tokens, device=device))
-    offsets = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
+    offsets: list[tuple[int, ...]] = [
+        (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)
+    ]
     if len(layout.shape) == 3:
         offsets.append((-1, 0, 0))
     around = torch.stack([ranks - 1, *(layout.neighbours(ranks, offset) for offset in offsets)], dim=-1)

@@ -1,7 +1,7 @@
 """Parallel Jacobi decoding: a window of drafts in every open row, verified in parallel."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -54,7 +54,7 @@ class ParallelJacobiDecoding:
     context: int | None = None
     refresh: Refresh = "coupled"
 
-    exact: ClassVar[bool] = False
+    exact = False
 
     def __post_init__(self):
         check_settings(

@@ -138,7 +138,11 @@ def decoding_to_dict(decoding: Decoding) -> dict:
     if getattr(decoding, "drafter", None) is not None:
         raise ValueError("a drafter cannot be saved as a setting: register it as `pipe.drafter`")
     settings = {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
-    parts = {name: decoding_to_dict(part) for name, part in settings.items() if dataclasses.is_dataclass(part)}
+    parts = {
+        name: {"method": type(part).__name__, **dataclasses.asdict(part)}
+        for name, part in settings.items()
+        if isinstance(part, Acceptance)
+    }
     return {"method": type(decoding).__name__, **settings, **parts}
 
 

@@ -11,7 +11,7 @@ LARGEST = 65536
 def check_settings(
     decoding,
     least: dict[str, int] | None = None,
-    choices: dict[str, tuple[str, ...]] | None = None,
+    choices: dict[str, tuple] | None = None,
     largest: int = LARGEST,
 ) -> None:
     """Check settings that are whole numbers of at least `least` and at most `largest`, or one of `choices`.
@@ -36,5 +36,5 @@ def check_number(decoding, name: str, smallest: float, largest: float = 1e6) -> 
     """
     value = getattr(decoding, name)
     number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not smallest <= value <= largest:
+    if not number or not smallest <= float(value) <= largest:
         raise ValueError(f"{name} is {value!r}: give a number from {smallest} to {largest:g}")

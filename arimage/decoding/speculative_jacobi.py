@@ -96,10 +96,12 @@ class SpeculativeJacobiDecoding:
         return needs_tokens(model) or self.acceptance.supports(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
-        accepts, adaptive, window, capacity = self.acceptance.bind(model), None, self.window, self.window
-        if window == "auto":
+        accepts, adaptive = self.acceptance.bind(model), None
+        if self.window == "auto":
             adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens, model.device)
             window, capacity = adaptive.window, adaptive.largest
+        else:
+            window = capacity = self.window
         fresh = torch.ones(len(seeds), min(capacity, model.num_tokens), dtype=torch.bool, device=model.device)
         return open_window(
             JacobiState,

@@ -1,7 +1,7 @@
 """Speculative Jacobi decoding with several drafts for the token at the cursor, each with a branch of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class TreeJacobiDecoding:
     depth: int = 4
     init: Init = "uniform"
 
-    exact: ClassVar[bool] = True
+    exact = True
 
     def __post_init__(self):
         check_settings(self, {"width": 2, "depth": 1}, {"init": get_args(Init)}, largest=1024)

@@ -141,6 +141,7 @@ def _fill(state: WindowState, entered: torch.LongTensor, probabilities: torch.Fl
 def _source(state: WindowState, at: torch.LongTensor, first: torch.LongTensor) -> torch.LongTensor:
     """The ranks [B, W] whose tokens are copied to `at`: the nearest in the direction of `init` that lie before `first` [B, 1];
     where there is none, the last before it."""
+    assert state.neighbour is not None
     neighbour = state.neighbour.expand(len(at), -1)
     rank = at
     # One row up may lie in what is being drafted, so many rows up it does not.

@@ -1,7 +1,6 @@
 """ZipAR: begin a row before the row above it is complete, and decide one token of every open row per step."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -45,7 +44,7 @@ class ZipARDecoding:
     window: int | None = None
     adaptive: bool = False
 
-    exact: ClassVar[bool] = False
+    exact = False
 
     def __post_init__(self):
         check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})

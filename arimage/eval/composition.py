@@ -118,15 +118,15 @@ def check_image(judge: Judge, image: torch.Tensor, row: dict) -> dict[str, bool]
     Raises:
         ValueError: if there is no such check.
     """
-    check, parts = row.get("check"), row.get("parts")
+    check = row.get("check")
     if check in ("known", "paraphrases"):
-        return {check: judge.is_named(image, parts[0], judge.gallery, 1)}
+        return {check: judge.is_named(image, row["parts"][0], judge.gallery, 1)}
     if check == "colours":
         right = judge.colour(image, row["colour"])
-        named = judge.is_named(image, parts[0], judge.recoloured(row["colour"]), 5)
+        named = judge.is_named(image, row["parts"][0], judge.recoloured(row["colour"]), 5)
         return {"colours": right, "coloured-objects": right and named}
     if check in ("counts", "pairs"):
-        count, names = judge.objects(image, parts)
+        count, names = judge.objects(image, row["parts"])
         return {f"{check}-parts": count, check: names}
     raise ValueError(f"the prompt {row.get('prompt')!r} has the check {check!r}: generate with --prompts emoji-checks")
 

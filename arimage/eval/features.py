@@ -74,7 +74,7 @@ def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = Non
     found = [extractor(images).float().cpu().numpy() for images in _batches(paths, batch_size, extractor.space.name)]
     features = np.concatenate(found)
     if file is not None:
-        cache.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
 
         def write(path: Path) -> None:
             with path.open("wb") as stream:
@@ -92,11 +92,13 @@ def _fingerprint(paths: list[Path], space: Space) -> str:
 
 def _batches(paths: list[Path], size: int, name: str) -> Iterator[list[Image.Image]]:
     packed = paths[0].suffix == ".npz"
-    pictures = np.load(paths[0])["arr_0"] if packed else paths
-    if packed and (pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3):
-        raise ValueError(
-            f"arr_0 of {paths[0]} is {pictures.dtype} {list(pictures.shape)}: pictures are uint8 [N, H, W, 3]"
-        )
+    pictures = paths
+    if packed:
+        pictures = np.load(paths[0])["arr_0"]
+        if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3:
+            raise ValueError(
+                f"arr_0 of {paths[0]} is {pictures.dtype} {list(pictures.shape)}: pictures are uint8 [N, H, W, 3]"
+            )
     with ThreadPoolExecutor() as pool, tqdm(total=len(pictures), desc=name, unit="image", leave=False) as progress:
         for start in range(0, len(pictures), size):
             batch = pictures[start : start + size]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -54,7 +54,7 @@ def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
         raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
 
 
-def check_fields(value: object, fields: dict[str, type | tuple], name: str | Path, remedy: str) -> dict:
+def check_fields(value: object, fields: Mapping[str, type | tuple], name: str | Path, remedy: str) -> dict:
     """Return `value` if it is an object that has every one of `fields` with a value of its type.
 
     Raises:

@@ -158,8 +158,8 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     # Not its digest: the comparison of the rows names the image that differs.
     _check_same(folder / CONFIG, {**old, "manifest": None}, {**config, "manifest": None})
     run = open_run(folder, lock)
-    images = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
-    _check_same(folder / MANIFEST, *images)
+    before, after = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
+    _check_same(folder / MANIFEST, before, after)
     return run
 
 

@@ -44,7 +44,7 @@ def judge(
         model = pipe.prepare(**batch, **sampling).model
         counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
-        state = decode(counted, decoding, pipe.sampling(**sampling), seeds)
+        state = decode(counted, decoding, pipe.sampling(**sampling), seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
         if counted is not model:
             fed += int(counted.fed)
             passes += int((state.accepted_per_step()[1:] > 0).sum())

@@ -19,10 +19,10 @@ def make_manifest(
     Raises:
         ValueError: if both or neither are given, or what `read_prompts`, `prompt_rows` and `class_rows` refuse.
     """
-    if (prompts is None) == (classes is None):
-        raise ValueError("give either --prompts or --classes")
-    if classes is not None:
+    if classes is not None and prompts is None:
         return class_rows(classes, seed, per_class), {"classes": classes, "per_class": per_class}
+    if prompts is None or classes is not None:
+        raise ValueError("give either --prompts or --classes")
     path = prompt_file(prompts)
     rows = prompt_rows(read_prompts(path), seed, per_prompt)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -5,8 +5,10 @@ folder). Results come back to this process, which records them.
 """
 
 import json
+import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,8 +53,8 @@ def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | 
     missing = missing_batches(run)
     if not missing:
         return
-    local = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level="error", **local)
+    local: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items(
         [{"index": index} for index in missing], override_num_blocks=len(missing)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -117,6 +118,7 @@ class Job:
 
     @cached_property
     def against(self) -> Reference:
+        assert self.reference is not None
         return read_reference(self.reference)
 
     @cached_property
@@ -163,7 +165,7 @@ def _fid(job: Job) -> dict[str, dict]:
 
 
 def _kid(job: Job) -> dict[str, dict]:
-    settings = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
+    settings: dict[str, Any] = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
     return {"kid": job.inception_entry(kernel_distance(job.features, job.reference_features, **settings), **settings)}
 
 
@@ -177,6 +179,7 @@ def _clip(job: Job) -> dict[str, dict]:
     rows = read_rows(job.run)
     if "prompt" not in rows[0]:
         raise ValueError(f"{job.run} was generated from classes: the clip score needs a run of prompts")
+    assert job.clip is not None
     extractor = ClipExtractor(job.clip, job.device)
     prompts = [row["prompt"] for row in rows]
     values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
@@ -273,7 +276,7 @@ def read_metrics(run: Path) -> dict[str, dict]:
     for name, one in entries.items():
         check_fields(one, ENTRY_FIELDS, f"{name} in {path}", remedy)
         if one["space"] is not None:
-            fields = dict.fromkeys(("name", "sha256", "resize"), str)
+            fields: dict[str, type] = dict.fromkeys(("name", "sha256", "resize"), str)
             check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
     return entries
 

@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict:
         if "tokens_fed" in row:
             check_fields(row, {"tokens_fed": NUMBER}, name, REMEDY)
         if "deviation" in row:
-            fields_of_deviation = dict.fromkeys(("total_variation", "floor", "impossible"), NUMBER)
+            fields_of_deviation: dict[str, tuple] = dict.fromkeys(("total_variation", "floor", "impossible"), NUMBER)
             check_fields(row["deviation"], fields_of_deviation, f"deviation in {name}", REMEDY)
     return results
 

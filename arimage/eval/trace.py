@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..pipelines.call import GenerationCall
+
 
 ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 156), (214, 218, 224)
 INK, FAINT, PAPER = (30, 34, 40), (110, 116, 124), (255, 255, 255)
@@ -25,9 +27,10 @@ class Trace:
     Trace.inputs)`."""
 
     inputs = ["tokens", "decided"]
+    call: GenerationCall
 
     def __init__(self):
-        self._tokens, self._decided, self.call = [], [], None
+        self._tokens, self._decided = [], []
 
     def __call__(self, pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         self.call = pipe.current_call
@@ -85,7 +88,8 @@ def animate(
             picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
         frames.append(_frame(picture, title, caption, legend=grid is not None))
         known, drafts = done, step
-    caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
+    count, steps = int(decided[-1].sum()), len(tokens)
+    caption = f"{count} tokens in {steps} steps: {count / steps:.1f} per step"
     frames.append(_frame(pictures[-1], title, caption, legend=grid is not None))
     if path.suffix.lower() == ".gif":
         # One palette without dithering: colours do not flicker, and unchanged pixels compress well.

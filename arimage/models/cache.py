@@ -1,5 +1,6 @@
 """The key/value caches of one call: allocated once, never rolled back."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -41,6 +42,8 @@ class RowCache:
         groups: rows per image.
     """
 
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
     prefix: int
     groups: int
 
@@ -79,6 +82,9 @@ def taken(layer: torch.Tensor, index: torch.LongTensor) -> torch.Tensor:
 
 class StackedCache(RowCache):
     """Layers of one shape on one device, in one tensor: keys and values [layers, rows, heads, size, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(
         self,

@@ -32,7 +32,8 @@ class LanguageCache(RowCache, Cache):
         self._row_end_of[self.owners] = self.prefix + self.slots + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(len(mask) // groups, self.slots + 1, dtype=torch.bool, device=device)
         self.row_ends[:, self._inner_ends] = True
-        self.keys, self.values = [], []
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
         self._index = torch.arange(self.prefix, device=device).expand(len(mask), -1)
         self.length = self.prefix
 

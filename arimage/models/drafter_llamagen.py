@@ -127,17 +127,18 @@ class LlamaGenDraftModel:
     ) -> tuple[torch.FloatTensor, torch.Tensor]:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
-        slots = torch.where(positions < 0, -1, positions if slots is None else slots)
-        if visible is None:
-            visible = torch.arange(cache.slots, device=positions.device) <= slots[..., None]
+        at_slots = torch.where(positions < 0, -1, positions if slots is None else slots)
+        seen = (
+            torch.arange(cache.slots, device=positions.device) <= at_slots[..., None] if visible is None else visible
+        )
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
-        visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(groups, 1, 1)
-        cache.write_next_at(cache.index(slots))
+        seen = torch.cat([seen, (at_slots < 0)[..., None]], dim=-1).repeat(groups, 1, 1)
+        cache.write_next_at(cache.index(at_slots))
         hidden = self.drafter(
             transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
             features.flatten(0, 1),
             rotary=self._rotary[positions.clamp(min=0)].repeat(groups, 1, 1, 1),
-            mask=visible,
+            mask=seen,
             cache=cache,
         )
         features = transformer.norm(hidden)

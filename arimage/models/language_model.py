@@ -84,28 +84,26 @@ class LanguageTokenModel:
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("a prompt is either input_ids or inputs_embeds: give one of the two")
-        if inputs_embeds is None:
-            inputs_embeds = decoder.get_input_embeddings()(input_ids)
-        rows, length = inputs_embeds.shape[:2]
+        prompt = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        rows, length = prompt.shape[:2]
         if groups not in (1, 2) or rows % groups:
             raise ValueError(f"{rows} prompts are not {groups} groups: give one for each image, under guidance two")
-        if attention_mask is None:
-            attention_mask = torch.ones(rows, length, device=inputs_embeds.device)
-        elif not attention_mask[:, -1].all():
+        if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
-        self._prompt_mask = attention_mask.to(inputs_embeds.device).bool()
+        mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
+        self._prompt_mask = mask.to(prompt.device).bool()
         self._mask = repeat_images(self._prompt_mask, groups, num_images_per_prompt)
         self._decoder, self._embed, self._head = decoder, embed, head
-        self._prompt, self._groups, self._repeats = inputs_embeds, groups, num_images_per_prompt
+        self._prompt, self._groups, self._repeats = prompt, groups, num_images_per_prompt
         self._row_end = None
         if row_end is not None:
-            token = torch.tensor(row_end, device=inputs_embeds.device)
-            self._row_end = decoder.get_input_embeddings()(token).to(inputs_embeds)
+            token = torch.tensor(row_end, device=prompt.device)
+            self._row_end = decoder.get_input_embeddings()(token).to(prompt)
         self.layout, self.num_tokens = layout, layout.num_tokens
-        self.device = inputs_embeds.device
+        self.device = prompt.device
         self.codebook, self.drafter = codebook, None
         self.network = decoder if network is None else network
-        self.vocab_size = head(inputs_embeds[:1, 0]).shape[-1]
+        self.vocab_size = head(prompt[:1, 0]).shape[-1]
 
     @torch.no_grad()
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
@@ -143,17 +141,16 @@ class LanguageTokenModel:
         if self._row_end is None:
             ends = torch.zeros_like(ends)
         room = self._room_for_row_ends(ends, slots is not None)
-        slots = torch.where(live, positions if slots is None else slots, -1)
-        if visible is None:
-            visible = torch.arange(cache.slots, device=self.device) <= slots[..., None]
-        cache.row_ends.scatter_(1, slots % (cache.slots + 1), ends)
+        at_slots = torch.where(live, positions if slots is None else slots, -1)
+        sees = torch.arange(cache.slots, device=self.device) <= at_slots[..., None] if visible is None else visible
+        cache.row_ends.scatter_(1, at_slots % (cache.slots + 1), ends)
 
         # The queries that row ends are fed behind, in order, then as many others as there is room for.
         after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
         ended = ends.gather(1, after)
-        end_slots = torch.where(ended, slots.gather(1, after), -1)
-        seen = visible.gather(1, after[..., None].expand(-1, -1, cache.slots))
-        of_tokens = self._mask_of(cache, visible, slots, cache.owners != slots[..., None])
+        end_slots = torch.where(ended, at_slots.gather(1, after), -1)
+        seen = sees.gather(1, after[..., None].expand(-1, -1, cache.slots))
+        of_tokens = self._mask_of(cache, sees, at_slots, cache.owners != at_slots[..., None])
         of_ends = self._mask_of(cache, seen, end_slots, ended[..., None])
         # An unknown token carries no information, unlike its row end.
         unknown = ended & (tokens.gather(1, after) < 0)
@@ -166,7 +163,7 @@ class LanguageTokenModel:
         if self._row_end is not None:
             at = at + at // columns
         at = torch.cat([at, at.gather(1, after) + 1], dim=1).repeat(self._groups, 1) + self._mask.sum(1, keepdim=True)
-        cache.write_next_at(torch.cat([cache.index(slots), cache.row_end_index(end_slots)], dim=1))
+        cache.write_next_at(torch.cat([cache.index(at_slots), cache.row_end_index(end_slots)], dim=1))
         embedded = self._embed(tokens.clamp(min=0)).to(self._prompt).masked_fill((tokens < 0)[..., None], 0)
         if self._row_end is not None:
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)

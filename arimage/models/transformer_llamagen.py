@@ -184,17 +184,19 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels)[:, None]
-        prompt_embeds = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
+        assert prompt_embeds is not None and prompt_attention_mask is not None
+        caption = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
         if unconditional is not None:
-            null = self.caption_projection.null_caption.to(prompt_embeds.device)
-            prompt_embeds = torch.where(unconditional[:, None, None], null, prompt_embeds)
-        return self.caption_projection(prompt_embeds)
+            null = self.caption_projection.null_caption.to(caption.device)
+            caption = torch.where(unconditional[:, None, None], null, caption)
+        return self.caption_projection(caption)
 
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
         """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
         the original."""
         if self.config.conditioning == "class":
             return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
+        assert prompt_attention_mask is not None
         return prompt_attention_mask.bool()
 
     def forward(
@@ -348,17 +350,16 @@ class LlamaGenTokenModel:
         return_features: bool = False,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        slots = torch.where(positions < 0, -1, positions if slots is None else slots)
-        if visible is None:
-            visible = torch.arange(cache.slots, device=self.device) <= slots[..., None]
+        at_slots = torch.where(positions < 0, -1, positions if slots is None else slots)
+        seen = torch.arange(cache.slots, device=self.device) <= at_slots[..., None] if visible is None else visible
         # Padding sees the slot it is thrown into, so that no row of the mask is empty.
-        visible = torch.cat([visible, (slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
-        prefix = self._prefix_mask[:, None].expand(-1, visible.shape[1], -1)
-        cache.write_next_at(cache.index(slots))
+        seen = torch.cat([seen, (at_slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
+        prefix = self._prefix_mask[:, None].expand(-1, seen.shape[1], -1)
+        cache.write_next_at(cache.index(at_slots))
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
-            mask=torch.cat([prefix, visible], dim=-1),
+            mask=torch.cat([prefix, seen], dim=-1),
             cache=cache,
             return_features=True,
         )

@@ -169,6 +169,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
             )
         if conditioning == "class":
             self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        elif caption_dim is None:
+            raise ValueError("caption_dim is missing: give the width of the text embeddings")
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
@@ -220,6 +222,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels), None
+        assert prompt_embeds is not None
         return self.caption_projection(prompt_embeds.to(self.dtype), prompt_attention_mask, unconditional)
 
     def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
@@ -268,6 +271,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             modulations = self.modulations(vector)
             parts.append(vector[:, None] + self.start_position)
         else:
+            assert cache is not None and cache.modulations is not None
             modulations = cache.modulations
         if inputs is not None:
             parts.append(self.input_projection(inputs.to(self.dtype)))

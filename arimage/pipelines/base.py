@@ -4,8 +4,10 @@ import json
 import numbers
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -260,7 +262,7 @@ class ARImagePipeline(DiffusionPipeline):
 
     def prepare_seeds(self, generator: torch.Generator | list[torch.Generator] | None, batch: int) -> torch.LongTensor:
         """One seed per image, int64 [batch], all from one generator or one from each of a list."""
-        generators = generator if isinstance(generator, list | tuple) else [generator]
+        generators: Sequence[Any] = generator if isinstance(generator, list | tuple) else [generator]
         listed = generators is generator
         if not all(isinstance(one, torch.Generator) or (one is None and not listed) for one in generators):
             raise ValueError(f"generator is {generator!r}: give a torch.Generator, or a list with one per image")
@@ -270,7 +272,7 @@ class ARImagePipeline(DiffusionPipeline):
                     f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
                 )
             return torch.cat([self.prepare_seeds(one, 1) for one in generators])
-        device = "cpu" if generator is None else generator.device
+        device = "cpu" if generator is None else generators[0].device
         seeds = torch.randint(2**63 - 1, (batch,), generator=generator, device=device)
         return seeds.to(self._execution_device)
 
@@ -361,7 +363,7 @@ class ARImagePipeline(DiffusionPipeline):
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         """The tokens [B, N] of a call's model in their places, [B, *shape], given panels included."""
-        placed = call.model.layout.to_places(tokens)
+        placed = call.layout.to_places(tokens)
         return placed if call.above is None else torch.cat([call.above, placed], dim=1)
 
     def decode_state(self, call: GenerationCall, state: DecodingState) -> torch.Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..decoding import Decoding, Sampling, ScaleModel, TokenModel
+from ..decoding import Decoding, Layout, Sampling, ScaleModel, TokenModel
+from ..decoding.interface import generates_tokens
 
 
 @dataclass
@@ -32,11 +33,11 @@ class GenerationCall:
     seeds: torch.LongTensor
     size: tuple[int, int]
     num_images_per_prompt: int = 1
-    model: TokenModel | ScaleModel | None = None
+    model: TokenModel | ScaleModel = None  # pyright: ignore[reportAssignmentType] `prepare` sets it
     pixels: torch.Tensor | None = None
     repaint: torch.BoolTensor | None = None
     above: torch.LongTensor | None = None
-    decoding: Decoding | None = None
+    decoding: Decoding = None  # pyright: ignore[reportAssignmentType] `generate` sets it
     output_type: str = "pil"
     callback: Callable | None = None
     callback_tensor_inputs: list[str] = field(default_factory=list)
@@ -46,6 +47,12 @@ class GenerationCall:
     def guided(self) -> bool:
         """Whether the logits without the condition are needed."""
         return self.sampling.guidance_scale > 1
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the tokens, of a model that generates token by token."""
+        assert generates_tokens(self.model)
+        return self.model.layout
 
     def per_image(self, values: torch.Tensor) -> torch.Tensor:
         """One row per prompt to one row per image, on the device of the seeds."""

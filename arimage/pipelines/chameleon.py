@@ -119,10 +119,10 @@ class ChameleonPipeline(ARImagePipeline):
             unconditional: all tokens before the first image token when there is no prompt.
             row_end: the token that ends a row.
         """
-        mask = torch.ones_like(ids) if mask is None else mask.long()
+        seen = torch.ones_like(ids) if mask is None else mask.long()
         if self.has_header(ids):
-            ids, mask = ids[:, : -len(header)], mask[:, : -len(header)]
-        ids, mask = ids.to(self._execution_device), mask.to(self._execution_device)
+            ids, seen = ids[:, : -len(header)], seen[:, : -len(header)]
+        ids, seen = ids.to(self._execution_device), seen.to(self._execution_device)
         rows, columns = (side // self.scale_factor for side in call.size)
         prefix, alone = (
             torch.tensor(part, device=ids.device).expand(len(ids), -1) for part in (header, unconditional)
@@ -133,11 +133,11 @@ class ChameleonPipeline(ARImagePipeline):
             above = F.pad(panels + self._first_code, (0, 1), value=row_end).flatten(1)
             prefix, alone = torch.cat([prefix, above], dim=1), torch.cat([alone, above], dim=1)
             rows -= call.above.shape[1]
-        ids, mask = torch.cat([ids, prefix], dim=1), torch.cat([mask, torch.ones_like(prefix)], dim=1)
+        ids, seen = torch.cat([ids, prefix], dim=1), torch.cat([seen, torch.ones_like(prefix)], dim=1)
         if call.guided:
             padding = (ids.shape[1] - alone.shape[1], 0)
             ids = torch.cat([ids, F.pad(alone, padding)])
-            mask = torch.cat([mask, F.pad(torch.ones_like(alone), padding)])
+            seen = torch.cat([seen, F.pad(torch.ones_like(alone), padding)])
 
         # First, since bringing one component to the device sends the one before it away.
         codebook = self.code_vectors()
@@ -149,7 +149,7 @@ class ChameleonPipeline(ARImagePipeline):
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
             layout=Layout((rows, columns)),
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=seen,
             row_end=row_end,
             codebook=codebook,
             groups=1 + call.guided,

@@ -1,5 +1,7 @@
 """Checks of texts and token ids."""
 
+from typing import Any
+
 import torch
 
 
@@ -50,7 +52,7 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     return len(ids)
 
 
-def _describe(value: object) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return repr(value)

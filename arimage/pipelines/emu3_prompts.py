@@ -1,6 +1,7 @@
 """The prompts of Emu3 (https://arxiv.org/abs/2409.18869): its vocabulary, the sizes of its images and its token ids."""
 
 import numbers
+from typing import Any
 
 import torch
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
@@ -40,7 +41,7 @@ class Emu3Prompts(ARImagePipeline):
     ):
         super().__init__()
         vocabulary = model.config.vocabulary_map or {}
-        codes = [vocabulary.get(CODE.format(code)) for code in range(model.config.vq_config.codebook_size)]
+        codes: list[Any] = [vocabulary.get(CODE.format(code)) for code in range(model.config.vq_config.codebook_size)]
         special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
         if None in special or None in codes or codes != [codes[0] + code for code in range(len(codes))]:
             raise ValueError(

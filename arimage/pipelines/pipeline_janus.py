@@ -69,6 +69,7 @@ class JanusPipeline(JanusPrompts):
         self.edit(call, image, mask_image)
         if prompt is not None:
             input_ids, attention_mask = self.encode_prompt(as_texts(prompt))
+        assert input_ids is not None
         ids = input_ids.to(self._execution_device)
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
         if call.guided:

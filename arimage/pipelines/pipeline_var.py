@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import Decoding, DecodingState, NextScaleDecoding
+from ..decoding import Decoding, NextScaleDecoding
+from ..decoding.next_scale import ScaleState
 from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..tokenizers.vq_var import VARVQModel
 from .call import GenerationCall
@@ -145,7 +146,7 @@ class VARPipeline(ClassOrTextPipeline):
         known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
         return self.vq.decode(list(known))
 
-    def decode_state(self, call: GenerationCall, state: DecodingState) -> torch.Tensor:
+    def decode_state(self, call: GenerationCall, state: ScaleState) -> torch.Tensor:
         # Smoothed latents are not those of the tokens.
         return self.vq.decode_latents(state.latents)
 

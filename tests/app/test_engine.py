@@ -209,6 +209,15 @@ def test_progress_and_partial_images_are_reported(held_engine, held):
     assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
 
 
+def test_a_second_reader_waits_for_the_next_report(held_engine, held):
+    occupy(held_engine, held)
+    ticket = held_engine.submit(Request("text", prompt="a"))
+    assert next(ticket.events()).queue_position == 1
+    threading.Timer(0.1, held.go.set).start()
+    *progress, result = ticket.events(every=0.01)
+    assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
+
+
 def test_progress_counts_the_tokens_of_the_size_asked_for():
     engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
     request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)

@@ -34,6 +34,11 @@ def condition(transformer):
     return condition_of(transformer.config.conditioning)
 
 
+def test_a_model_of_texts_asks_for_their_width():
+    with pytest.raises(ValueError, match="caption_dim"):
+        tiny.scale_transformer("text", caption_dim=None)
+
+
 @pytest.fixture
 def latents():
     """Those after each scale but the last."""

@@ -15,7 +15,7 @@ def probabilities(
     if len(logits) == 2:
         conditional, unconditional = logits
         if isinstance(scale, torch.Tensor):
-            scale = scale[..., None]
+            scale = scale[..., None]  # pyright: ignore[reportIndexIssue] see `stubPath`
         logits = unconditional + (conditional - unconditional) * scale
     else:
         logits = logits[0]

@@ -138,7 +138,7 @@ def probabilities(
     if groups == 1:
         scale = None
     elif isinstance(scale, torch.Tensor):
-        scale = scale.contiguous()
+        scale = scale.contiguous()  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
     else:
         scale = torch.full((batch, queries), scale, dtype=torch.float32, device=logits.device)
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
