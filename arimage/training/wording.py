@@ -258,7 +258,7 @@ def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
 
 
 def captions_of(name: str, keywords: list[str]) -> list[str]:
-    """Captions of one image, the plain name first; a caption that stands twice is drawn twice as often."""
+    """Captions of one image, the plain name first; a caption that is listed twice is used twice as often."""
     words = PLAIN_WORDS.get(name, name).split(", ")
     captions = [name, *(template.format(a=with_article(name), n=name) for template in TEMPLATES)]
     for word in words:
