@@ -20,7 +20,7 @@ def probabilities(
     if len(logits) == 2:
         conditional, unconditional = logits
         if isinstance(scale, torch.Tensor):
-            scale = scale.reshape(len(scale), -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
+            scale = scale.reshape(logits.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
         logits = torch.lerp(unconditional, conditional, scale)
     else:
         logits = logits[0]

@@ -201,7 +201,8 @@ def probabilities(
     batch, queries = logits.shape[1:3]
     scales, rows = None, []
     if isinstance(scale, torch.Tensor):
-        scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0
+        # pyright takes any tensor for a number, see `stubPath`.
+        scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0  # pyright: ignore[reportAttributeAccessIssue]
     if any(isinstance(setting, torch.Tensor) for setting in (temperature, top_k, top_p)):
         rows = [
             setting if isinstance(setting, torch.Tensor) else torch.full((batch,), setting, device=logits.device)
