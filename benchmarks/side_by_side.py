@@ -4,6 +4,7 @@ import argparse
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -62,10 +63,11 @@ def begin(arguments: argparse.Namespace) -> torch.device:
 
 
 def add_reference(checkout: str, file: str) -> None:
-    """Let the modules of a checkout, which has `file`, be imported."""
+    """Let the modules of a checkout, which has `file`, be imported. What they use that is deprecated is not our concern."""
     if not (Path(checkout) / file).is_file():
         raise SystemExit(f"--reference is {checkout}, which has no {file}: give a clone of the original's repository")
-    sys.path.insert(0, str(checkout))
+    sys.path.insert(0, checkout)
+    warnings.simplefilter("ignore", FutureWarning)
 
 
 def in_turn(calls: dict[str, Callable[[], int]], repeats: int, device: torch.device) -> dict[str, list[Run]]:
