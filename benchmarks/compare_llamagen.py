@@ -14,13 +14,15 @@ from functools import partial
 
 import torch
 from side_by_side import (
+    add_decodings,
     add_reference,
     add_sampling,
     begin,
+    cases,
     check_gap,
+    decodings_of,
     in_turn,
     make_parser,
-    named_decodings,
     print_runs,
     run_steps,
     sampling_of,
@@ -29,7 +31,7 @@ from side_by_side import (
 from torch import nn
 
 from arimage.convert.llamagen import llamagen_transformer_from_original
-from arimage.decoding import Layout
+from arimage.decoding import Decoding, Layout, Sampling
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
@@ -52,48 +54,46 @@ def build_original(size: str, dtype: torch.dtype, device: torch.device) -> nn.Mo
     return original
 
 
+def compare(
+    original: nn.Module, batch: int, decodings: dict[str, Decoding], sampling: Sampling, steps: int, repeats: int
+) -> None:
+    """Check and time the two with a batch of images."""
+    from autoregressive.models.generate import generate
+
+    weight = original.output.weight
+    transformer = llamagen_transformer_from_original(original.state_dict(), image_size=16 * SIDE, downsample=16)
+    labels = 7 * torch.arange(batch, device=weight.device)
+    scale = sampling.guidance_scale
+    settings = {"cfg_scale": scale, "temperature": sampling.temperature, "top_p": sampling.top_p}
+
+    def bind() -> LlamaGenTokenModel:
+        condition = {"class_labels": labels}
+        return LlamaGenTokenModel(transformer, condition, Layout((SIDE, SIDE)), guided=scale > 1)
+
+    tokens = generate(original, labels, CHECKED, top_k=1, **settings).long()
+    check_gap(token_gap(bind(), tokens, scale), tokens.numel(), weight.dtype)
+    ours = {text: partial(run_steps, bind, decoding, sampling, batch, steps) for text, decoding in decodings.items()}
+    original_steps = {"original": lambda: generate(original, labels, steps, top_k=sampling.top_k, **settings).shape[1]}
+    print_runs(in_turn(original_steps | ours, repeats, weight.device), "step", ["original", *list(ours)[:1]])
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--reference", required=True, help="folder of a clone of the original")
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["b"])
-    parser.add_argument(
-        "--decoding", nargs="+", default=["ar", "sjd-coupled:window=8", "sjd-coupled:window=32"], help="of ours"
-    )
+    add_decodings(parser)
     parser.add_argument("--steps", type=int, default=SIDE**2, help=f"timed steps of each call, up to {SIDE**2}")
     add_sampling(parser, guidance_scale=4.0, top_k=2000)
     arguments = parser.parse_args()
-    decodings, sampling = named_decodings(arguments.decoding), sampling_of(arguments)
+    decodings, sampling = decodings_of(arguments), sampling_of(arguments)
     add_reference(arguments.reference, "autoregressive/models/generate.py")
-    from autoregressive.models.generate import generate
-
     device = begin(arguments)
-    scale, steps = sampling.guidance_scale, arguments.steps
-    settings = {"cfg_scale": scale, "temperature": sampling.temperature, "top_p": sampling.top_p}
     for size in arguments.size:
-        for dtype in (getattr(torch, name) for name in arguments.dtype):
+        for dtype, batch in cases(arguments):
+            print(f"\nGPT-{size.upper()}, {dtype}, {batch} images")
             torch.manual_seed(0)
             original = build_original(size, dtype, device)
-            transformer = llamagen_transformer_from_original(original.state_dict(), image_size=256, downsample=16)
-            for batch in arguments.batch_size:
-                labels = torch.arange(batch, device=device) * 7
-                print(f"\nGPT-{size.upper()}, {dtype}, {batch} images")
-
-                def bind(labels=labels, transformer=transformer):
-                    condition = {"class_labels": labels}
-                    return LlamaGenTokenModel(transformer, condition, Layout((SIDE, SIDE)), guided=scale > 1)
-
-                def theirs(labels=labels, original=original):
-                    return generate(original, labels, steps, top_k=sampling.top_k, **settings).shape[1]
-
-                tokens = generate(original, labels, CHECKED, top_k=1, **settings).long()
-                with torch.no_grad():
-                    check_gap(token_gap(bind(), tokens, scale), tokens.numel(), dtype)
-                calls = {
-                    text: partial(run_steps, bind, decoding, sampling, batch, steps)
-                    for text, decoding in decodings.items()
-                }
-                runs = in_turn({"original": theirs, **calls}, arguments.repeats, device)
-                print_runs(runs, "step", ["original", *list(calls)[:1]])
+            compare(original, batch, decodings, sampling, arguments.steps, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from diffusers.utils import logging
 
 from arimage.decoding import Decoding, Sampling, TokenModel, decode, decoding_from_text
 from arimage.eval.measure import machine
@@ -45,6 +46,15 @@ def add_sampling(parser: argparse.ArgumentParser, guidance_scale: float, top_k: 
     parser.add_argument("--top-p", type=float, default=top_p)
 
 
+def add_decodings(parser: argparse.ArgumentParser) -> None:
+    default = ["ar", "sjd-coupled:window=8", "sjd-coupled:window=32"]
+    parser.add_argument("--decoding", nargs="+", default=default, help="of ours, as name:setting=value,...")
+
+
+def decodings_of(arguments: argparse.Namespace) -> dict[str, Decoding]:
+    return {text: decoding_from_text(text) for text in arguments.decoding}
+
+
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
     names = ("guidance_scale", "temperature", "top_k", "top_p")
     return Sampling(**{name: getattr(arguments, name) for name in names})
@@ -52,6 +62,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 def begin(arguments: argparse.Namespace) -> torch.device:
     """Set the threads, print the machine, and return the device."""
+    logging.set_verbosity_error()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
@@ -60,6 +71,11 @@ def begin(arguments: argparse.Namespace) -> torch.device:
         f"{found['device']}, {found['threads']} threads, torch {found['torch']}. Medians of {arguments.repeats} with ranges."
     )
     return device
+
+
+def cases(arguments: argparse.Namespace) -> list[tuple[torch.dtype, int]]:
+    """The dtypes and batch sizes to compare."""
+    return [(getattr(torch, name), batch) for name in arguments.dtype for batch in arguments.batch_size]
 
 
 def add_reference(checkout: str, file: str) -> None:
@@ -152,7 +168,3 @@ def run_steps(bind: Callable[[], TokenModel], decoding: Decoding, sampling: Samp
     seeds = torch.arange(batch, device=model.device)
     state = decode(model, decoding, sampling, seeds, lambda _, passes: passes >= steps)
     return state.forward_passes
-
-
-def named_decodings(texts: list[str]) -> dict[str, Decoding]:
-    return {text: decoding_from_text(text) for text in texts}
