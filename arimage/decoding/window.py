@@ -38,6 +38,10 @@ class WindowState(DecodingState):
     init: Init
     neighbour: torch.LongTensor | None
 
+    @property
+    def step_shape(self) -> int:
+        return self.window
+
 
 _State = TypeVar("_State", bound=WindowState)
 
