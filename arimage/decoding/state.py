@@ -1,5 +1,6 @@
 """What a decoding has decided so far: buffers that its steps write in place."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -76,6 +77,11 @@ class DecodingState:
     def max_steps(self) -> int:
         """After so many steps every image is finished."""
         return len(self.accepted) - 1
+
+    @property
+    def step_shape(self) -> Hashable:
+        """What the shapes of the next step depend on; None where every step has shapes of its own."""
+        return ()
 
     @property
     def forward_passes(self) -> int:

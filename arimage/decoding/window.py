@@ -43,6 +43,10 @@ class WindowState(CursorState):
     start_sums: torch.FloatTensor
     neighbour: torch.LongTensor | None
 
+    @property
+    def step_shape(self) -> int:
+        return self.window
+
 
 _State = TypeVar("_State", bound=WindowState)
 
