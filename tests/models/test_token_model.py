@@ -47,10 +47,10 @@ def test_writing_again_overwrites(bound):
 
 def test_padding_leaves_nothing_behind(bound):
     model, cache, codes = bound
-    before = cache.keys[:, :, :, : cache.prefix + cache.slots].clone()
+    before = cache.keys[:, :, :, cache.places[:-1]].clone()
     positions = torch.full((BATCH, 3), -1)
     logits = model.forward(codes[:, :3], positions, cache)
-    assert torch.equal(cache.keys[:, :, :, : cache.prefix + cache.slots], before)
+    assert torch.equal(cache.keys[:, :, :, cache.places[:-1]], before)
     assert not logits.isnan().any()
 
 
@@ -79,9 +79,9 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
 def test_a_move_to_nowhere_changes_no_slot(bound):
     model, cache, codes = bound
     chain(model, cache, codes, 0, FED)
-    before = cache.values[:, :, :, : cache.prefix + cache.slots].clone()
+    before = cache.values[:, :, :, cache.places[:-1]].clone()
     cache.move(torch.tensor([[0, 1], [2, 3]]), torch.full((BATCH, 2), -1))
-    assert torch.equal(cache.values[:, :, :, : cache.prefix + cache.slots], before)
+    assert torch.equal(cache.values[:, :, :, cache.places[:-1]], before)
 
 
 def test_an_unknown_code_is_neutral(bound):
