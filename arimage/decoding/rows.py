@@ -24,6 +24,11 @@ class RowState(DecodingState):
     in_flight: int
     top: torch.LongTensor
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        columns = self.model.layout.columns
+        return self.top.max() * columns, self.in_flight * columns
+
 
 _State = TypeVar("_State", bound=RowState)
 

@@ -38,6 +38,10 @@ class WindowState(DecodingState):
     init: Init
     neighbour: torch.LongTensor | None
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max(), self.window
+
 
 _State = TypeVar("_State", bound=WindowState)
 

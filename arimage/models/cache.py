@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 
 class KeyValueCache(Protocol):
@@ -39,7 +38,7 @@ class RowCache:
 
     Attributes:
         keys, values: per layer, [rows, heads, size, head_dim].
-        prefix: slots of the prompt, which come before all others.
+        prefix: where the prompt ends, behind which lie all slots.
         groups: rows per image.
         places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last is nowhere.
     """
@@ -80,10 +79,12 @@ def taken(layer: torch.Tensor, index: torch.LongTensor) -> torch.Tensor:
 
 
 class PlacedCache(RowCache):
-    """A cache whose tokens are written at any slot. Behind the prompt lie the row ends, the scratch slots, one place that takes what
-    is thrown away, and the image, of which the queries attend to the first slots only.
+    """A cache whose tokens are written at any slot. The prompt, whose length is rounded up, is followed by the row ends, the scratch
+    slots, one place that takes what is thrown away, and the image, of which the queries attend to the first slots only.
 
     Attributes:
+        prompt: how many tokens the prompts have.
+        prefix: where prompts end; they are padded on the left.
         slots, scratch: how many slots the image and the trees have, 0 .. slots + scratch - 1.
         owners: int64 [E], the slot that each row end belongs to.
         first: the place of the image's first slot.
@@ -91,19 +92,16 @@ class PlacedCache(RowCache):
         length: to how many keys the current forward pass attends.
     """
 
-    def lay_out(self, prefix: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
-        self.prefix, self.slots, self.scratch, self.owners = prefix, slots, scratch, owners
+    def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
+        self.prompt, self.slots, self.scratch, self.owners = prompt, slots, scratch, owners
+        behind = len(owners) + scratch + 1
         # Attention on a GPU copies a mask, in every layer, whose rows do not begin at multiples of 16.
-        self.first = -(-(prefix + len(owners) + scratch + 1) // 16) * 16
-        self.size, self.limit, self.length = self.first + slots, slots, prefix
-        every = torch.arange(slots + scratch + 1, device=owners.device)
-        # Image slots are counted from `first`, so that nowhere comes before them.
-        self.places = torch.where(every < slots, every + self.first, every - slots + prefix + len(owners))
-        self.places[-1] = self.first - 1
-        # The slot at each place. The last, nowhere, is that of padding, which sees what it is thrown into.
-        self._slots = torch.full((self.size,), slots + scratch + 1, device=owners.device)
-        self._slots[self.places] = every
-        self._slots[prefix : prefix + len(owners)] = owners
+        self.first = -(-(prompt + behind) // 16) * 16
+        self.prefix, self.size, self.limit = self.first - behind, self.first + slots, slots
+        places = torch.arange(self.prefix + len(owners), self.size, device=owners.device)
+        self.places = places.roll(-scratch - 1)
+        # The slot at each place behind the prompt. Nowhere, the last, is that of padding, which sees what it is thrown into.
+        self._slots = torch.cat([owners, torch.arange(len(places), device=owners.device).roll(scratch + 1)])
 
     def write_next_at(self, index: torch.LongTensor, length: int | None = None) -> None:
         """Let the next forward pass write at `index` [rows, Q], and attend to the first `length` keys, by default to all up to the
@@ -120,10 +118,9 @@ class PlacedCache(RowCache):
         """Which keys up to the limit, behind the prompt, the queries at `slots` [B, Q] see: [B, Q, K]; see `TokenModel.forward`.
         Of row ends it says whether their owners are seen."""
         if visible is None:
-            return self._slots[self.prefix : self.first + self.limit] <= slots[..., None]
-        rest = self.first - self.prefix - len(self.owners) - self.scratch
-        thrown = F.pad((slots == len(self.places) - 1)[..., None], (rest - 1, 0))
-        parts = [visible[..., self.slots :], thrown, visible[..., : self.limit]]
+            return self._slots[: self.first + self.limit - self.prefix] <= slots[..., None]
+        nowhere = (slots == len(self.places) - 1)[..., None]
+        parts = [visible[..., self.slots :], nowhere, visible[..., : self.limit]]
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
@@ -185,7 +182,7 @@ class SlotCache(StackedCache, PlacedCache):
         **settings,
     ):
         self.lay_out(prefix, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
-        super().__init__(layers, rows, heads, head_dim, size=self.size, prefix=prefix, **settings)
+        super().__init__(layers, rows, heads, head_dim, size=self.size, prefix=self.prefix, **settings)
 
 
 class GrowingCache(StackedCache):

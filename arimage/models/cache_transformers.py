@@ -20,18 +20,19 @@ class LanguageCache(PlacedCache, Cache):
     def __init__(self, mask: torch.BoolTensor, layout, scratch: int, groups: int, has_row_ends: bool):
         Cache.__init__(self, layers=[])
         columns, count, device = layout.columns, layout.num_tokens, mask.device
-        self.groups, prefix = groups, mask.shape[1]
+        self.groups = groups
         self._inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(count, count + scratch if has_row_ends else count, device=device)
-        self.lay_out(prefix, count, scratch, torch.cat([self._inner_ends, in_scratch]))
+        self.lay_out(mask.shape[1], count, scratch, torch.cat([self._inner_ends, in_scratch]))
         # Where the row end of each slot lies; nowhere without one.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
-        self._row_end_of[self.owners] = prefix + torch.arange(len(self.owners), device=device)
+        self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(len(mask) // groups, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, self._inner_ends] = True
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.write_next_at(torch.arange(prefix, device=device).expand(len(mask), -1), prefix)
+        prompt = torch.arange(self.prefix - mask.shape[1], self.prefix, device=device)
+        self.write_next_at(prompt.expand(len(mask), -1), self.prefix)
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""

@@ -2,6 +2,7 @@
 transformer's features."""
 
 import torch
+import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 
@@ -130,7 +131,7 @@ class LlamaGenDraftModel:
         groups, transformer = self.model.groups, self.model.transformer
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
-        seen = cache.seen(at_slots, visible).repeat(groups, 1, 1)
+        seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)
         hidden = self.drafter(
             transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
             features.flatten(0, 1),

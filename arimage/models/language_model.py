@@ -117,8 +117,7 @@ class LanguageTokenModel:
         # Padding sees itself, so that no row of the mask is empty.
         visible = (causal & self._prompt_mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
         positions = (self._prompt_mask.long().cumsum(1) - 1).clamp(min=0)
-        hidden = self._run(self._prompt, positions, visible, cache)
-        hidden = hidden[:, -1]
+        hidden = self._run(self._prompt, positions, F.pad(visible, (cache.prefix - length, 0)), cache)[:, -1]
         if self._repeats > 1:
             images = torch.arange(batch_size // self._repeats, device=self.device)
             cache.expand(images.repeat_interleave(self._repeats))
@@ -159,7 +158,7 @@ class LanguageTokenModel:
             rank = count + ends.long().cumsum(1) - 1
             last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
         cache.write_next_at(index)
-        prompt = self._mask[:, None].expand(-1, seen.shape[1], -1)
+        prompt = F.pad(self._mask, (cache.prefix - self._mask.shape[1], 0))[:, None].expand(-1, seen.shape[1], -1)
         hidden = self._run(
             embedded.repeat(self._groups, 1, 1),
             at.repeat(self._groups, 1) + self._mask.sum(1, keepdim=True),

@@ -321,10 +321,13 @@ class LlamaGenTokenModel:
         )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        cache.write_next_at(torch.arange(length, device=self.device).expand(len(prefix_mask), -1), length)
+        padding = cache.prefix - length
+        cache.write_next_at(
+            torch.arange(padding, cache.prefix, device=self.device).expand(len(prefix_mask), -1), cache.prefix
+        )
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=(causal & prefix_mask[:, None]) | own,
+            mask=F.pad((causal & prefix_mask[:, None]) | own, (padding, 0)),
             condition=self.condition,
             cache=cache,
             first_query=length - 1,
@@ -351,11 +354,12 @@ class LlamaGenTokenModel:
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
         seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
-        prefix = self._prefix_mask[:, None].expand(-1, seen.shape[1], -1)
+        length = self._prefix_mask.shape[1]
+        prefix = F.pad(self._prefix_mask, (cache.prefix - length, 0))[:, None].expand(-1, seen.shape[1], -1)
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
-            rotary=self._rotary[cache.prefix :][positions].repeat(self.groups, 1, 1, 1),
+            rotary=self._rotary[length:][positions].repeat(self.groups, 1, 1, 1),
             mask=torch.cat([prefix, seen], dim=-1),
             cache=cache,
             return_features=True,

@@ -57,7 +57,8 @@ def filled(kind):
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        cache.write_next_at(torch.arange(PREFIX).expand(IMAGES * GROUPS, -1), PREFIX)
+        prompt_places = torch.arange(cache.prefix - PREFIX, cache.prefix)
+        cache.write_next_at(prompt_places.expand(IMAGES * GROUPS, -1), cache.prefix)
     else:
         cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), LAYOUT, 0, GROUPS, True)
     write(cache, prompt)
@@ -78,7 +79,7 @@ KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language"])
 def test_queries_attend_to_all_that_was_written(kind):
     cache, given, attended = filled(kind)
     assert attended.shape[4] == cache.length
-    places = torch.cat([torch.arange(PREFIX), cache.places[:SLOTS]])
+    places = torch.cat([torch.arange(cache.prefix - PREFIX, cache.prefix), cache.places[:SLOTS]])
     assert torch.equal(attended[..., places, :], given)
     attended[..., places, :] = 0
     assert not attended.any()

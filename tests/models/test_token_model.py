@@ -38,6 +38,16 @@ def test_what_lies_in_unused_slots_does_not_matter(bound):
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
+def test_attention_up_to_what_is_filled_is_the_same(bound):
+    model, cache, codes = bound
+    expected = chain(model, cache, codes, 0, FED)
+    cache, _ = model.prefill(BATCH, scratch=4)
+    cache.limit = FED
+    limited = chain(model, cache, codes, 0, FED)
+    assert cache.length == cache.size - model.num_tokens + FED
+    torch.testing.assert_close(limited, expected)
+
+
 def test_writing_again_overwrites(bound):
     model, cache, codes = bound
     chain(model, cache, codes.flip(1), 0, FED + 2)
