@@ -34,6 +34,10 @@ class DraftTreeState(CursorState):
     drafter_cache: object
     accepts: Accepts
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max(), self.features.shape[2]
+
 
 @dataclass(frozen=True)
 class DraftTreeDecoding:
