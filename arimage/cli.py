@@ -1,5 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
+import atexit
 import functools
 import importlib.util
 import os
@@ -469,3 +470,22 @@ def main() -> None:
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def run() -> None:
+    """`main` in a process of its own. After the handlers of `atexit` the process is gone: to take down the frameworks object by object
+    takes another second."""
+    status = 1
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    # The handler that is registered first is called last.
+    atexit.register(leave)
+    try:
+        main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+        raise
