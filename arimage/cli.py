@@ -473,8 +473,8 @@ def main() -> None:
 
 
 def run() -> None:
-    """`main` in a process of its own. After the handlers of `atexit` the process is gone: to take down the frameworks object by object
-    takes another second."""
+    """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down object by object takes
+    another second."""
     status = 1
 
     def leave() -> None:

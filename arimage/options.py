@@ -101,14 +101,14 @@ def fast_dtype(device: str):
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For imports. The half a million objects that the frameworks allocate all stay, and to search them for garbage over and over
-    takes a fifth of the time to a picture. So they are searched neither inside nor later."""
+    """For imports: the frameworks allocate half a million objects that all stay, and searching them for garbage over and over takes a
+    fifth of the time to a picture. They are searched neither inside nor later."""
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        # Where Python takes everything down at its end, Triton complains about every object that it finds frozen.
+        # Triton reports what is still frozen when Python ends as leaked.
         atexit.register(gc.unfreeze)
         gc.enable()
 
