@@ -506,20 +506,10 @@ def test_training_without_data_is_refused_in_one_sentence(refused):
     assert "there is no recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["llamagen", "--transformer", "absent", "--tokenizer", "absent", "--image-size", "16"],
-        ["var", "--transformer", "absent", "--tokenizer", "absent"],
-        ["janus", "absent"],
-        ["emu3", "absent"],
-        ["lumina-mgpt", "absent"],
-        ["anole", "absent"],
-    ],
-)
-def test_converting_a_missing_file_is_a_usage_error(run, arguments):
-    code, _, err = run("convert", *arguments, "--out", "made")
-    assert code == 2 and "'absent' does not exist" in err
+def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
+    options = ["--transformer", "absent.pt", "--tokenizer", "absent.pt", "--out", "made"]
+    for family in (["llamagen", "--image-size", "16"], ["var"]):
+        assert refused("convert", *family, *options).startswith("arimage: absent.pt is not a file")
     assert not Path("made").exists()
 
 

@@ -8,10 +8,8 @@ import typer
 
 convert_app = typer.Typer(help="Convert published checkpoint files to a folder that every command loads.")
 
-Transformer = Annotated[
-    Path, typer.Option(exists=True, dir_okay=False, help="File of the transformer: .pt, .pth or .safetensors.")
-]
-Tokenizer = Annotated[Path, typer.Option(exists=True, dir_okay=False, help="File of the image tokenizer.")]
+Transformer = Annotated[Path, typer.Option(help="File of the transformer: .pt, .pth or .safetensors.")]
+Tokenizer = Annotated[Path, typer.Option(help="File of the image tokenizer.")]
 ChameleonTokenizer = Annotated[
     Path | None,
     typer.Option(help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt."),
@@ -48,9 +46,7 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
 
 @convert_app.command()
 def janus(
-    folder: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="As published by deepseek-ai or deepseek-community.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="As published by deepseek-ai or deepseek-community.")],
     out: Out,
     template: Annotated[
         str | None,
@@ -66,12 +62,7 @@ def janus(
 
 @convert_app.command()
 def emu3(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, file_okay=False, help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers."
-        ),
-    ],
+    folder: Annotated[Path, typer.Argument(help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.")],
     out: Out,
     vision_tokenizer: Annotated[
         Path | None, typer.Option(help="BAAI's folder Emu3-VisionTokenizer; needed for BAAI's other folders.")
@@ -90,12 +81,7 @@ def emu3(
 
 @convert_app.command()
 def lumina_mgpt(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, file_okay=False, help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM."
-        ),
-    ],
+    folder: Annotated[Path, typer.Argument(help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")],
     out: Out,
     tokenizer: ChameleonTokenizer = None,
     image_size: Annotated[
@@ -111,12 +97,7 @@ def lumina_mgpt(
 
 @convert_app.command()
 def anole(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, file_okay=False, help="Anole or another Chameleon, in Meta's or transformers' format."
-        ),
-    ],
+    folder: Annotated[Path, typer.Argument(help="Anole or another Chameleon, in Meta's or transformers' format.")],
     out: Out,
     tokenizer: ChameleonTokenizer = None,
 ) -> None:
