@@ -36,6 +36,8 @@ def decode(
     state, steps = decoding.start(model, sampling, seeds), 1
     step = decoding.step if compiled is None else compiled(decoding, state)
     watch = Watch(state.finished)
+    patience = 1 if model.device.type == "cpu" else INTERVAL
+    state.limit_attention(patience)
     while not (on_step is not None and on_step(state, steps)):
         if steps == state.max_steps or watch.look().all():
             break
@@ -43,5 +45,7 @@ def decode(
         steps += 1
         if steps % INTERVAL == 0:
             state.adapt()
+        if steps % patience == 0:
+            state.limit_attention(patience)
     state.check()
     return state
