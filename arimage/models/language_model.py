@@ -34,7 +34,8 @@ class LanguageTokenModel:
 
     A row end costs no forward pass: it is fed right after the token that completes a row, in the same forward pass, and the
     logits of the next position are those after it. That of the last row is never fed. On the CPU a forward pass is longer by
-    the row ends in it; on an accelerator, where counting them would wait for the device, by as many as there might be.
+    the row ends in it; on an accelerator, where counting them would wait for the device, and in a compiled step, whose shapes
+    are fixed, by as many as there might be.
 
     Unknown tokens (-1) are embedded as zeros; at the end of a row only the row-end token is visible.
 
@@ -183,7 +184,7 @@ class LanguageTokenModel:
         return torch.cat([seen, by_end], dim=1)
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
-        if ends.device.type == "cpu":
+        if ends.device.type == "cpu" and not torch.compiler.is_compiling():
             return int(ends.sum(1).max())
         # Queries that go to the slots of their positions are of different positions.
         return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
