@@ -78,25 +78,26 @@ def decode(vq: nn.Module, codes: torch.LongTensor) -> int:
     return len(codes)
 
 
+def decode_separately(vq: nn.Module, codes: torch.LongTensor) -> int:
+    with patch.object(vq_llamagen, "group_norm_silu", reference.group_norm_silu):
+        return decode(vq, codes)
+
+
 def settings(vq: nn.Module, tile: int) -> dict[str, Callable[[torch.LongTensor], int]]:
     """The rows of a table: functions of codes."""
-    rows = {"whole": partial(decode, vq)}
-    rows["weights in channels_last"] = partial(decode, copy.deepcopy(vq).to(memory_format=torch.channels_last))
+    channels_last = copy.deepcopy(vq).to(memory_format=torch.channels_last)
+    on_gpu = next(vq.parameters()).is_cuda
+    rows: dict[str, Callable[[torch.LongTensor], int]]
+    rows = {"whole": partial(decode, vq), "weights in channels_last": partial(decode, channels_last)}
     if not isinstance(vq, TilingMixin):
         return rows
+    if on_gpu:
+        rows["group norm and SiLU of torch"] = partial(decode_separately, vq)
     # Copies that share the weights, each with settings of its own.
     sliced, tiled = copy.copy(vq), copy.copy(vq)
     sliced.enable_slicing()
     tiled.enable_tiling(tile, tile)
-    rows |= {"slicing": partial(decode, sliced), f"tiles of {tile}": partial(decode, tiled)}
-    if next(vq.parameters()).is_cuda:
-
-        def separate(codes: torch.LongTensor) -> int:
-            with patch.object(vq_llamagen, "group_norm_silu", reference.group_norm_silu):
-                return decode(vq, codes)
-
-        rows["group norm and SiLU of torch"] = separate
-    return rows
+    return rows | {"slicing": partial(decode, sliced), f"tiles of {tile}": partial(decode, tiled)}
 
 
 def print_profile(call: Callable[[], int]) -> None:

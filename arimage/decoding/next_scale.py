@@ -26,6 +26,10 @@ class ScaleState(DecodingState):
     def max_steps(self) -> int:
         return len(self.model.scales)
 
+    @property
+    def step_shape(self) -> None:
+        return None
+
 
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
     """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""
@@ -103,7 +107,6 @@ class NextScaleDecoding:
         latents = model.accumulate(scale, state.latents, vectors)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
-        state.decided.scatter_(1, positions, True)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
         state.scale += 1
         state.finished.fill_(state.scale == len(model.scales))
