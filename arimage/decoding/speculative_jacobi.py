@@ -138,7 +138,7 @@ class SpeculativeJacobiDecoding:
             # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
             kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
             verified = torch.where(kept, drafts, verified)
-        end = decided_end(state, positions, kept, state.window)
+        end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1))
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
         # Coupled drafts are at once what is decided and what comes next.
