@@ -50,7 +50,7 @@ class WindowState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), self.window
+        return self.cursor.max() - 1, self.window
 
 
 _State = TypeVar("_State", bound=WindowState)
