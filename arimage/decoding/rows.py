@@ -36,6 +36,11 @@ class RowState(DecodingState):
         columns = torch.arange(layout.columns, device=self.counts.device)
         return (columns < self.counts[:, 1 : 1 + layout.rows, None]).flatten(1)
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        columns = self.model.layout.columns
+        return self.row.amin(1).max() * columns, self.row.shape[1] * columns
+
 
 _State = TypeVar("_State", bound=RowState)
 

@@ -131,8 +131,8 @@ class SpeculativeJacobiDecoding:
         previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
         logits = state.model.forward(previous, torch.where(live, before, -1), state.cache)
         p, q = state.probabilities(logits, positions, live), state.draft_probabilities[:, : state.window]
-        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
-        verified, kept = couple(p, q, drafts, noise)
+        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
+        verified, kept = couple(p, q, drafts, noise[..., :2])
         redrafted = self._refresh(state, positions, drafts, verified, p, q)
         if self.relax > 1 or not self.acceptance.exact:
             # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
@@ -144,7 +144,7 @@ class SpeculativeJacobiDecoding:
         # Coupled drafts are at once what is decided and what comes next.
         tokens = verified if redrafted is verified else torch.where(positions < end[:, None], verified, redrafted)
         state.token_buffer.scatter_(1, positions, tokens)
-        slide_window(state, end, p)
+        slide_window(state, end, p, noise[..., 2])
 
     def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:
         """The drafts [B, W] of the next step where this one does not decide them."""

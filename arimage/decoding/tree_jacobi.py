@@ -24,12 +24,14 @@ class TreeState(WindowState):
         past: int64 [B, W + S], how far behind the last decided token a token of a branch is; 0 in the window.
         slots: int64 [B, W + S], where in the cache a token of a branch goes; 0 in the window.
         sibling: int64 [B, W + S], which draft for the cursor a branch begins with; 0 in the window.
+        first: bool [B, W + S], the tokens that a branch begins with.
         own: bool [B, W + S, S], which tokens of the branches a token sees.
     """
 
     past: torch.LongTensor
     slots: torch.LongTensor
     sibling: torch.LongTensor
+    first: torch.BoolTensor
     own: torch.BoolTensor
 
 
@@ -92,6 +94,7 @@ class TreeJacobiDecoding:
             past=per_image(past),
             slots=per_image(slots),
             sibling=per_image(sibling),
+            first=per_image(past == 1),
             own=per_image(own),
         )
 
@@ -109,17 +112,18 @@ class TreeJacobiDecoding:
         noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, 2 * self.width)[:, 0]
         siblings = sample_siblings(q, noise[:, : self.width - 1], state.token_buffer.gather(1, cursor)[:, 0])
 
-        ranks, p = self._evaluate(state, last, siblings)
+        counting = torch.arange(size, device=cursor.device)
+        ranks, p = self._evaluate(state, last, siblings, counting)
         chosen, which = couple_siblings(p[images, head][:, 0], q, siblings, noise[:, self.width - 1 :])
         won = (which > 0)[:, None]
         # Behind a sibling that is accepted, the probabilities are those of its branch as far as it reaches.
         fed = ranks[:, window : window + depth]
-        rows = torch.arange(window, device=cursor.device)
+        rows = counting[:window]
         branch, behind = rows[window - depth :] + which.clamp(min=1)[:, None] * depth, fed % window
         p = p[images, rows.expand(len(cursor), -1).scatter(1, behind, torch.where(won, branch, behind))]
         positions, drafts = state.positions, state.token_buffer.gather(1, state.positions)
-        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
-        tokens, kept = couple(p, state.draft_probabilities, drafts, noise)
+        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
+        tokens, kept = couple(p, state.draft_probabilities, drafts, noise[..., :2])
         tokens.scatter_(1, head, chosen[:, None])
         kept.scatter_(1, head, which[:, None] >= 0)
         reach = torch.add(last + window, won, alpha=depth + 1 - window)
@@ -128,17 +132,16 @@ class TreeJacobiDecoding:
         moved = (end[:, None] - 1) * won
         state.cache.move(branch + (size - window), fed.masked_fill(fed >= moved, -1))
         state.token_buffer.scatter_(1, positions, tokens)
-        slide_window(state, end, p)
+        slide_window(state, end, p, noise[..., 2])
 
-    def _evaluate(self, state, last, siblings) -> tuple[torch.LongTensor, torch.FloatTensor]:
+    def _evaluate(self, state, last, siblings, image) -> tuple[torch.LongTensor, torch.FloatTensor]:
         """The ranks of the tokens that are fed [B, W + S], and the probabilities [B, W + S, V] behind them."""
         size = state.model.num_tokens
         ranks = torch.cat([state.positions - 1, last + state.past[:, state.window :]], dim=1)
         sibling = siblings.gather(1, state.sibling)
-        tokens = torch.where(state.past == 1, sibling, state.token_buffer.gather(1, ranks))
+        tokens = torch.where(state.first, sibling, state.token_buffer.gather(1, ranks))
         # A branch ends before the last position, which has none after it.
         live = (ranks < size - 1) & (sibling >= 0)
-        image = torch.arange(size, device=last.device)
         visible = torch.cat([image <= (ranks - state.past)[..., None], state.own], dim=-1)
         logits = state.model.forward(
             tokens,

@@ -123,14 +123,24 @@ def decided_end(
     return (decided + 1).clamp_(max=state.model.num_tokens)
 
 
-def slide_window(state: WindowState, end: torch.LongTensor, probabilities: torch.FloatTensor) -> None:
-    """Decide the drafts before `end` [B], count the step, and draft what enters the window; the other drafts were sampled from
-    `probabilities` [B, W, V]."""
+def slide_window(
+    state: WindowState,
+    end: torch.LongTensor,
+    probabilities: torch.FloatTensor,
+    uniform: torch.FloatTensor | None = None,
+) -> None:
+    """Decide the drafts before `end` [B], count the step, and draft what enters the window.
+
+    Args:
+        probabilities: [B, W, V], what the other drafts were sampled from.
+        uniform: [B, W] in [0, 1), numbers of the positions of this step that serve nothing else, each for the draft that takes
+            the slot: a position is decided once. None takes numbers of the positions that enter.
+    """
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
     torch.lt(positions, end[:, None], out=entered)
     positions.add_(entered, alpha=state.window)
     state.advance(end)
-    _draft(state, entered, probabilities)
+    _draft(state, entered, probabilities, uniform)
 
 
 def resize_window(state: WindowState, window: int) -> None:
@@ -151,11 +161,16 @@ def resize_window(state: WindowState, window: int) -> None:
         _draft(state, (offsets >= before).expand(len(order), -1), state.draft_probabilities[:, :window])
 
 
-def _draft(state: WindowState, entered: torch.BoolTensor, probabilities: torch.FloatTensor) -> None:
+def _draft(
+    state: WindowState,
+    entered: torch.BoolTensor,
+    probabilities: torch.FloatTensor,
+    uniform: torch.FloatTensor | None = None,
+) -> None:
     """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W, V]."""
     positions = state.positions[:, : state.window]
     if state.neighbour is None:
-        drafts, start = draft_uniformly(state, positions)
+        drafts, start = draft_uniformly(state, positions, uniform)
     else:
         drafts = state.token_buffer.gather(1, _source(state, positions, entered))
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
@@ -164,10 +179,13 @@ def _draft(state: WindowState, entered: torch.BoolTensor, probabilities: torch.F
     torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
 
 
-def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTensor, torch.FloatTensor]:
+def draft_uniformly(
+    state, positions: torch.LongTensor, uniform: torch.FloatTensor | None = None
+) -> tuple[torch.LongTensor, torch.FloatTensor]:
     """Drafts [B, W] of `positions` by the state's `start_sums`, and what they were sampled from, [B, 1 or W, V]."""
-    uniform = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
-    return _force(state, positions, torch.searchsorted(state.start_sums, uniform, right=True), state.start[:, None])
+    numbers = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0] if uniform is None else uniform
+    drafts = torch.searchsorted(state.start_sums, numbers.contiguous(), right=True)
+    return _force(state, positions, drafts, state.start[:, None])
 
 
 def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.FloatTensor]:

@@ -132,7 +132,7 @@ def test_arguments_need_not_be_contiguous(on_triton):
 def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
     floats, longs = ["p_ptr", "q_ptr", "noise_ptr"], ["x_ptr", "y_ptr"]
     signature = dict.fromkeys(floats, "*fp32") | dict.fromkeys(longs, "*i64") | {"kept_ptr": "*u8"}
-    signature |= {"window": "i32", "vocab_size": "i32"}
+    signature |= dict.fromkeys(["window", "vocab_size", "noise_stride"], "i32")
     if counts:
         signature |= {"live_ptr": "*u8", "leading_ptr": "*i64"}
     block = min(4096, 1 << (size - 1).bit_length())

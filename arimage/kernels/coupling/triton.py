@@ -67,6 +67,7 @@ def couple_kernel(
     leading_ptr,
     window,
     vocab_size,
+    noise_stride,
     counts: tl.constexpr,
     block: tl.constexpr,
     blocks: tl.constexpr,
@@ -75,18 +76,25 @@ def couple_kernel(
     place = tl.program_id(0).to(tl.int64)
     p_ptr += place * vocab_size
     q_ptr += place * vocab_size
+    noise_ptr += place * noise_stride
     token = tl.load(x_ptr + place)
     p_x = tl.load(p_ptr + token).to(tl.float32)
     q_x = tl.load(q_ptr + token).to(tl.float32)
-    kept = tl.load(noise_ptr + 2 * place) * q_x < p_x
+    kept = tl.load(noise_ptr) * q_x < p_x
     if not kept:
-        uniform = tl.load(noise_ptr + 2 * place + 1)
+        uniform = tl.load(noise_ptr + 1)
         token = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
     tl.store(y_ptr + place, token)
     tl.store(kept_ptr + place, kept.to(tl.uint8))
     if counts:
         if (not kept) | (tl.load(live_ptr + place) == 0):
             tl.atomic_min(leading_ptr + place // window, place % window)
+
+
+def noise_rows(noise: torch.Tensor) -> torch.Tensor:
+    """Numbers [..., K] as rows [M, K] whose numbers lie together; no copy if the last dimension is a part of one that was."""
+    noise = noise.flatten(0, -2) if noise.ndim > 1 else noise[None]
+    return noise if noise.stride(1) == 1 else noise.contiguous()
 
 
 def _blocks(vocab_size: int) -> dict[str, int]:
@@ -135,6 +143,7 @@ def _couple(
             leading,
             x.shape[-1] if x.ndim else 1,
             vocab_size,
+            noise.stride(0),
             counts=live is not None,
             **_blocks(vocab_size),
             num_warps=8,
@@ -150,7 +159,7 @@ def _(p, q, x, noise, live, leading):
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    return _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous(), None, None)
+    return _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), None, None)
 
 
 def couple_window(
@@ -161,5 +170,5 @@ def couple_window(
     live: torch.BoolTensor,
 ) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
     leading = torch.full_like(x[:, 0], x.shape[1])
-    y, kept = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous(), live.contiguous(), leading)
+    y, kept = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading)
     return y, kept, leading

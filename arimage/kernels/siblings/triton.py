@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..coupling.triton import _blocks, _sample
+from ..coupling.triton import _blocks, _sample, noise_rows
 
 
 @triton.jit
@@ -112,12 +112,6 @@ def couple_siblings_kernel(
     tl.store(which_ptr + place, which)
 
 
-def _rows(noise: torch.Tensor) -> torch.Tensor:
-    """Numbers [..., K] as rows [M, K] whose numbers lie together; no copy if the last dimension is a part of one that was."""
-    noise = noise.flatten(0, -2)
-    return noise if noise.stride(1) == 1 else noise.contiguous()
-
-
 @torch.library.custom_op("arimage::sample_siblings", mutates_args=())
 def _sample_siblings(q: torch.Tensor, noise: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
     vocab_size, count = q.shape[-1], noise.shape[1]
@@ -148,7 +142,7 @@ def _(q, noise, first):
 def sample_siblings(
     q: torch.FloatTensor, noise: torch.FloatTensor, first: torch.LongTensor | None
 ) -> torch.LongTensor:
-    return _sample_siblings(q.contiguous(), _rows(noise), None if first is None else first.contiguous())
+    return _sample_siblings(q.contiguous(), noise_rows(noise), None if first is None else first.contiguous())
 
 
 @torch.library.custom_op("arimage::couple_siblings", mutates_args=())
@@ -185,4 +179,4 @@ def _(p, q, x, noise):
 def couple_siblings(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.LongTensor]:
-    return _couple_siblings(p.contiguous(), q.contiguous(), x.contiguous(), _rows(noise))
+    return _couple_siblings(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise))
