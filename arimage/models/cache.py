@@ -111,8 +111,8 @@ class PlacedCache(RowCache):
 
     def slots_of(self, positions: torch.LongTensor, slots: torch.LongTensor | None) -> torch.LongTensor:
         """The slots [B, Q] of queries, where padding has the last, nowhere; see `TokenModel.forward`."""
-        slots = positions if slots is None else torch.where(positions < 0, -1, slots)
-        return slots.remainder(len(self.places))
+        own = positions if slots is None else torch.where(positions < 0, -1, slots)
+        return own.remainder(len(self.places))
 
     def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
         """Which keys up to the limit, behind the prompt, the queries at `slots` [B, Q] see: [B, Q, K]; see `TokenModel.forward`.
@@ -126,11 +126,10 @@ class PlacedCache(RowCache):
         return torch.cat(parts, dim=-1)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = self.keys[layer], self.values[layer]
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        for part, states in zip(kept, (keys, values), strict=True):
-            part[rows, :, index] = states.transpose(1, 2)
-        return kept[0][:, :, : self.length], kept[1][:, :, : self.length]
+        self.keys[layer][rows, :, index] = keys.transpose(1, 2)
+        self.values[layer][rows, :, index] = values.transpose(1, 2)
+        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
 
 
 class StackedCache(RowCache):
