@@ -1,6 +1,6 @@
 """The window of drafts ahead of an image's cursor, which the speculative Jacobi decodings share."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -119,7 +119,7 @@ def slide_window(state: WindowState, end: torch.LongTensor, probabilities: torch
     """Decide the drafts before `end` [B], count the step, and draft what enters the window; the other drafts were sampled from
     `probabilities` [B, W, V]."""
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
-    torch.lt(positions, end[:, None], out=entered)
+    _into(entered, torch.lt, positions, end[:, None])
     positions.add_(entered, alpha=state.window)
     state.advance(end)
     _draft(state, entered, probabilities)
@@ -158,7 +158,15 @@ def _draft(state: WindowState, entered: torch.BoolTensor, probabilities: torch.F
         drafts = torch.where(known < 0, drafts, known)
         start = state.sampling.force(start.expand_as(probabilities), at)
     state.write_tokens(positions, entered, drafts)
-    torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
+    _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
+
+
+def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """Write `operator(*inputs)` to `out`. In a compiled step `out` may not be an argument, since it may be a part of a tensor."""
+    if torch.compiler.is_compiling():
+        out.copy_(operator(*inputs))
+    else:
+        operator(*inputs, out=out)
 
 
 def _source(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
