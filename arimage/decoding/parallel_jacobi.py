@@ -9,8 +9,9 @@ from ..kernels.coupling import couple, sample
 from .distribution import Sampling
 from .interface import TokenModel, needs_raster
 from .noise import Purpose, uniforms
-from .rows import RowState, decide, default_context, forward_rows, open_rows, rows_in_flight, start_rows
+from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
 from .settings import check_settings
+from .window import draft_uniformly, start_distribution
 
 
 Refresh = Literal["independent", "coupled"]
@@ -18,10 +19,18 @@ Refresh = Literal["independent", "coupled"]
 
 @dataclass
 class ParallelJacobiState(RowState):
-    """Adds to `RowState`: `draft_probabilities` [B, L, W, V], what the drafts after the decided tokens of each open row were
-    sampled from."""
+    """Adds to `RowState`. The drafts of a row are kept in a ring: the slot of one that is decided takes the column W further.
 
+    Attributes:
+        column: int64 [B, L, W], of the draft in each slot of the rows in flight.
+        draft_probabilities: float32 [B, L, W, V], what it was sampled from.
+        start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
+    """
+
+    column: torch.LongTensor
     draft_probabilities: torch.FloatTensor
+    start: torch.FloatTensor
+    start_sums: torch.FloatTensor
 
 
 @dataclass(frozen=True)
@@ -69,50 +78,55 @@ class ParallelJacobiDecoding:
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
         context = self._context(model)
         rows, window = rows_in_flight(model.layout, context), min(self.window, model.layout.columns)
-        none = torch.zeros(len(seeds), rows, window, model.vocab_size, device=model.device)
-        state = start_rows(ParallelJacobiState, model, sampling, seeds, context, draft_probabilities=none)
-        _fill(state, torch.full_like(seeds, rows), seeds.new_zeros(len(seeds), rows))
+        start, start_sums = start_distribution(model, sampling, len(seeds))
+        column = torch.arange(window, device=model.device).repeat(len(seeds), rows, 1)
+        state = start_rows(
+            ParallelJacobiState,
+            model,
+            sampling,
+            seeds,
+            context,
+            column=column,
+            draft_probabilities=torch.zeros(*column.shape, model.vocab_size, device=model.device),
+            start=start,
+            start_sums=start_sums,
+        )
+        # The first token is decided.
+        column[:, 0, 0] += window * (model.layout.columns > 1)
+        _draft(state, torch.ones_like(column, dtype=torch.bool))
         return state
 
     def step(self, state: ParallelJacobiState) -> None:
-        window = state.draft_probabilities.shape[2]
-        step = forward_rows(state, window, self._context(state.model))
-        at, p, steps = step.positions.flatten(1), step.probabilities, state.steps
-        drafts = state.tokens.gather(1, at).clamp(min=0).view_as(step.positions)
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, steps, 2).unflatten(1, step.positions.shape[1:])
-        verified, kept = couple(p, state.draft_probabilities, drafts, noise)
-        leading = (kept & step.live).long().cumprod(2).sum(2)
-        accepted = torch.minimum(leading + 1, step.live.sum(2))
-        redrafted = verified
+        window, column, q = state.column.shape[2], state.column, state.draft_probabilities
+        step = forward_rows(state, column, self._context(state.model))
+        at, p = step.positions.flatten(1), step.probabilities
+        drafts = state.token_buffer.gather(1, at).clamp(min=0).view_as(column)
+        noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2).unflatten(1, column.shape[1:])
+        verified, kept = couple(p, q, drafts, noise)
+        tokens = verified
+        # What is decided of a row ends behind the first draft that is not kept, or with the row above.
+        last = torch.where(kept, (step.count + (window - 1))[..., None], column).amin(2)
+        accepted = (torch.minimum(last + 1, step.end) - step.count).clamp(min=0)
+        decided = column < (step.count + accepted)[..., None]
         if self.refresh == "independent":
-            redrafted = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, steps, 1).view_as(step.positions))
-        offsets = torch.arange(window, device=at.device)
-        torch.where(step.live[..., None], p, state.draft_probabilities, out=state.draft_probabilities)
-        top = state.top.clone()
-        decide(state, step, torch.where(offsets < accepted[..., None], verified, redrafted), accepted)
-        _fill(state, state.top - top, accepted)
+            redrafted = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1).view_as(column))
+            tokens = torch.where(decided, verified, redrafted)
+        torch.where(step.live[..., None], p, q, out=q)
+        closed = decide(state, step, tokens, accepted)[..., None]
+        slots = torch.arange(window, device=at.device)
+        torch.where(closed, slots, column.add_(decided, alpha=window), out=column)
+        _draft(state, decided | closed)
 
     def _context(self, model: TokenModel) -> int:
         return min(self.context or default_context(model.layout.columns), model.layout.columns)
 
 
-def _fill(state: ParallelJacobiState, closed: torch.LongTensor, accepted: torch.LongTensor) -> None:
-    """Move the draft probabilities on after `closed` [B] rows were completed and the rows in flight gained `accepted` [B, L]
-    tokens, and draft what enters the windows."""
-    in_flight, window, vocab_size = state.draft_probabilities.shape[1:]
-    layout = state.model.layout
-    row, _, count = open_rows(state)
-    offsets = torch.arange(window, device=row.device)
-    old_row = torch.arange(in_flight, device=row.device) + closed[:, None]
-    old_offset = offsets + accepted.gather(1, old_row.clamp(max=in_flight - 1))[..., None]
-    fresh = ((old_row >= in_flight)[..., None] | (old_offset >= window)).flatten(1)
-    old = (old_row.clamp(max=in_flight - 1)[..., None] * window + old_offset.clamp(max=window - 1)).flatten(1)
-    kept = state.draft_probabilities.flatten(1, 2).gather(1, old[..., None].expand(-1, -1, vocab_size))
-
-    places = count[..., None] + offsets
-    inside = ((row < layout.rows)[..., None] & (places < layout.columns)).flatten(1)
-    positions = (row[..., None] * layout.columns + places).clamp(max=state.model.num_tokens - 1).flatten(1)
-    start = state.sampling.uniform(positions, vocab_size)
-    drafts = sample(start, uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0])
-    state.draft_probabilities.copy_(torch.where(fresh[..., None], start, kept).view_as(state.draft_probabilities))
-    state.write_tokens(positions, fresh & inside, drafts)
+def _draft(state: ParallelJacobiState, entered: torch.BoolTensor) -> None:
+    """Draft where `entered` [B, L, W]."""
+    columns = state.model.layout.columns
+    positions = (state.row[..., None] * columns + state.column).flatten(1)
+    drafts, start = draft_uniformly(state, positions)
+    inside = entered & (state.column < columns)
+    state.write_tokens(positions, inside.flatten(1), drafts)
+    q = state.draft_probabilities.flatten(1, 2)
+    torch.where(entered.flatten(1)[..., None], start, q, out=q)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from .autoregressive import decide_first
 from .distribution import Sampling
@@ -14,27 +13,28 @@ from .state import DecodingState
 
 @dataclass
 class RowState(DecodingState):
-    """Adds to `DecodingState`: `in_flight`, how many rows of an image a step evaluates, `top` [B], the first of them, and
-    `decided_buffer` [B, N + 1], which tokens are final; its last column takes what is thrown away.
+    """Adds to `DecodingState`. The slot of a row that is complete takes the row L further, so that L rows are in flight, in some
+    order, of which those behind the image are never open.
 
-    The rows above `top` are decided and their keys and values lie in the cache, except those of the last token of row top - 1
-    while no token of `top` is decided: its first query writes them.
+    The rows above the first in flight are decided and their keys and values lie in the cache, except those of the last token of
+    the row above it while it holds no token: its first query writes them.
+
+    Attributes:
+        row: int64 [B, L], the rows in flight.
+        counts: int64 [B, 1 + R + L + 1], how many tokens of each of the R rows are decided, as if a complete row lay above the
+            image and empty ones below.
     """
 
     model: TokenModel
-    in_flight: int
-    top: torch.LongTensor
-    decided_buffer: torch.BoolTensor
+    row: torch.LongTensor
+    counts: torch.LongTensor
 
     @property
     def decided(self) -> torch.BoolTensor:
         """Bool [B, N], which tokens are final."""
-        return self.decided_buffer[:, :-1]
-
-    @property
-    def reach(self) -> tuple[torch.LongTensor, int]:
-        columns = self.model.layout.columns
-        return self.top.max() * columns, self.in_flight * columns
+        layout = self.model.layout
+        columns = torch.arange(layout.columns, device=self.counts.device)
+        return (columns < self.counts[:, 1 : 1 + layout.rows, None]).flatten(1)
 
 
 _State = TypeVar("_State", bound=RowState)
@@ -42,19 +42,21 @@ _State = TypeVar("_State", bound=RowState)
 
 @dataclass
 class RowStep:
-    """What a forward pass over the L rows in flight of B images returns, for the W positions after the last decided token of
-    each row.
+    """What a forward pass over W positions in each of the L rows in flight of B images returns.
 
     Attributes:
-        positions: int64 [B, L, W]; where `live` is False they mean nothing.
-        live: bool [B, L, W], the positions of a row that may be decided now.
+        positions: int64 [B, L, W].
+        live: bool [B, L, W], the positions that may be decided now; the others mean nothing.
         opening: bool [B, L], whether the row holds no token yet and the row above is not complete.
+        count, end: int64 [B, L], how many tokens of the row are decided, and how many may be.
         probabilities: float32 [B, L, W, V].
     """
 
     positions: torch.LongTensor
     live: torch.BoolTensor
     opening: torch.BoolTensor
+    count: torch.LongTensor
+    end: torch.LongTensor
     probabilities: torch.FloatTensor
 
 
@@ -78,96 +80,70 @@ def start_rows(
 ) -> _State:
     """Prefill and decide rank 0, for rows that begin once the row above holds `context` tokens; `buffers` are the fields that
     `state_class` adds to `RowState`."""
-    in_flight = rows_in_flight(model.layout, context)
+    layout, in_flight = model.layout, rows_in_flight(model.layout, context)
     # With one row in flight none begins without the token before it: its cache is that of autoregressive decoding.
     cache, logits = model.prefill(len(seeds), int(in_flight > 1))
-    decided = torch.zeros(len(seeds), model.num_tokens + 1, dtype=torch.bool, device=seeds.device)
-    decided[:, 0] = True
-    state = state_class.open(
-        model,
-        sampling,
-        seeds,
-        cache,
-        in_flight=in_flight,
-        top=torch.zeros_like(seeds),
-        decided_buffer=decided,
-        **buffers,
-    )
+    counts = seeds.new_zeros(len(seeds), layout.rows + in_flight + 2)
+    counts[:, 0] = layout.columns
+    counts[:, 1] = 1
+    row = torch.arange(in_flight, device=seeds.device).repeat(len(seeds), 1)
+    # A row of one token is complete.
+    row += in_flight * ((row == 0) & (layout.columns == 1))
+    # What lies in a row in flight behind the image is thrown away.
+    spare = (in_flight + 1) * layout.columns
+    state = state_class.open(model, sampling, seeds, cache, spare=spare, row=row, counts=counts, **buffers)
     decide_first(state, logits)
-    state.top.copy_(_first_open_row(state, torch.zeros_like(seeds)[:, None].expand(-1, model.layout.rows)))
     return state
 
 
-def forward_rows(state: RowState, window: int, context: int) -> RowStep:
-    """Evaluate the last token of every open row and the `window` - 1 drafts after it.
+def forward_rows(state: RowState, column: torch.LongTensor | None, context: int) -> RowStep:
+    """Evaluate the last token of every open row and the drafts after it, at the columns `column` [B, L, W] that follow the decided
+    tokens, in any order; None is the first of them.
 
     A query sees the decided tokens up to its own position and the drafts before it in its own row. A row without tokens begins
     with the token before it; while that is not known, with its stand-in, which only this query sees.
     """
     layout, size = state.model.layout, state.model.num_tokens
-    row, above, count = open_rows(state)
-    is_open = (row < layout.rows) & ((count > 0) | (above >= context))
+    above, count = state.counts.gather(1, state.row), state.counts[:, 1:].gather(1, state.row)
+    column = count[..., None] if column is None else column
+    is_open = (state.row < layout.rows) & ((count > 0) | (above >= context))
     opening = is_open & (count == 0) & (above < layout.columns)
-
-    offsets = torch.arange(window, device=row.device)
-    first = (row * layout.columns + count)[..., None]
-    positions = first + offsets
-    live = is_open[..., None] & (offsets < (above - count)[..., None])
+    begin = (state.row * layout.columns)[..., None]
+    positions, end = begin + column, above * is_open
+    live, first = column < end[..., None], column == count[..., None]
     # The last token of a row is fed even if none after it may be decided, so that others see it.
-    fed = (live | (is_open[..., None] & (offsets == 0))).flatten(1)
-    stands_in = (opening[..., None] & (offsets == 0)).flatten(1)
-    at = (positions - 1).flatten(1)
-    slots = torch.arange(size, device=row.device)
-    drafted = slots >= first.expand_as(positions).flatten(1)[..., None]
-    visible = (slots <= at[..., None]) & (state.decided[:, None] | drafted)
-    if state.in_flight > 1:
+    fed = (live | (is_open[..., None] & first)).flatten(1)
+    stands_in = (opening[..., None] & first).flatten(1)
+    at = positions - 1
+    slots = torch.arange(size, device=at.device)
+    visible = (slots <= at[..., None]) & (state.decided[:, None, None] | (slots >= begin[..., None]))
+    visible, at = visible.flatten(1, 2), at.flatten(1)
+    if state.row.shape[1] > 1:
         visible = torch.cat([visible, stands_in[..., None]], dim=-1)
-    tokens = state.tokens.gather(1, at.clamp(0, size - 1))
     logits = state.model.forward(
-        torch.where(stands_in, -1, tokens),
+        state.token_buffer.gather(1, at).masked_fill(stands_in, -1),
         torch.where(fed, at, -1),
         state.cache,
         visible=visible,
-        slots=torch.where(stands_in, size, at),
+        slots=at.masked_fill(stands_in, size),
     )
-    positions = positions.clamp(max=size - 1)
     probabilities = state.probabilities(logits, positions.flatten(1), live.flatten(1))
-    return RowStep(positions, live, opening, probabilities.unflatten(1, (state.in_flight, window)))
+    return RowStep(positions, live, opening, count, end, probabilities.unflatten(1, positions.shape[1:]))
 
 
-def decide(state: RowState, step: RowStep, tokens: torch.LongTensor, accepted: torch.LongTensor) -> None:
-    """Write `tokens` [B, L, W] at the live positions, decide the first `accepted` [B, L] of each row and count the step."""
-    before = _row_counts(state)
-    positions, live = step.positions.flatten(1), step.live.flatten(1)
-    state.write_tokens(positions, live, tokens.flatten(1))
-    offsets = torch.arange(step.live.shape[2], device=live.device)
-    decided = live & (offsets < accepted[..., None]).flatten(1)
-    state.decided_buffer.scatter_(1, torch.where(decided, positions, state.model.num_tokens), True)
+def decide(state: RowState, step: RowStep, tokens: torch.LongTensor, accepted: torch.LongTensor) -> torch.BoolTensor:
+    """Write `tokens` [B, L, W] at the live positions, decide the first `accepted` [B, L] of each row and count the step.
+
+    Returns:
+        Bool [B, L], whether the slot of a row took another one.
+    """
+    layout, columns = state.model.layout, state.model.layout.columns
+    state.write_tokens(step.positions.flatten(1), step.live.flatten(1), tokens.flatten(1))
+    state.counts[:, 1:].scatter_add_(1, state.row, accepted)
     state.record(accepted.sum(1))
-    state.finished.copy_(state.decided.all(1))
-    state.top.copy_(_first_open_row(state, before))
-
-
-def open_rows(state: RowState) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
-    """The rows in flight, how many tokens are decided in the row above each and in itself, [B, L] each."""
-    layout = state.model.layout
-    row = state.top[:, None] + torch.arange(state.in_flight, device=state.top.device)
-    # As if a complete row lay above the image.
-    counts = F.pad(_row_counts(state), (1, 1), value=layout.columns)
-    above, count = (counts.gather(1, (row + below).clamp(max=layout.rows + 1)) for below in (0, 1))
-    return row, above, count
-
-
-def _row_counts(state: RowState) -> torch.LongTensor:
-    """How many tokens are decided in each row [B, R]."""
-    return state.decided.unflatten(1, (state.model.layout.rows, -1)).sum(2)
-
-
-def _first_open_row(state: RowState, before: torch.LongTensor) -> torch.LongTensor:
-    """The first row [B] that needs another step, where `before` [B, R] tokens were decided before the last one."""
-    columns = state.model.layout.columns
-    counts = _row_counts(state)
-    below = F.pad(counts, (0, 1))[:, 1:]
-    # A row that was complete before the step was fed its last token in it.
-    closed = (before == columns) | ((counts == columns) & (below == 0))
-    return closed.sum(1)
+    torch.eq(state.counts[:, layout.rows], columns, out=state.finished)
+    # A row that was complete before the step was fed its last token in it; that of another is fed by the row below.
+    below = state.counts[:, 2:].gather(1, state.row)
+    closed = (step.count == columns) | (step.count + accepted - below == columns)
+    state.row.add_(closed, alpha=state.row.shape[1])
+    return closed

@@ -56,6 +56,17 @@ class WindowState(CursorState):
 _State = TypeVar("_State", bound=WindowState)
 
 
+def start_distribution(
+    model: TokenModel, sampling: Sampling, batch_size: int
+) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+    """The uniform distribution [B, V] over the allowed tokens, and its cumulative sums."""
+    allowed = torch.ones(model.vocab_size, device=model.device) if sampling.allowed is None else sampling.allowed
+    allowed = allowed.float().expand(batch_size, -1)
+    count = allowed.sum(-1, keepdim=True)
+    # Whole numbers before the division, so that the last sum is 1 and a token that is not allowed adds nothing.
+    return allowed / count, allowed.cumsum(-1) / count
+
+
 def open_window(
     state_class: type[_State],
     model: TokenModel,
@@ -79,9 +90,7 @@ def open_window(
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
     ranks = torch.arange(model.num_tokens, device=model.device)
     layout = model.layout
-    allowed = torch.ones(model.vocab_size, device=model.device) if sampling.allowed is None else sampling.allowed
-    allowed = allowed.float().expand(len(seeds), -1)
-    count = allowed.sum(-1, keepdim=True)
+    start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
     state = state_class.open(
         model,
@@ -95,9 +104,8 @@ def open_window(
         draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
         fresh=fresh,
         init=init,
-        start=allowed / count,
-        # Whole numbers before the division, so that the last is 1 and a token that is not allowed adds nothing.
-        start_sums=allowed.cumsum(-1) / count,
+        start=start,
+        start_sums=start_sums,
         neighbour=None if init == "uniform" else layout.neighbours(layout.expand(ranks), _OFFSETS[init]),
         **buffers,
     )
@@ -145,18 +153,13 @@ def resize_window(state: WindowState, window: int) -> None:
 
 def _draft(state: WindowState, entered: torch.BoolTensor, probabilities: torch.FloatTensor) -> None:
     """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W, V]."""
-    positions, forced = state.positions[:, : state.window], state.sampling.forced
+    positions = state.positions[:, : state.window]
     if state.neighbour is None:
-        uniform = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
-        drafts, start = torch.searchsorted(state.start_sums, uniform, right=True), state.start[:, None]
+        drafts, start = draft_uniformly(state, positions)
     else:
         drafts = state.token_buffer.gather(1, _source(state, positions, entered))
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
-    if forced is not None:
-        at = positions.clamp(max=state.model.num_tokens - 1)
-        known = forced.gather(1, at)
-        drafts = torch.where(known < 0, drafts, known)
-        start = state.sampling.force(start.expand_as(probabilities), at)
+        drafts, start = _force(state, positions, drafts, start)
     state.write_tokens(positions, entered, drafts)
     _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
 
@@ -167,6 +170,23 @@ def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: tor
         out.copy_(operator(*inputs))
     else:
         operator(*inputs, out=out)
+
+
+def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTensor, torch.FloatTensor]:
+    """Drafts [B, W] of `positions` by the state's `start_sums`, and what they were sampled from, [B, 1 or W, V]."""
+    uniform = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
+    return _force(state, positions, torch.searchsorted(state.start_sums, uniform, right=True), state.start[:, None])
+
+
+def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.FloatTensor]:
+    """Drafts and their distribution where tokens are forced."""
+    forced = state.sampling.forced
+    if forced is None:
+        return drafts, start
+    at = positions.clamp(max=state.model.num_tokens - 1)
+    known = forced.gather(1, at)
+    start = state.sampling.force(start.expand(*positions.shape, -1), at)
+    return torch.where(known < 0, drafts, known), start
 
 
 def _source(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:

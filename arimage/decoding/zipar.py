@@ -57,7 +57,7 @@ class ZipARDecoding:
         return start_rows(ZipARState, model, sampling, seeds, self._context(model), draft_probabilities=none)
 
     def step(self, state: ZipARState) -> None:
-        step = forward_rows(state, 1, self._context(state.model))
+        step = forward_rows(state, None, self._context(state.model))
         positions, live, p = (values.squeeze(2) for values in (step.positions, step.live, step.probabilities))
         tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         accepted = live
@@ -67,7 +67,7 @@ class ZipARDecoding:
             begins = live & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)
             noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
-            verified, kept = couple(p, q, state.tokens.gather(1, positions).clamp(min=0), noise)
+            verified, kept = couple(p, q, state.token_buffer.gather(1, positions).clamp(min=0), noise)
             tokens = torch.where(drafted, verified, tokens)
             waits = step.opening & ~(drafted & kept)
             accepted = live & ~waits

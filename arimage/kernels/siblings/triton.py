@@ -75,7 +75,7 @@ def couple_siblings_kernel(
     noise_ptr += place * noise_stride
     _copy(p_ptr + place * vocab_size, rest_ptr, vocab_size, block)
     _copy(q_ptr + place * vocab_size, left_ptr, vocab_size, block)
-    which = tl.full([], -1, tl.int32)
+    which = -1
     for k in range(count):
         token = tl.load(x_ptr + k)
         if (which < 0) & (token >= 0):
@@ -109,7 +109,7 @@ def couple_siblings_kernel(
         uniform = tl.load(noise_ptr + count)
         y = _sample(rest_ptr, rest_ptr, 0, uniform, vocab_size, block, blocks).to(tl.int64)
     tl.store(y_ptr + place, y)
-    tl.store(which_ptr + place, which.to(tl.int64))
+    tl.store(which_ptr + place, which)
 
 
 def _rows(noise: torch.Tensor) -> torch.Tensor:
