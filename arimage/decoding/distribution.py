@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Self
 
@@ -65,6 +65,21 @@ class Sampling:
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """That of the `images` [M]."""
+        return self if self.forced is None else replace(self, forced=self.forced[images])
+
+    def put(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
+        """That of `batch_size` images, of which `images` [M] are sampled as `other` says."""
+        if self.forced is None and other.forced is None:
+            return self
+        mine, theirs = self.forced, other.forced
+        if theirs is None:
+            theirs = mine.new_full((len(images), mine.shape[1]), -1)
+        if mine is None:
+            mine = theirs.new_full((batch_size, theirs.shape[1]), -1)
+        return replace(self, forced=mine.index_copy(0, images, theirs))
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""

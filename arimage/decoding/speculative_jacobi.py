@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 
 from ..kernels.coupling import couple_window, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
@@ -33,6 +34,17 @@ class JacobiState(WindowState):
             previous = self.window
             resize_window(self, self.adaptive.choose(self.cursor))
             self.fresh[:, previous : self.window] = True
+
+    def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
+        return decoding if self.adaptive is None else replace(decoding, window=self.window)
+
+    def put(self, rows: torch.LongTensor, other: "JacobiState") -> None:
+        if self.adaptive is not None:
+            self.adaptive.restart()
+            more = self.fresh.shape[1] - other.fresh.shape[1]
+            other.fresh = F.pad(other.fresh, (0, more), value=True)
+            other.draft_probabilities = F.pad(other.draft_probabilities, (0, 0, 0, more))
+        super().put(rows, other)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """What a decoding has decided so far: buffers that its steps write in place."""
 
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
 
 from .distribution import Sampling
-from .interface import ScaleModel, TokenModel
+from .interface import Decoding, ScaleModel, TokenModel
 
 
 @dataclass
@@ -23,7 +24,12 @@ class DecodingState:
             finished.
         accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided; the last row is thrown away.
         invalid: bool [B], whether probabilities of the image were not finite.
+        image_dims: the dimension of the images of tensors where it is not the first.
+        refillable: whether finished images may be replaced by others, see `put`.
     """
+
+    image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    refillable: ClassVar[bool] = True
 
     model: TokenModel | ScaleModel
     sampling: Sampling
@@ -104,6 +110,37 @@ class DecodingState:
         row = torch.where(self.finished, self.max_steps, self.steps)
         self.accepted.scatter_(0, row[None], accepted[None])
         self.steps += ~self.finished
+
+    def starter(self, decoding: Decoding) -> Decoding:
+        """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
+        return decoding
+
+    def put(self, rows: torch.LongTensor, other: Self) -> None:
+        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
+        kind. What is allocated is written in place."""
+        self.model.put(rows, other.model)
+        self.cache.put(rows, other.cache)
+        self.sampling = self.sampling.put(rows, other.sampling, len(self.seeds))
+        for name, dim, values in self._per_image():
+            theirs = getattr(other, name)
+            if theirs is not None:
+                values.index_copy_(dim, rows, theirs)
+
+    def select(self, rows: torch.LongTensor) -> None:
+        """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""
+        for name, dim, values in list(self._per_image()):
+            setattr(self, name, values.index_select(dim, rows))
+        self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
+        self.cache.expand(rows)
+
+    def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The tensors with one part per image: name, dimension of the images, tensor."""
+        batch = len(self.seeds)
+        for field in fields(self):
+            values, dim = getattr(self, field.name), self.image_dims.get(field.name, 0)
+            # What all images share has one part.
+            if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
+                yield field.name, dim, values
 
     def check(self) -> None:
         """Raise if any probabilities were not finite. Reads the device.

@@ -1,9 +1,11 @@
 """The key/value caches of one call: allocated once, never rolled back."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
+
+from .binding import rows_of
 
 
 class KeyValueCache(Protocol):
@@ -32,6 +34,9 @@ class KeyValueCache(Protocol):
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]: a prompt of several images is prefilled once."""
 
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots."""
+
 
 class RowCache:
     """What the caches share.
@@ -53,8 +58,7 @@ class RowCache:
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
         """The rows [groups * M] of `images` [M]."""
-        count = len(self.keys[0]) // self.groups
-        return torch.cat([images + group * count for group in range(self.groups)])
+        return rows_of(images, self.groups, len(self.keys[0]) // self.groups)
 
     @property
     def size(self) -> int:
@@ -68,6 +72,11 @@ class RowCache:
     def reset_rows(self, images: torch.LongTensor) -> None:
         for layer in (*self.keys, *self.values):
             layer.index_fill_(0, self.rows(images).to(layer.device), 0)
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        rows, first = self.rows(images), self.size - other.size
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
 
 
 def place(layer: torch.Tensor, index: torch.LongTensor, states: torch.Tensor) -> None:

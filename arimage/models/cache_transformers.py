@@ -1,6 +1,7 @@
 """The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
 
 import torch
+import torch.nn.functional as F
 from transformers import Cache
 
 from .cache import RowCache, place, taken
@@ -81,3 +82,15 @@ class LanguageCache(RowCache, Cache):
             [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
         )
         self.row_ends = self.row_ends[images]
+
+    def put(self, images: torch.LongTensor, other: "LanguageCache") -> None:
+        """`RowCache.put`. Prompts end together: the shorter ones are padded on the left."""
+        more = max(other.prefix - self.prefix, 0)
+        if more:
+            self.keys, self.values = (
+                [F.pad(layer, (0, 0, more, 0)) for layer in layers] for layers in (self.keys, self.values)
+            )
+            self.prefix, self._size = self.prefix + more, self._size + more
+            self._row_end_of += more
+        super().put(images, other)
+        self.row_ends.index_copy_(0, images, other.row_ends)

@@ -1,5 +1,6 @@
 """Language models that generate images: any decoder of transformers, with the prompts of one call."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from .binding import check_raster, repeat_images
+from .binding import check_raster, repeat_images, rows_of
 from .cache_transformers import LanguageCache
 
 
@@ -171,6 +172,23 @@ class LanguageTokenModel:
         rank = count + ends.long().cumsum(1) - 1
         last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
         return self._logits(hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2])))
+
+    def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
+        """See `TokenModel.take`."""
+        other = copy.copy(self)
+        prompts = rows_of(images // self._repeats, self._groups, len(self._prompt) // self._groups)
+        other._prompt, other._prompt_mask = self._prompt[prompts], self._prompt_mask[prompts]
+        other._mask = self._mask[rows_of(images, self._groups, len(self._mask) // self._groups)]
+        other._repeats = 1
+        return other
+
+    def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> None:
+        """See `TokenModel.put`; the longer prompts decide how many places there are."""
+        more = other._mask.shape[1] - self._mask.shape[1]
+        if more > 0:
+            self._mask = F.pad(self._mask, (more, 0))
+        rows = rows_of(images, self._groups, len(self._mask) // self._groups)
+        self._mask.index_copy_(0, rows, F.pad(other._mask, (max(-more, 0), 0)))
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if self._row_end is None:
