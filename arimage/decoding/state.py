@@ -1,6 +1,6 @@
 """What a decoding has decided so far: buffers that its steps write in place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -142,14 +142,19 @@ class DecodingState:
             if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
                 yield field.name, dim, values
 
-    def check(self) -> None:
+    def check(self, names: Sequence[Any] | None = None) -> None:
         """Raise if any probabilities were not finite. Reads the device.
+
+        Args:
+            names: the image of each row, None for a row without one; by default the rows are the images.
 
         Raises:
             ValueError: naming the images.
         """
-        if self.invalid.any():
-            images = ", ".join(map(str, self.invalid.nonzero().flatten().tolist()))
+        names = range(len(self.seeds)) if names is None else names
+        broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
+        if broken:
+            images = ", ".join(map(str, broken))
             raise ValueError(
                 f"the logits of the model are not finite (images {images} of the batch): check its weights, or load it with "
                 "dtype float32 or bfloat16"
