@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from arimage import AutoPipeline, decoding_from_text
-from arimage.decoding import decode
+from arimage import AutoPipeline
+from arimage.decoding import decode, decoding_from_text
 from arimage.eval.prompts import EMOJI_PROMPTS, read_prompts
 
 

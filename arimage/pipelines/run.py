@@ -115,7 +115,7 @@ class CallRun:
         self._copy(rows)
         steps = state.steps.tolist()
         for row in rows:
-            self._accepted[self.slots.names[row]] = state.accepted[: steps[row], row].cpu()
+            self._accepted[self.slots.names[row]] = state.accepted[: steps[row], row].to("cpu", copy=True)
             self._undecoded.append(self.slots.names[row])
         if self.count > self.slots.size and len(self._undecoded) >= self.slots.size:
             self._decode(self._undecoded[: self.slots.size])
