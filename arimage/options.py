@@ -16,7 +16,9 @@ Model = Annotated[str, typer.Option(help="Name of a packaged or published model,
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="Dtype of the weights. auto: bfloat16 on accelerators, float32 on the CPU."),
+    typer.Option(
+        help="Dtype of the weights. auto: bfloat16 where it is fast (accelerators, many CPUs), else float32."
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same images.")]
 GuidanceScale = Annotated[
@@ -68,11 +70,23 @@ def choose_device(name: str | None) -> str:
     return name
 
 
+def fast_dtype(device: str):
+    """bfloat16 where the hardware multiplies it faster than float32 (accelerators, CPUs with AMX or AVX-512 BF16), else float32."""
+    import torch
+
+    fast = (
+        torch.device(device).type != "cpu"
+        or torch.cpu._is_amx_tile_supported()
+        or torch.cpu._is_avx512_bf16_supported()
+    )
+    return torch.bfloat16 if fast else torch.float32
+
+
 def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
     Args:
-        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 on accelerators, float32 on the CPU.
+        dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device.
 
     Raises:
         ValueError: if the device cannot be used, or the files of the model are damaged.
@@ -83,14 +97,14 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
     from safetensors import SafetensorError
     from transformers.utils import logging as transformers_logging
 
-    if dtype == "auto":
-        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     from .auto import AutoPipeline
 
     try:
-        pipe = AutoPipeline.from_pretrained(model, dtype=getattr(torch, dtype))
+        pipe = AutoPipeline.from_pretrained(
+            model, dtype=fast_dtype(device) if dtype == "auto" else getattr(torch, dtype)
+        )
     # What torch, diffusers and transformers raise for damaged files and for settings of a wrong type.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         if raised_by_arimage(error):

@@ -5,13 +5,15 @@ Components and inputs are fake CUDA tensors, which have shapes but no memory. Ev
 - One launch per operator, whatever it is made of (a sort, a top-k and a sum over blocks are several kernels in truth). Views
   and `empty` launch nothing.
 - The bytes of an operator are those of its tensors, inputs read and outputs written, elements of an expanded tensor once.
-  An in-place operator reads and writes its tensor; `copy_`, `fill_` and `out=` only write it.
+  An in-place operator reads and writes its tensor; `copy_`, `fill_`, `full_like` and `out=` only write it.
 - `gather`, indexing and embeddings read the indices and only the elements that they look up. `scatter_`, `index_put_` and
   `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are not in
   place copy the whole tensor first.
 - Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and writes its
   output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
-- The kernels of `arimage.kernels` count as their definition in torch. On a GPU each is one launch of Triton.
+- A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what it
+  reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers.
+  What is copied or filled for a kernel counts as any other operator.
 
 `model` is `TokenModel.forward` or `ScaleModel.forward`, `outside` everything else. The floor reads every weight that the forward pass
 uses once, and the keys and values of the prompt and half of the image (of a next-scale model: of the scales so far). The ratio
@@ -37,7 +39,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import ChameleonConfig, ChameleonModel, JanusConfig, JanusForConditionalGeneration
 
-import arimage.kernels
 from arimage.decoding import Layout, Sampling, decoding_from_text
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
@@ -50,7 +51,7 @@ DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32", "sjd-couple
 DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
-WRITES = {"copy_", "fill_", "zero_"}
+WRITES = {"copy_", "fill_", "zero_", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}
 FREE = {"_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -75,6 +76,13 @@ def touched(name: str, args: tuple) -> int:
     indices = {axis: index for axis, index in indices.items() if index is not None}
     looked_up = math.prod(torch.broadcast_shapes(*(index.shape for index in indices.values())))
     return looked_up * math.prod(n for axis, n in enumerate(target.shape) if axis not in indices)
+
+
+def written(operator, args: tuple) -> list[torch.Tensor]:
+    """The tensors that an operator changes in place."""
+    return tensors(
+        [value for argument, value in zip(operator._schema.arguments, args, strict=True) if argument.is_write]
+    )
 
 
 def is_view(operator) -> bool:
@@ -145,6 +153,8 @@ class StepCounter(TorchDispatchMode):
         else:
             inputs = args[1:] if name in WRITES else args, {k: v for k, v in kwargs.items() if k != "out"}
             moved = self.read(inputs) + sum(map(size, tensors(results)))
+            if operator.namespace == "arimage":
+                moved += sum(map(size, written(operator, args)))
         self.add(1, moved)
         return results
 
@@ -281,13 +291,9 @@ class Cost(NamedTuple):
 
 @contextmanager
 def fake_cuda():
-    """Tensors on a CUDA device that need no memory, and kernels by their definition in torch."""
-    triton, arimage.kernels._TRITON = arimage.kernels._TRITON, False
-    try:
-        with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-            yield
-    finally:
-        arimage.kernels._TRITON = triton
+    """Tensors on a CUDA device that need no memory."""
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        yield
 
 
 def count(bound: Bound, run: Callable, filled: Callable[[], int]) -> Cost:

@@ -12,6 +12,15 @@ import torch  # noqa: E402
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_fast_bfloat16():
+    """Commands load float32 on every CPU, so that the images of a test do not depend on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+            patch.setattr(torch.cpu, name, lambda: False)
+        yield
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request) -> str:
     """Every device that a test should hold on; the GPU's share runs with `-m gpu`."""

@@ -332,14 +332,19 @@ def test_dtype_reaches_the_weights(models, dtype, expected):
     assert pipe.transformer.dtype == expected
 
 
-@pytest.mark.parametrize("device, expected", [("cpu", "float32"), ("cuda", "bfloat16")])
-def test_the_default_dtype_depends_on_the_device(monkeypatch, device, expected):
+@pytest.mark.parametrize(
+    "device, fast, expected",
+    [("cpu", None, "float32"), ("cpu", "_is_avx512_bf16_supported", "bfloat16"), ("cuda", None, "bfloat16")],
+)
+def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expected):
     class Loaded(Exception):
         pass
 
     def load(model, dtype):
         raise Loaded(str(dtype))
 
+    if fast:
+        monkeypatch.setattr(torch.cpu, fast, lambda: True)
     monkeypatch.setattr(options, "choose_device", lambda name: name)
     monkeypatch.setattr("arimage.auto.AutoPipeline.from_pretrained", load)
     with pytest.raises(Loaded, match=f"torch.{expected}"):

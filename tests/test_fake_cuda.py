@@ -17,8 +17,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import ChameleonConfig, ChameleonModel, Emu3TextConfig, Emu3TextModel, JanusConfig
 from transformers import JanusForConditionalGeneration as Janus
 
-import arimage.kernels
-from arimage.decoding import Sampling, acceptance, decoding_from_name, decoding_names, speculative_jacobi
+from arimage.decoding import (
+    Sampling,
+    acceptance,
+    decoding_from_name,
+    decoding_names,
+    parse_decoding,
+    speculative_jacobi,
+)
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
@@ -46,7 +52,6 @@ class DeviceOnly(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def fake_cuda(monkeypatch):
-    monkeypatch.setattr(arimage.kernels, "_TRITON", False)
     # A table of neighbours is checked against the codebook in `start`, which reads it.
     monkeypatch.setattr(acceptance, "_tables", WeakKeyDictionary())
     with MODE, torch.device("cuda"), torch.no_grad():
@@ -218,7 +223,7 @@ VARIANTS = [
 @pytest.mark.parametrize("text", VARIANTS)
 def test_a_step_of_other_settings(text, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
-    name, settings = arimage.decoding.parse_decoding(text)
+    name, settings = parse_decoding(text)
     family = "var-class" if name in decoding_names(True) else "llamagen-class"
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
 

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import arimage.kernels
 from arimage.decoding import Layout, Sampling, decoding_from_name
+from arimage.kernels.coupling import couple, couple_window, sample
+from arimage.kernels.probabilities import probabilities
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -51,6 +54,7 @@ CALLS = {
     "one row to all": (lambda x, ids, row: x + row.expand(5, -1), 1, 2 * X + 7 * FLOAT),
     "in place": (lambda x, ids, row: x.add_(1), 1, 2 * X),
     "fill": (lambda x, ids, row: x.zero_(), 1, X),
+    "new fill": (lambda x, ids, row: torch.full_like(x, 1), 1, X),
     "copy": (lambda x, ids, row: x.copy_(row), 1, X + 7 * FLOAT),
     "out": (lambda x, ids, row: torch.neg(row, out=row), 1, 2 * 7 * FLOAT),
     "cat": (lambda x, ids, row: torch.cat([x, row]), 1, 2 * X + 2 * 7 * FLOAT),
@@ -84,6 +88,35 @@ def test_attention_is_one_launch_and_a_bool_mask_one_more(mask, launches, extra)
         attended.transpose(1, 2).flatten(2)
 
     assert counted(attend)[:2] == (launches, FLOAT * (2 * 192 + 2 * 288) + extra)
+
+
+P, DRAFTS = 6 * 7 * FLOAT, 6
+# On p [2, 3, 7], logits [2, 2, 3, 7] in bfloat16, x [2, 3] and noise [2, 3, 2].
+KERNELS = {
+    "couple": (lambda p, logits, x, noise: couple(p, p, x, noise), 1, 2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1)),
+    # The count is filled, then read and written.
+    "couple_window": (
+        lambda p, logits, x, noise: couple_window(p, p, x, noise, x > 0),
+        3,
+        2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1) + DRAFTS * (LONG + 1) + DRAFTS + 3 * 2 * LONG,
+    ),
+    "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0].contiguous()), 2, P + DRAFTS * (3 * FLOAT + LONG)),
+    "probabilities": (lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9), 1, 2 * P),
+    "probabilities by row": (
+        lambda p, logits, x, noise: probabilities(logits, noise[:, 0, 0], 0.9, x[:, 0], 0.9),
+        3,
+        2 * P + 2 * (5 * FLOAT + LONG),
+    ),
+}
+
+
+@pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(name):
+    call, launches, moved = KERNELS[name]
+    p, logits = torch.zeros(2, 3, 7), torch.zeros(2, 2, 3, 7, dtype=torch.bfloat16)
+    x, noise = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 2)
+    assert counted(lambda: call(p, logits, x, noise))[:2] == (launches, moved)
 
 
 def test_the_model_is_counted_apart_and_its_weights_once():

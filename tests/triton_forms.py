@@ -32,16 +32,18 @@ def _guarded(tensor, device):
     return inside
 
 
-def call(operation, function, arguments, device):
+def call(operation, function, arguments, device, compiled=False):
     """What a Triton form returns, a tuple on the CPU. What it allocates holds NaN, or the largest integer, until written."""
-    module = importlib.import_module(f"arimage.kernels.{operation}.triton")
+    form = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
+    if compiled:
+        form = torch.compile(form, backend="aot_eager", fullgraph=True)
     arguments = [_guarded(a, device) if isinstance(a, torch.Tensor) else a for a in arguments]
     empty, empty_like = torch.empty, torch.empty_like
     with (
         patch.object(torch, "empty", lambda *a, **k: _poison(empty(*a, **k))),
         patch.object(torch, "empty_like", lambda *a, **k: _poison(empty_like(*a, **k))),
     ):
-        outcome = getattr(module, function)(*arguments)
+        outcome = form(*arguments)
     return tuple(t.cpu() for t in (outcome if isinstance(outcome, tuple) else (outcome,)))
 
 
@@ -55,8 +57,8 @@ class Interpreter:
         )
         return self
 
-    def call(self, operation, function, arguments):
-        pickle.dump((operation, function, arguments), self.process.stdin)
+    def call(self, operation, function, arguments, compiled=False):
+        pickle.dump((operation, function, arguments, "cpu", compiled), self.process.stdin)
         self.process.stdin.flush()
         outcome = pickle.load(self.process.stdout)
         if isinstance(outcome, str):
@@ -74,7 +76,7 @@ def _answer():
     os.dup2(2, 1)  # what others print goes elsewhere
     while requests.peek(1):
         try:
-            outcome = call(*pickle.load(requests), "cpu")
+            outcome = call(*pickle.load(requests))
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
         pickle.dump(outcome, answers)

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Self
 
@@ -11,13 +12,33 @@ import torch
 from ..kernels import probabilities as kernel
 
 
+# The settings that the rows of a stack hold: their dtype, and what stands for None.
+_ROWS = {
+    "guidance_scale": (torch.float32, None),
+    "temperature": (torch.float32, None),
+    "top_k": (torch.long, None),
+    "top_p": (torch.float32, None),
+    "guided_tokens": (torch.long, torch.iinfo(torch.long).max),
+    "allowed": (torch.bool, True),
+    "forced": (torch.long, -1),
+}
+
+
 def _is_number(value, kind) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _by_row(setting):
+    """A setting that broadcasts to [B, Q]: a number as it is, one number per row [B] as [B, 1]."""
+    return setting[:, None] if isinstance(setting, torch.Tensor) else setting
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
+
+    One for all images, or a `stack` in which every row of a batch has settings of its own: there all of these are tensors
+    [B, ...] or None.
 
     Attributes:
         guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable it.
@@ -33,11 +54,11 @@ class Sampling:
         ValueError: if a number is out of its range.
     """
 
-    guidance_scale: float = 1.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    guided_tokens: int | None = None
+    guidance_scale: float | torch.FloatTensor = 1.0
+    temperature: float | torch.FloatTensor = 1.0
+    top_k: int | torch.LongTensor = 0
+    top_p: float | torch.FloatTensor = 1.0
+    guided_tokens: int | torch.LongTensor | None = None
     allowed: torch.BoolTensor | None = field(default=None, compare=False)
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
@@ -60,32 +81,82 @@ class Sampling:
         if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
             raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
 
+    @classmethod
+    def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
+        """The settings of a batch whose row b is sampled as `samplings[b]` says, in tensors on `device` that `put` overwrites.
+
+        A row without guidance (a scale of 1 or less) has the scale 1, so it may stand next to rows with guidance. What none of
+        `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and no row can be given it later. `forced` is
+        [1, N] in each of them.
+        """
+        stacked = copy.copy(samplings[0])
+        for name, (dtype, _) in _ROWS.items():
+            given = [value for sampling in samplings if (value := getattr(sampling, name)) is not None]
+            shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
+            rows = None if shape is None else torch.empty(shape, dtype=dtype, device=device)
+            object.__setattr__(stacked, name, rows)
+        for row, sampling in enumerate(samplings):
+            stacked.put(torch.tensor([row], device=device), sampling)
+        return stacked
+
+    def put(self, rows: torch.LongTensor, other: Self) -> None:
+        """Give the `rows` [n] of a stack the settings of `other`, one for all of them or a stack of n, in place.
+
+        Raises:
+            ValueError: if `other` sets what no row of the stack could set so far.
+        """
+        for name, (dtype, absent) in _ROWS.items():
+            mine, value = getattr(self, name), getattr(other, name)
+            if mine is None and value is None:
+                continue
+            if mine is None:
+                raise ValueError(f"no row of this stack has {name}: set it in one of the samplings that are stacked")
+            value = torch.as_tensor(absent if value is None else value, dtype=dtype, device=mine.device)
+            mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
+
     def with_guidance(self, scale: float) -> Self:
         """The same with another guidance scale. Nothing is checked again: a check of `allowed` waits for the device."""
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other
 
+    @property
+    def stacked(self) -> bool:
+        """Whether every row has settings of its own."""
+        return isinstance(self.temperature, torch.Tensor)
+
     def take(self, images: torch.LongTensor) -> Self:
         """That of the `images` [M]."""
-        return self if self.forced is None else replace(self, forced=self.forced[images])
+        other = copy.copy(self)
+        for name in _ROWS if self.stacked else ("forced",):
+            if getattr(self, name) is not None:
+                object.__setattr__(other, name, getattr(self, name)[images])
+        return other
 
-    def put(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
-        """That of `batch_size` images, of which `images` [M] are sampled as `other` says."""
-        if self.forced is None and other.forced is None:
+    def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
+        """That of `batch_size` images, of which `images` [M] are sampled as `other` says: itself where that is no difference,
+        otherwise a stack, which is written in place."""
+        unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
+        if not unlike and self.forced is None and other.forced is None:
             return self
-        mine, theirs = self.forced, other.forced
-        if theirs is None:
-            theirs = mine.new_full((len(images), mine.shape[1]), -1)
-        if mine is None:
-            mine = theirs.new_full((batch_size, theirs.shape[1]), -1)
-        return replace(self, forced=mine.index_copy(0, images, theirs))
+        stack = self
+        if not self.stacked:
+            every = torch.arange(batch_size, device=images.device).split(1)
+            stack = type(self).stack([self.take(row) for row in every], images.device)
+        for name, (dtype, absent) in _ROWS.items():
+            if getattr(stack, name) is None and (value := getattr(other, name)) is not None:
+                value = torch.as_tensor(value)
+                shape = value.shape[1:] if other.stacked else value.shape[-1:]
+                rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
+                object.__setattr__(stack, name, rows)
+        stack.put(images, other)
+        return stack
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
         scale = self.guidance_scale
         if self.guided_tokens is not None:
-            scale = torch.where(positions < self.guided_tokens, scale, 1.0)
+            scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
         probabilities = kernel.probabilities(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
         return self.force(probabilities, positions)
 
@@ -103,5 +174,6 @@ class Sampling:
         if self.allowed is None:
             weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
         else:
-            weights = self.allowed.float() / self.allowed.sum()
+            allowed = self.allowed if self.allowed.ndim == 1 else self.allowed[:, None]
+            weights = allowed.float() / allowed.sum(-1, keepdim=True)
         return self.force(weights.expand(*positions.shape, -1), positions)

@@ -33,7 +33,7 @@ class ScaleState(DecodingState):
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
     """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""
     ratio = scale / max(count - 1, 1)
-    return sampling.with_guidance(max(1 + (sampling.guidance_scale - 1) * ratio, 0))
+    return sampling.with_guidance(1 + (sampling.guidance_scale - 1) * ratio)
 
 
 def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:

@@ -120,7 +120,7 @@ class DecodingState:
         kind. What is allocated is written in place."""
         self.model.put(rows, other.model)
         self.cache.put(rows, other.cache)
-        self.sampling = self.sampling.put(rows, other.sampling, len(self.seeds))
+        self.sampling = self.sampling.join(rows, other.sampling, len(self.seeds))
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
             if theirs is not None:

@@ -47,12 +47,6 @@ class Task(Protocol):
         ...
 
 
-def training_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it faster than float32 (GPUs, CPUs with AMX or AVX-512 BF16), else float32."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
-
-
 class MasterWeights:
     """float32 copies of a module's parameters for the optimizer, and their exponential moving average.
 

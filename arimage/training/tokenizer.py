@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..auto import ASSETS, packaged_models
+from ..options import fast_dtype
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .data import ImageCaptions, save_grid, to_unit_range
-from .loop import OptimizerSettings, fit, training_dtype
+from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 
 
@@ -215,7 +216,7 @@ def train_tokenizer(
     if start_from is not None:
         take_over(model, start_from)
     task.to(device)
-    nn.Module.to(model, training_dtype(torch.device(device)), memory_format=torch.channels_last)
+    nn.Module.to(model, fast_dtype(device), memory_format=torch.channels_last)
     fit(task, settings.optimizer, out)
     model.float()
     model.codebook.weight.data.copy_(task.quantiser.codebook.codes)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..models.transformer_llamagen import LlamaGenTransformer
+from ..options import fast_dtype
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline, left_pad
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range
-from .loop import training_dtype
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def train_transformer(
     )
     transformer.init_weights()
     for model in (transformer, text_encoder):
-        nn.Module.to(model, device, training_dtype(torch.device(device)))
+        nn.Module.to(model, device, fast_dtype(device))
     pipe = LlamaGenPipeline(transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder)
     task = TransformerTask(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)

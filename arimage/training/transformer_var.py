@@ -11,11 +11,11 @@ from torch import nn
 
 from ..decoding import Decoding
 from ..models.transformer_var import VARTransformer
+from ..options import fast_dtype
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range
-from .loop import training_dtype
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def train_var_transformer(
     tokenizer, text_encoder = new_text_parts(data, settings, text_config)
     transformer = new_transformer(vq, settings, text_config, model_config)
     for model in (transformer, text_encoder):
-        nn.Module.to(model, device, training_dtype(torch.device(device)))
+        nn.Module.to(model, device, fast_dtype(device))
     pipe = VARPipeline(transformer, vq.to(device), tokenizer, text_encoder)
     task = VARTransformerTask(transformer, pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)

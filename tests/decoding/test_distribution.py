@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.decoding import Sampling
 
@@ -174,3 +175,66 @@ def test_logits_that_are_not_finite_give_no_distribution(broken, settings, group
     logits[:, 1] = BROKEN[broken](logits[:, 1])
     actual = Sampling(guidance_scale=2.0, **settings).probabilities(logits, torch.zeros(3, 1, dtype=torch.long))
     assert actual[1].isnan().all() and not actual[::2].isnan().any()
+
+
+def forced(*tokens):
+    return torch.tensor([tokens])
+
+
+STACKED = [
+    Sampling(guidance_scale=3.0, temperature=0.7, top_k=5),
+    Sampling(top_p=0.6, guided_tokens=1, guidance_scale=5.0),
+    Sampling(allowed=torch.arange(16) % 3 == 0, guidance_scale=2.0),
+    Sampling(temperature=1.5, top_k=3, top_p=0.5, forced=forced(-1, 7, -1)),
+]
+POSITIONS = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
+
+
+def alone(logits, samplings, row):
+    """The row by itself; without guidance it has no second logits."""
+    sampling = samplings[row]
+    groups = 2 if sampling.guidance_scale > 1 else 1
+    return sampling.probabilities(logits[:groups, row, None], POSITIONS[row, None])[0]
+
+
+def test_rows_of_a_stack_are_sampled_as_each_of_them_alone():
+    logits = random_logits(2, 4, 2, 16)
+    stack = Sampling.stack(STACKED)
+    together = stack.probabilities(logits, POSITIONS)
+    uniform = stack.uniform(POSITIONS, 16)
+    for row, sampling in enumerate(STACKED):
+        torch.testing.assert_close(together[row], alone(logits, STACKED, row))
+        torch.testing.assert_close(uniform[row], sampling.uniform(POSITIONS[row, None], 16)[0])
+
+
+def test_rows_are_overwritten_in_place():
+    logits = random_logits(2, 4, 2, 16)
+    stack = Sampling.stack(STACKED)
+    storages = [
+        getattr(stack, name).data_ptr() for name in ("guidance_scale", "temperature", "top_k", "top_p", "forced")
+    ]
+    new = Sampling(guidance_scale=0.5, temperature=0.9, top_k=2)
+    stack.put(torch.tensor([1, 3]), new)
+    stack.put(torch.tensor([0, 2]), Sampling.stack([STACKED[1], STACKED[3]]))
+    now = [STACKED[1], new, STACKED[3], new]
+    together = stack.probabilities(logits, POSITIONS)
+    for row in range(4):
+        torch.testing.assert_close(together[row], alone(logits, now, row))
+    names = ("guidance_scale", "temperature", "top_k", "top_p", "forced")
+    assert storages == [getattr(stack, name).data_ptr() for name in names]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"guided_tokens": 3}, {"allowed": torch.ones(4) > 0}, {"forced": forced(1)}], ids=str
+)
+def test_what_no_row_could_set_cannot_be_put(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Sampling.stack([Sampling(), Sampling()]).put(torch.tensor([0]), Sampling(**settings))
+
+
+def test_the_probabilities_of_a_stack_do_not_read_the_device():
+    with FakeTensorMode(), torch.device("cuda"):
+        rows = [Sampling(guidance_scale=3.0, top_k=5, guided_tokens=1, forced=torch.zeros(1, 3, dtype=torch.long))]
+        stack, positions = Sampling.stack(rows * 4), torch.zeros(4, 2, dtype=torch.long)
+        probabilities = stack.probabilities(torch.zeros(2, 4, 2, 16), positions)
+        assert probabilities.is_cuda and probabilities.shape == stack.uniform(positions, 16).shape == (4, 2, 16)

@@ -58,8 +58,8 @@ def models(tmp_path_factory):
 
 
 def options(models, out, *more, model="text"):
-    words = ["--model", models[model], "--prompts", models["prompts.jsonl"], "--batch-size", BATCH, "--device", "cpu"]
-    return [*map(str, [*words, "--out", out, *more])]
+    words = ["--model", models[model], "--prompts", models["prompts.jsonl"], "--batch-size", BATCH]
+    return [*map(str, [*words, "--device", "cpu", "--dtype", "float32", "--out", out, *more])]
 
 
 def without_progress(said: str) -> str:

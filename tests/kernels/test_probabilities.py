@@ -77,6 +77,34 @@ def test_triton_equals_the_definition(on_triton, case):
     torch.testing.assert_close(actual, expected, atol=1e-7, rtol=1e-5)
 
 
+BY_ROW = {
+    "scale": torch.tensor([1.0, 3.0, 0.0, 7.5]),
+    "temperature": torch.tensor([1.0, 0.7, 1.3, 1.0]),
+    "top_k": torch.tensor([0, 5, 1000, 300]),
+    "top_p": torch.tensor([0.9, 1.0, 0.3, 1.0]),
+    "allowed": torch.stack([torch.arange(1000) % 4 != row for row in range(4)]),
+}
+
+
+@pytest.mark.parametrize(
+    "settings", [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], list(BY_ROW)], ids=str
+)
+def test_every_row_has_settings_of_its_own(on_triton, settings):
+    logits = random_logits(2, 4, 2, 1000)
+    defaults = {"scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None}
+    by_row = defaults | {name: BY_ROW[name] for name in settings}
+    (actual,) = on_triton("probabilities", "probabilities", logits, *by_row.values())
+    expected = probabilities(logits, **by_row)
+    assert torch.equal(actual > 0, expected > 0)
+    torch.testing.assert_close(actual, expected, atol=1e-7, rtol=1e-5)
+    for row in range(4):
+        own = {name: BY_ROW[name][row] for name in settings}
+        own = defaults | {name: own[name].item() if own[name].ndim == 0 else own[name] for name in own}
+        alone = logits[:, row, None], *own.values()
+        assert torch.equal(probabilities(*alone)[0], expected[row])
+        assert torch.equal(on_triton("probabilities", "probabilities", *alone)[0][0], actual[row])
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 4, 5, 8])
 def test_triton_keeps_all_ties_of_top_k(on_triton, top_k):
     logits = torch.tensor([2.0, 0.0, 3.0, -0.0, 2.0, 0.0, -1.0, 2.0])[None, None, None]
@@ -153,8 +181,13 @@ def test_what_is_not_allowed_may_be_anything(on_triton):
         torch.testing.assert_close(actual, expected)
 
 
-def test_the_kernel_compiles_without_spills(compile_for_hopper):
-    signature = {"logits_ptr": "*bf16", "scale_ptr": "*fp32", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
-    signature |= {"group_stride": "i32", "vocab_size": "i32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32"}
+@pytest.mark.parametrize("by_row", [False, True])
+def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row):
+    signature = {"logits_ptr": "*bf16", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
+    kinds = {"scale": "fp32", "temperature": "fp32", "top_k": "i64" if by_row else "i32", "top_p": "fp32"}
+    signature |= {name: f"*{kind}" if by_row else kind for name, kind in kinds.items()}
+    signature |= dict.fromkeys(["group_stride", "queries", "vocab_size"], "i32")
+    signature |= {"scale_strides": ("i32", "i32"), "allowed_stride": "i32"}
     constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": 4096}
+    constants |= {"by_place": by_row, "by_row": by_row}
     compile_for_hopper("probabilities", "probabilities_kernel", signature, constants, num_warps=8)

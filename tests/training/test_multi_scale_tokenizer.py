@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from arimage.options import fast_dtype
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data import load_image_folder, to_unit_range
-from arimage.training.loop import OptimizerSettings, fit, training_dtype
+from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import run_tokenizer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, take_over
 
@@ -146,7 +147,7 @@ def test_what_is_saved_is_what_was_trained(trained, folder):
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     psnr = 10 * torch.log10(4 / (vq.decode(maps).clamp(-1, 1) - images).pow(2).flatten(1).mean(-1)).mean()
     # The log's is of the weights in the dtype of training.
-    tolerance = 1e-3 if training_dtype(torch.device("cpu")) == torch.float32 else 0.05
+    tolerance = 1e-3 if fast_dtype("cpu") == torch.float32 else 0.05
     assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=tolerance)
 
 

@@ -46,8 +46,8 @@ def nearest_code_kernel(
     tl.store(out_ptr + row, nearest.to(tl.int64), mask=row < rows)
 
 
-def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
-    latents, codebook = latents.contiguous(), codebook.contiguous()
+@torch.library.custom_op("arimage::nearest_code", mutates_args=())
+def _nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     (rows, width), size = latents.shape, len(codebook)
     out = torch.empty_like(latents[:, 0], dtype=torch.long)
     with torch.cuda.device_of(latents):
@@ -63,3 +63,12 @@ def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTen
             block_width=16,
         )
     return out
+
+
+@_nearest_code.register_fake
+def _(latents, codebook):
+    return torch.empty_like(latents[:, 0], dtype=torch.long)
+
+
+def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
+    return _nearest_code(latents.contiguous(), codebook.contiguous())

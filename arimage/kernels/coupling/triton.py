@@ -94,8 +94,8 @@ def _blocks(vocab_size: int) -> dict[str, int]:
     return {"block": block, "blocks": triton.next_power_of_2(triton.cdiv(vocab_size, block))}
 
 
-def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    weights, uniform = weights.contiguous(), uniform.contiguous()
+@torch.library.custom_op("arimage::sample", mutates_args=())
+def _sample_tokens(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     tokens = torch.empty_like(uniform, dtype=torch.long)
     vocab_size = weights.shape[-1]
     with torch.cuda.device_of(weights):
@@ -103,21 +103,37 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return tokens
 
 
-def _couple(p, q, x, noise, live, leading):
-    p, q, x, noise = p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous()
+@_sample_tokens.register_fake
+def _(weights, uniform):
+    return torch.empty_like(uniform, dtype=torch.long)
+
+
+def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+    return _sample_tokens(weights.contiguous(), uniform.contiguous())
+
+
+@torch.library.custom_op("arimage::couple", mutates_args=("leading",))
+def _couple(
+    p: torch.Tensor,
+    q: torch.Tensor,
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    live: torch.Tensor | None,
+    leading: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-    window, vocab_size = p.shape[-2:] if live is not None else (1, p.shape[-1])
+    vocab_size = p.shape[-1]
     with torch.cuda.device_of(p):
         couple_kernel[(x.numel(),)](
             p,
             q,
             x,
             noise,
-            live,
+            None if live is None else live.view(torch.uint8),
             y,
             kept.view(torch.uint8),
             leading,
-            window,
+            x.shape[-1] if x.ndim else 1,
             vocab_size,
             counts=live is not None,
             **_blocks(vocab_size),
@@ -126,10 +142,15 @@ def _couple(p, q, x, noise, live, leading):
     return y, kept
 
 
+@_couple.register_fake
+def _(p, q, x, noise, live, leading):
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    return _couple(p, q, x, noise, None, None)
+    return _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous(), None, None)
 
 
 def couple_window(
@@ -140,5 +161,5 @@ def couple_window(
     live: torch.BoolTensor,
 ) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
     leading = torch.full_like(x[:, 0], x.shape[1])
-    y, kept = _couple(p, q, x, noise, live.contiguous().view(torch.uint8), leading)
+    y, kept = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise.contiguous(), live.contiguous(), leading)
     return y, kept, leading

@@ -22,10 +22,10 @@ def neighbour_mass_kernel(
     tl.store(mass_ptr + place, tl.sum(tl.where(rank == taken - 1, cumulative, 0.0)))
 
 
-def neighbour_mass(
-    p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
-) -> tuple[torch.FloatTensor, torch.LongTensor]:
-    p, x, neighbours, bound = p.contiguous(), x.contiguous(), neighbours.contiguous(), bound.contiguous()
+@torch.library.custom_op("arimage::neighbour_mass", mutates_args=())
+def _neighbour_mass(
+    p: torch.Tensor, x: torch.Tensor, neighbours: torch.Tensor, bound: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     mass, taken = torch.empty_like(bound), torch.empty_like(x)
     count = neighbours.shape[1]
     with torch.cuda.device_of(p):
@@ -33,3 +33,14 @@ def neighbour_mass(
             p, x, neighbours, bound, mass, taken, p.shape[-1], count, block=triton.next_power_of_2(count)
         )
     return mass, taken
+
+
+@_neighbour_mass.register_fake
+def _(p, x, neighbours, bound):
+    return torch.empty_like(bound), torch.empty_like(x)
+
+
+def neighbour_mass(
+    p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
+) -> tuple[torch.FloatTensor, torch.LongTensor]:
+    return _neighbour_mass(p.contiguous(), x.contiguous(), neighbours.contiguous(), bound.contiguous())

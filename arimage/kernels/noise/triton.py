@@ -46,8 +46,10 @@ def noise_kernel(
     _store(out_ptr, word3, 4 * blocks + 3, count, exponential)
 
 
-def _numbers(seeds, positions, steps, purpose, count, exponential) -> torch.FloatTensor:
-    seeds, positions, steps = seeds.contiguous(), positions.contiguous(), steps.contiguous()
+@torch.library.custom_op("arimage::noise", mutates_args=())
+def _noise(
+    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor, purpose: int, count: int, exponential: bool
+) -> torch.Tensor:
     numbers = torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
     groups = triton.cdiv(count, 4)
     block = min(256, triton.next_power_of_2(groups))
@@ -58,7 +60,7 @@ def _numbers(seeds, positions, steps, purpose, count, exponential) -> torch.Floa
             steps,
             numbers,
             positions.shape[1],
-            int(purpose),
+            purpose,
             count,
             exponential=exponential,
             block=block,
@@ -66,13 +68,18 @@ def _numbers(seeds, positions, steps, purpose, count, exponential) -> torch.Floa
     return numbers
 
 
+@_noise.register_fake
+def _(seeds, positions, steps, purpose, count, exponential):
+    return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
+
+
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, False)
+    return _noise(seeds.contiguous(), positions.contiguous(), steps.contiguous(), int(purpose), count, False)
 
 
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, True)
+    return _noise(seeds.contiguous(), positions.contiguous(), steps.contiguous(), int(purpose), count, True)

@@ -51,21 +51,35 @@ def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.cons
 @triton.jit
 def probabilities_kernel(
     logits_ptr,
-    scale_ptr,
     allowed_ptr,
     out_ptr,
-    group_stride,
-    vocab_size,
+    scale,
     temperature,
     top_k,
     top_p,
+    group_stride,
+    queries,
+    vocab_size,
+    scale_strides,
+    allowed_stride,
     guided: tl.constexpr,
     masked: tl.constexpr,
     cuts_k: tl.constexpr,
     cuts_p: tl.constexpr,
+    by_place: tl.constexpr,
+    by_row: tl.constexpr,
     block: tl.constexpr,
 ):
+    """`by_place`: whether `scale` points to one number per position; `by_row`: whether the other settings point to one per row.
+    `cuts_k` and `cuts_p` are False where no row cuts."""
     place = tl.program_id(0).to(tl.int64)
+    row = place // queries
+    if by_place:
+        scale = tl.load(scale + row * scale_strides[0] + place % queries * scale_strides[1])
+    if by_row:
+        temperature = tl.load(temperature + row)
+        top_k = tl.load(top_k + row).to(tl.int32)
+        top_p = tl.load(top_p + row)
     logits_ptr += place * vocab_size
     out_ptr += place * vocab_size
     highest = tl.full([block], -float("inf"), tl.float32)
@@ -76,10 +90,12 @@ def probabilities_kernel(
         logits = tl.load(logits_ptr + tokens, mask=inside, other=0.0).to(tl.float32)
         if guided:
             unconditional = tl.load(logits_ptr + group_stride + tokens, mask=inside, other=0.0).to(tl.float32)
-            logits = unconditional + (logits - unconditional) * tl.load(scale_ptr + place)
+            logits += (logits - unconditional) * (scale - 1)
         logits = tl.math.div_rn(logits, temperature)
         if masked:
-            logits = tl.where(tl.load(allowed_ptr + tokens, mask=inside, other=0) != 0, logits, -float("inf"))
+            logits = tl.where(
+                tl.load(allowed_ptr + row * allowed_stride + tokens, mask=inside, other=0) != 0, logits, -float("inf")
+            )
         tl.store(out_ptr + tokens, logits, mask=inside)
         nan += (logits != logits).to(tl.int32)
         highest = tl.maximum(highest, tl.where(inside, logits, -float("inf")))
@@ -91,28 +107,32 @@ def probabilities_kernel(
 
     smallest = tl.full([], 0, tl.uint32)
     if cuts_k:
-        smallest = _threshold(out_ptr, vocab_size, top_k - 1, largest, smallest, False, block)
+        if (top_k > 0) & (top_k < vocab_size):
+            smallest = _threshold(out_ptr, vocab_size, top_k - 1, largest, smallest, False, block)
     total = tl.full([block], 0.0, tl.float32)
     for start in range(0, vocab_size, block):
         tokens = start + tl.arange(0, block)
         total += _load(out_ptr, tokens, vocab_size, largest, smallest, True)[1]
     kept = tl.sum(total)
+    # How many of the tokens at the threshold are kept, in order.
+    ties = vocab_size
     if cuts_p:
-        target = top_p * kept
-        smallest = tl.maximum(_threshold(out_ptr, vocab_size, target, largest, smallest, True, block), smallest)
-        total = tl.full([block], 0.0, tl.float32)
-        tied = tl.full([block], 0, tl.int32)
-        for start in range(0, vocab_size, block):
-            tokens = start + tl.arange(0, block)
-            keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest + 1, True)
-            total += weights
-            tied += (keys == smallest).to(tl.int32)
-        above = tl.sum(total)
-        # The tokens at the threshold weigh the same: as many are kept as the sum before each leaves room for.
-        one = tl.exp(_value(smallest) - largest)
-        room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
-        ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
-        kept = above + ties * one
+        if top_p < 1:
+            target = top_p * kept
+            smallest = tl.maximum(_threshold(out_ptr, vocab_size, target, largest, smallest, True, block), smallest)
+            total = tl.full([block], 0.0, tl.float32)
+            tied = tl.full([block], 0, tl.int32)
+            for start in range(0, vocab_size, block):
+                tokens = start + tl.arange(0, block)
+                keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest + 1, True)
+                total += weights
+                tied += (keys == smallest).to(tl.int32)
+            above = tl.sum(total)
+            # They weigh the same: as many are kept as the sum before each leaves room for.
+            one = tl.exp(_value(smallest) - largest)
+            room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
+            ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
+            kept = above + ties * one
     kept = tl.where(broken, float("nan"), kept)
     seen = 0
     for start in range(0, vocab_size, block):
@@ -125,42 +145,71 @@ def probabilities_kernel(
         tl.store(out_ptr + tokens, tl.math.div_rn(weights, kept), mask=tokens < vocab_size)
 
 
-def probabilities(
+@torch.library.custom_op("arimage::probabilities", mutates_args=())
+def _probabilities(
     logits: torch.Tensor,
-    scale: float | torch.FloatTensor,
+    scale: float,
     temperature: float,
     top_k: int,
     top_p: float,
-    allowed: torch.BoolTensor | None,
-) -> torch.FloatTensor:
-    logits = logits.contiguous()
+    scales: torch.Tensor | None,
+    rows: list[torch.Tensor],
+    allowed: torch.Tensor | None,
+) -> torch.Tensor:
+    """`scales` [B, Q] takes the place of `scale`; `rows`, if there are any, that of temperature, top_k and top_p, [B] each."""
     groups, batch, queries, vocab_size = logits.shape
-    if groups == 1:
-        scale = None
-    elif isinstance(scale, torch.Tensor):
-        scale = scale.contiguous()  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
-    else:
-        scale = torch.full((batch, queries), scale, dtype=torch.float32, device=logits.device)
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     with torch.cuda.device_of(logits):
         probabilities_kernel[(batch * queries,)](
             logits,
-            scale,
-            None if allowed is None else allowed.contiguous().view(torch.uint8),
+            None if allowed is None else allowed.view(torch.uint8),
             probabilities,
+            scale if scales is None else scales,
+            *(rows or (temperature, top_k, top_p)),
             batch * queries * vocab_size,
+            queries,
             vocab_size,
-            # A whole number would become an integer in the kernel.
-            float(temperature),
-            top_k,
-            top_p,
+            (0, 0) if scales is None else scales.stride(),
+            vocab_size if allowed is not None and allowed.ndim == 2 else 0,
             guided=groups == 2,
             masked=allowed is not None,
-            cuts_k=0 < top_k < vocab_size,
-            cuts_p=top_p < 1,
+            cuts_k=bool(rows) or 0 < top_k < vocab_size,
+            cuts_p=bool(rows) or top_p < 1,
+            by_place=scales is not None,
+            by_row=bool(rows),
             block=min(4096, triton.next_power_of_2(vocab_size)),
             num_warps=8,
             # Fused multiplication and addition would round otherwise than the definition, and so break or make ties.
             enable_fp_fusion=False,
         )
     return probabilities
+
+
+@_probabilities.register_fake
+def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed):
+    return torch.empty_like(logits[0], dtype=torch.float32)
+
+
+def probabilities(
+    logits: torch.Tensor,
+    scale: float | torch.FloatTensor,
+    temperature: float | torch.FloatTensor,
+    top_k: int | torch.LongTensor,
+    top_p: float | torch.FloatTensor,
+    allowed: torch.BoolTensor | None,
+) -> torch.FloatTensor:
+    batch, queries = logits.shape[1:3]
+    scales, rows = None, []
+    if isinstance(scale, torch.Tensor):
+        # pyright takes any tensor for a number, see `stubPath`.
+        scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    if any(isinstance(setting, torch.Tensor) for setting in (temperature, top_k, top_p)):
+        rows = [
+            setting if isinstance(setting, torch.Tensor) else torch.full((batch,), setting, device=logits.device)
+            for setting in (temperature, top_k, top_p)
+        ]
+        temperature, top_k, top_p = 1.0, 0, 1.0
+    allowed = None if allowed is None else allowed.contiguous()
+    return _probabilities(
+        logits.contiguous(), float(scale), float(temperature), int(top_k), float(top_p), scales, rows, allowed
+    )

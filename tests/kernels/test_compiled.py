@@ -1,0 +1,39 @@
+"""A compiled function that calls a Triton form is one graph, and gives what the form gives."""
+
+import pytest
+import torch
+
+
+def arguments(function):
+    generator = torch.Generator().manual_seed(0)
+    logits, noise = torch.randn(2, 2, 3, 40, generator=generator), torch.rand(2, 3, 2, generator=generator)
+    p, x, rows = logits[0].softmax(-1), torch.arange(6).view(2, 3), torch.tensor([1, 5])
+    return {
+        "probabilities": (logits, noise[:, 0, 0], 0.9, rows, 0.9, None),
+        "sample": (p, noise[..., 0]),
+        "couple": (p, logits[1].softmax(-1), x, noise),
+        "couple_window": (p, logits[1].softmax(-1), x, noise, x < 5),
+        "uniforms": (rows, x, rows, 3, 5),
+        "exponentials": (rows, x, rows, 3, 5),
+        "neighbour_mass": (p, x, torch.arange(120).view(40, 3).int() % 40, noise[..., 0]),
+        "nearest_code": (logits[0, 0], logits[1, 1]),
+    }[function]
+
+
+@pytest.mark.parametrize(
+    ("operation", "function"),
+    [
+        ("probabilities", "probabilities"),
+        ("coupling", "sample"),
+        ("coupling", "couple"),
+        ("coupling", "couple_window"),
+        ("noise", "uniforms"),
+        ("noise", "exponentials"),
+        ("neighbours", "neighbour_mass"),
+        ("codebook", "nearest_code"),
+    ],
+)
+def test_a_kernel_breaks_no_graph(interpreter, operation, function):
+    call = operation, function, arguments(function)
+    for compiled, eager in zip(interpreter.call(*call, compiled=True), interpreter.call(*call), strict=True):
+        assert torch.equal(compiled, eager)
