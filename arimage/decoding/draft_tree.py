@@ -13,7 +13,7 @@ from .distribution import Sampling
 from .interface import Drafter, DraftModel, TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .siblings import couple_siblings, sample_siblings
+from ..kernels.siblings import couple_siblings, sample_siblings
 from .state import CursorState
 from .tree import DraftTree, ancestors, select
 
