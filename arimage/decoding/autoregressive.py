@@ -13,18 +13,16 @@ from .state import DecodingState
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor) -> None:
     """Sample the token of rank 0 from what a prefill returned, logits [G, B, V]."""
-    _decide_next(state, logits[:, :, None])
+    _decide_next(state, logits[:, :, None], state.finished.logical_not())
 
 
-def _decide_next(state: DecodingState, logits: torch.FloatTensor) -> None:
+def _decide_next(state: DecodingState, logits: torch.FloatTensor, running: torch.BoolTensor) -> None:
+    """Decide one more token of the images that are `running` [B]; what the others get is thrown away."""
     position = state.steps[:, None]
-    live = ~state.finished[:, None]
-    at = position.clamp(max=state.model.num_tokens - 1)
-    probabilities = state.probabilities(logits, at, live)
-    token = sample(probabilities, uniforms(state.seeds, at, Purpose.SAMPLE, None, 1)[..., 0])
-    state.write_tokens(position, live, token)
-    state.decided_buffer.scatter_(1, position, True)
-    state.record(torch.ones_like(state.seeds))
+    probabilities = state.probabilities(logits, position, running[:, None])
+    token = sample(probabilities, uniforms(state.seeds, position, Purpose.SAMPLE, None, 1)[..., 0])
+    state.token_buffer.scatter_(1, position, token)
+    state.record(running.long())
     torch.eq(state.steps, state.model.num_tokens, out=state.finished)
 
 
@@ -44,6 +42,7 @@ class AutoregressiveDecoding:
         return state
 
     def step(self, state: DecodingState) -> None:
-        last = state.steps[:, None] - 1
-        positions = torch.where(state.finished[:, None], -1, last)
-        _decide_next(state, state.model.forward(state.tokens.gather(1, last), positions, state.cache))
+        last, running = state.steps[:, None] - 1, ~state.finished
+        positions = torch.where(running[:, None], last, -1)
+        logits = state.model.forward(state.token_buffer.gather(1, last), positions, state.cache)
+        _decide_next(state, logits, running)

@@ -13,8 +13,8 @@ from .distribution import Sampling
 from .interface import Drafter, DraftModel, TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .siblings import couple_siblings, sample_siblings
-from .state import DecodingState
+from ..kernels.siblings import couple_siblings, sample_siblings
+from .state import CursorState
 from .tree import DraftTree, ancestors, select
 
 
@@ -22,15 +22,14 @@ Tree = Literal["dynamic", "static"]
 
 
 @dataclass
-class DraftTreeState(DecodingState):
-    """Adds to `DecodingState`: `cursor` [B], the first position that is not decided; `entered` [B], how many tokens the last
+class DraftTreeState(CursorState):
+    """Adds to `CursorState`: `entered` [B], how many tokens the last
     step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test of
     drafts."""
 
     image_dims = {**DecodingState.image_dims, "features": 1}
 
     model: TokenModel
-    cursor: torch.LongTensor
     entered: torch.LongTensor
     features: torch.FloatTensor
     drafter: DraftModel
@@ -149,10 +148,7 @@ class DraftTreeDecoding:
         index = path[None, :, :, None].expand(len(features), -1, -1, features.shape[-1])
         torch.gather(features, 2, index, out=state.features)
         state.entered.copy_(accepted)
-        state.cursor += accepted
-        torch.lt(torch.arange(size + 1, device=cursor.device), state.cursor[:, None], out=state.decided_buffer)
-        state.record(accepted)
-        torch.ge(state.cursor, size, out=state.finished)
+        state.advance(cursor + accepted)
 
     def _grow(self, state: DraftTreeState) -> tuple[DraftTree, torch.FloatTensor]:
         """The drafts of a step, and the probabilities [B, L, V] that the groups of children were sampled from."""

@@ -12,16 +12,17 @@ from .interface import TokenModel, needs_tokens
 from .layout import Layout
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .window import Init, WindowState, open_window, slide_window, window_positions
+from .window import Init, WindowState, open_window, slide_window
 
 
 @dataclass
 class LazyState(WindowState):
-    """Adds to `WindowState`: `outdated` [B, W], where a neighbour's token changed since the draft was evaluated, and
-    `neighbours` [1 or B, N, K], the ranks of each token's neighbours, N where there is none."""
+    """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's token
+    changed since, and `later` [1 or B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none.
+    """
 
     outdated: torch.BoolTensor
-    neighbours: torch.LongTensor
+    later: torch.LongTensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class LazyJacobiDecoding:
         return needs_tokens(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
-        outdated = torch.ones(len(seeds), min(self.window, model.num_tokens), dtype=torch.bool, device=model.device)
+        size = model.num_tokens + min(self.window, model.num_tokens)
         return open_window(
             LazyState,
             model,
@@ -71,59 +72,47 @@ class LazyJacobiDecoding:
             seeds,
             self.window,
             self.init,
-            outdated=outdated,
-            neighbours=_earlier_neighbours(model.layout, model.device),
+            outdated=torch.ones(len(seeds), size, dtype=torch.bool, device=model.device),
+            later=_later_neighbours(model.layout, size, model.device),
         )
 
     def step(self, state: LazyState) -> None:
-        size = state.model.num_tokens
-        offsets, positions, at, live = window_positions(state)
-        window, vocab_size = state.draft_probabilities.shape[1:]
-        count = min(self.tokens, window)
+        size, cursor, window = state.model.num_tokens, state.cursor[:, None], state.window
+        count, behind = min(self.tokens, window), size + window - 1
         # The first `count` wanted drafts: whether one is evaluated must not depend on those after it.
-        wanted = ((offsets < self.chain) | state.outdated) & live
-        rank = wanted.long().cumsum(1) - 1
-        evaluated = wanted & (rank < count)
-        # Where in the window the evaluated drafts are [B, count]; behind it where there are fewer.
-        place = torch.full((len(rank), count + 1), window, device=rank.device)
-        place = place.scatter(1, torch.where(evaluated, rank, count), offsets.expand_as(rank))[:, :count]
-        used = place < window
-
-        drafts = state.tokens.gather(1, at)
-        queried, x = (values.gather(1, place.clamp(max=window - 1)) for values in (at, drafts))
-        previous = state.tokens.gather(1, queried - 1)
-        logits = state.model.forward(previous, torch.where(used, queried - 1, -1), state.cache)
+        wanted = state.outdated.gather(1, state.positions) | (state.positions < cursor + self.chain)
+        queried, slots = (values[:, :count] for values in torch.where(wanted, state.positions, behind).sort(1))
+        used, before = queried < size, queried - 1
+        previous, x = state.token_buffer.gather(1, before), state.token_buffer.gather(1, queried)
+        logits = state.model.forward(previous, torch.where(used, before, -1), state.cache)
         p = state.probabilities(logits, queried, used)
-        recorded = F.pad(state.draft_probabilities, (0, 0, 0, 1))
-        index = place[..., None].expand(-1, -1, vocab_size)
+        images = torch.arange(len(slots), device=slots.device)[:, None]
+        q = state.draft_probabilities[images, slots]
         noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
         # What is decided must be evaluated with all that lies between it and the cursor.
-        run = (place == offsets[:count]).long().cumprod(1).bool()
-        tokens, _, leading = couple_window(p, recorded.gather(1, index), x, noise, run)
-        accepted = torch.minimum(leading + 1, run.sum(1))
-        state.write_tokens(queried, used, tokens)
+        run = used & (queried == cursor + torch.arange(count, device=slots.device))
+        y, _, leading = couple_window(p, q, x, noise, run)
+        end = state.cursor + torch.minimum(leading + 1, run.sum(1))
+        state.token_buffer.scatter_(1, queried, y)
 
-        changed = torch.zeros_like(state.decided_buffer)
-        changed.scatter_(1, torch.where(live, at, size), (state.tokens.gather(1, at) != drafts) & live)
-        changed[:, size] = False
-        near = state.neighbours.expand(len(at), -1, -1).gather(
-            1, at[..., None].expand(-1, -1, state.neighbours.shape[2])
+        state.outdated.scatter_(1, queried, False)
+        later = state.later.expand(len(slots), -1, -1).gather(
+            1, queried[..., None].expand(-1, -1, state.later.shape[2])
         )
-        disturbed = changed.gather(1, near.flatten(1)).view_as(near).any(2)
-        outdated = (state.outdated & ~evaluated) | disturbed
-        moved = offsets + accepted[:, None]
-        entered = slide_window(state, accepted, recorded.scatter(1, index, p)[:, :window])
-        # What enters the window was never evaluated.
-        torch.logical_or(outdated.gather(1, moved.clamp(max=window - 1)), entered, out=state.outdated)
+        state.outdated.scatter_(1, torch.where((y != x)[..., None], later, behind).flatten(1), True)
+        state.draft_probabilities[images, slots] = torch.where(used[..., None], p, q)
+        slide_window(state, end, state.draft_probabilities)
 
 
-def _earlier_neighbours(layout: Layout, device: torch.device) -> torch.LongTensor:
-    """The ranks [1 or B, N, K] of the tokens around each rank that are generated before it, N where there is none."""
+def _later_neighbours(layout: Layout, size: int, device: torch.device) -> torch.LongTensor:
+    """The ranks [1 or B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is none,
+    and behind the image."""
     ranks = layout.expand(torch.arange(layout.num_tokens, device=device))
     offsets: list[tuple[int, ...]] = [
         (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)
     ]
     if len(layout.shape) == 3:
-        offsets.append((-1, 0, 0))
-    around = torch.stack([ranks - 1, *(layout.neighbours(ranks, offset) for offset in offsets)], dim=-1)
-    return torch.where((around >= 0) & (around < ranks[..., None]), around, layout.num_tokens)
+        offsets.append((1, 0, 0))
+    around = torch.stack([ranks + 1, *(layout.neighbours(ranks, offset) for offset in offsets)], dim=-1)
+    later = torch.where(around > ranks[..., None], around, size - 1)
+    return F.pad(later, (0, 0, 0, size - layout.num_tokens), value=size - 1)

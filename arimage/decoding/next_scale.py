@@ -106,7 +106,6 @@ class NextScaleDecoding:
         latents = model.accumulate(scale, state.latents, vectors)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
-        state.decided.scatter_(1, positions, True)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
         state.scale += 1
         state.finished.fill_(state.scale == len(model.scales))

@@ -14,7 +14,8 @@ from .state import DecodingState
 
 @dataclass
 class RowState(DecodingState):
-    """Adds to `DecodingState`: `in_flight`, how many rows of an image a step evaluates, and `top` [B], the first of them.
+    """Adds to `DecodingState`: `in_flight`, how many rows of an image a step evaluates, `top` [B], the first of them, and
+    `decided_buffer` [B, N + 1], which tokens are final; its last column takes what is thrown away.
 
     The rows above `top` are decided and their keys and values lie in the cache, except those of the last token of row top - 1
     while no token of `top` is decided: its first query writes them.
@@ -23,6 +24,12 @@ class RowState(DecodingState):
     model: TokenModel
     in_flight: int
     top: torch.LongTensor
+    decided_buffer: torch.BoolTensor
+
+    @property
+    def decided(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens are final."""
+        return self.decided_buffer[:, :-1]
 
 
 _State = TypeVar("_State", bound=RowState)
@@ -69,8 +76,17 @@ def start_rows(
     in_flight = rows_in_flight(model.layout, context)
     # With one row in flight none begins without the token before it: its cache is that of autoregressive decoding.
     cache, logits = model.prefill(len(seeds), int(in_flight > 1))
+    decided = torch.zeros(len(seeds), model.num_tokens + 1, dtype=torch.bool, device=seeds.device)
+    decided[:, 0] = True
     state = state_class.open(
-        model, sampling, seeds, cache, in_flight=in_flight, top=torch.zeros_like(seeds), **buffers
+        model,
+        sampling,
+        seeds,
+        cache,
+        in_flight=in_flight,
+        top=torch.zeros_like(seeds),
+        decided_buffer=decided,
+        **buffers,
     )
     decide_first(state, logits)
     state.top.copy_(_first_open_row(state, torch.zeros_like(seeds)[:, None].expand(-1, model.layout.rows)))

@@ -7,14 +7,14 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from ..kernels.coupling import couple_window, sample
+from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .adaptive_window import AdaptiveWindow, step_seconds
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, exponentials, uniforms
 from .settings import check_number, check_settings
-from .window import Init, WindowState, open_window, resize_window, slide_window, window_positions
+from .window import Init, WindowState, decided_end, open_window, resize_window, slide_window
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -22,18 +22,14 @@ Refresh = Literal["independent", "coupled", "gumbel"]
 
 @dataclass
 class JacobiState(WindowState):
-    """Adds to `WindowState`: `fresh` [B, capacity], the drafts that were never evaluated, `accepts`, the test of the others,
-    and the chooser of the window if it is adaptive."""
+    """Adds to `WindowState`: `accepts`, the test of drafts that are not fresh, and the chooser of the window if it is adaptive."""
 
-    fresh: torch.BoolTensor
     accepts: Accepts
     adaptive: AdaptiveWindow | None
 
     def adapt(self) -> None:
         if self.adaptive is not None:
-            previous = self.window
             resize_window(self, self.adaptive.choose(self.cursor))
-            self.fresh[:, previous : self.window] = True
 
     def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
         return decoding if self.adaptive is None else replace(decoding, window=self.window)
@@ -114,7 +110,6 @@ class SpeculativeJacobiDecoding:
             window, capacity = adaptive.window, adaptive.largest
         else:
             window = capacity = self.window
-        fresh = torch.ones(len(seeds), min(capacity, model.num_tokens), dtype=torch.bool, device=model.device)
         return open_window(
             JacobiState,
             model,
@@ -123,7 +118,6 @@ class SpeculativeJacobiDecoding:
             window,
             self.init,
             capacity=capacity,
-            fresh=fresh,
             accepts=accepts,
             adaptive=adaptive,
         )
@@ -137,34 +131,35 @@ class SpeculativeJacobiDecoding:
         return step_seconds(model, len(seeds), run)
 
     def step(self, state: JacobiState) -> None:
-        offsets, positions, at, live = window_positions(state)
-        previous = state.tokens.gather(1, (at - 1).clamp(min=0))
-        logits = state.model.forward(previous, torch.where(live, positions - 1, -1), state.cache)
-        p, q = state.probabilities(logits, at, live), state.draft_probabilities[:, : state.window]
-        drafts, fresh = state.tokens.gather(1, at), state.fresh[:, : state.window]
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2)
-        verified, kept, leading = couple_window(p, q, drafts, noise, live)
+        positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
+        live, before = positions < state.model.num_tokens, positions - 1
+        previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
+        logits = state.model.forward(previous, torch.where(live, before, -1), state.cache)
+        p, q = state.probabilities(logits, positions, live), state.draft_probabilities[:, : state.window]
+        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+        verified, kept = couple(p, q, drafts, noise)
+        redrafted = self._refresh(state, positions, drafts, verified, p, q)
         if self.relax > 1 or not self.acceptance.exact:
             # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
             kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
-            leading = (kept & live).long().cumprod(1).sum(1)
-        accepted = torch.minimum(leading + 1, live.sum(1))
-        redrafted = self._refresh(state, at, drafts, verified, p, q)
-        tokens = torch.where(offsets < accepted[:, None], torch.where(kept, drafts, verified), redrafted)
-        state.write_tokens(positions, live, tokens)
+            verified = torch.where(kept, drafts, verified)
+        end = decided_end(state, positions, kept, state.window)
         if state.adaptive is not None:
-            state.adaptive.observe(leading, ~state.finished)
-        fresh.copy_(slide_window(state, accepted, p))
+            state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
+        # Coupled drafts are at once what is decided and what comes next.
+        tokens = verified if redrafted is verified else torch.where(positions < end[:, None], verified, redrafted)
+        state.token_buffer.scatter_(1, positions, tokens)
+        slide_window(state, end, p)
 
-    def _refresh(self, state, at, drafts, verified, p, q) -> torch.LongTensor:
+    def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:
         """The drafts [B, W] of the next step where this one does not decide them."""
         if self.refresh == "coupled":
             tokens = verified
         elif self.refresh == "independent":
-            tokens = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1)[..., 0])
+            tokens = sample(p, uniforms(state.seeds, positions, Purpose.REFRESH, state.steps, 1)[..., 0])
         else:
             # The largest of p / e is that of log p plus Gumbel noise.
-            tokens = (p / exponentials(state.seeds, at, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)
+            tokens = (p / exponentials(state.seeds, positions, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)
         if self.reuse is not None:
             now, before = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
             stays = (now > self.reuse * before) & ~state.fresh[:, : state.window]

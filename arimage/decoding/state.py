@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 
 from .distribution import Sampling
 from .interface import Decoding, ScaleModel, TokenModel
@@ -17,12 +18,11 @@ class DecodingState:
     Attributes:
         model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
         cache: the model's cache of this call.
-        token_buffer, decided_buffer: int64 and bool [B, N + 1]; the last column takes what is thrown away. See `tokens` and
-            `decided`.
+        token_buffer: int64 [B, N + spare], spare >= 1; what is written behind the image is thrown away. See `tokens`.
         finished: bool [B].
         steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the image is
             finished.
-        accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided; the last row is thrown away.
+        accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided.
         invalid: bool [B], whether probabilities of the image were not finite.
         image_dims: the dimension of the images of tensors where it is not the first.
         refillable: whether finished images may be replaced by others, see `put`.
@@ -36,7 +36,6 @@ class DecodingState:
     seeds: torch.LongTensor
     cache: Any
     token_buffer: torch.LongTensor
-    decided_buffer: torch.BoolTensor
     finished: torch.BoolTensor
     steps: torch.LongTensor
     accepted: torch.LongTensor
@@ -44,7 +43,14 @@ class DecodingState:
 
     @classmethod
     def open(
-        cls, model: TokenModel | ScaleModel, sampling: Sampling, seeds: torch.LongTensor, cache: Any, **buffers
+        cls,
+        model: TokenModel | ScaleModel,
+        sampling: Sampling,
+        seeds: torch.LongTensor,
+        cache: Any,
+        *,
+        spare: int = 1,
+        **buffers,
     ) -> Self:
         """A state with nothing decided; `buffers` are the fields that a subclass adds."""
         batch, size = len(seeds), model.num_tokens
@@ -53,8 +59,7 @@ class DecodingState:
             sampling=sampling,
             seeds=seeds,
             cache=cache,
-            token_buffer=seeds.new_full((batch, size + 1), -1),
-            decided_buffer=torch.zeros(batch, size + 1, dtype=torch.bool, device=seeds.device),
+            token_buffer=F.pad(seeds.new_full((batch, size), -1), (0, spare)),
             finished=torch.zeros_like(seeds, dtype=torch.bool),
             steps=torch.zeros_like(seeds),
             accepted=seeds.new_zeros(size + 1, batch),
@@ -65,12 +70,13 @@ class DecodingState:
     @property
     def tokens(self) -> torch.LongTensor:
         """Int64 [B, N] by rank: decided tokens and drafts, -1 where there is neither."""
-        return self.token_buffer[:, :-1]
+        return self.token_buffer[:, : self.model.num_tokens]
 
     @property
     def decided(self) -> torch.BoolTensor:
-        """Bool [B, N], which tokens are final."""
-        return self.decided_buffer[:, :-1]
+        """Bool [B, N], which tokens are final: as many of the first as the steps decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        return ranks < self.accepted.sum(0)[:, None]
 
     @property
     def max_steps(self) -> int:
@@ -94,10 +100,13 @@ class DecodingState:
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
         """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B, Q] are not
-        finite become `invalid`."""
-        probabilities = (sampling or self.sampling).probabilities(logits, positions)
-        # NaN, too, is not above 0.
-        broken = ~(probabilities.amax(-1) > 0)
+        finite become `invalid`; positions behind the image are never live."""
+        sampling = sampling or self.sampling
+        if sampling.forced is not None:
+            positions = positions.clamp(max=self.model.num_tokens - 1)
+        probabilities = sampling.probabilities(logits, positions)
+        # Where logits are not finite, the whole row is NaN.
+        broken = probabilities[..., 0].isnan()
         self.invalid |= (broken if live is None else broken & live).any(1)
         return probabilities
 
@@ -106,9 +115,9 @@ class DecodingState:
         self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
 
     def record(self, accepted: torch.LongTensor) -> None:
-        """Count a step that decided `accepted` [B] tokens, before `finished` is updated."""
-        row = torch.where(self.finished, self.max_steps, self.steps)
-        self.accepted.scatter_(0, row[None], accepted[None])
+        """Count a step that decided `accepted` [B] tokens, 0 of an image that was finished before; call it before `finished` is
+        updated."""
+        self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
     def starter(self, decoding: Decoding) -> Decoding:
@@ -162,3 +171,16 @@ class DecodingState:
 
     def adapt(self) -> None:
         """Called by the loop on the host every few steps; may choose among the shapes of the next steps."""
+
+
+@dataclass
+class CursorState(DecodingState):
+    """Adds to `DecodingState`: `cursor` [B], the first position that is not decided."""
+
+    cursor: torch.LongTensor
+
+    def advance(self, end: torch.LongTensor) -> None:
+        """Count a step that decided the tokens before `end` [B]."""
+        self.record(end - self.cursor)
+        self.cursor.copy_(end)
+        torch.ge(end, self.model.num_tokens, out=self.finished)

@@ -11,8 +11,26 @@ from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .siblings import couple_siblings, sample_siblings
-from .window import Init, WindowState, open_window, slide_window, window_positions
+from ..kernels.siblings import couple_siblings, sample_siblings
+from .window import Init, WindowState, decided_end, open_window, slide_window
+
+
+@dataclass
+class TreeState(WindowState):
+    """Adds to `WindowState` what never changes of the W + S tokens that a step feeds: those before the drafts of the window, then
+    the branches one after another.
+
+    Attributes:
+        past: int64 [B, W + S], how far behind the last decided token a token of a branch is; 0 in the window.
+        slots: int64 [B, W + S], where in the cache a token of a branch goes; 0 in the window.
+        sibling: int64 [B, W + S], which draft for the cursor a branch begins with; 0 in the window.
+        own: bool [B, W + S, S], which tokens of the branches a token sees.
+    """
+
+    past: torch.LongTensor
+    slots: torch.LongTensor
+    sibling: torch.LongTensor
+    own: torch.BoolTensor
 
 
 @dataclass(frozen=True)
@@ -51,65 +69,83 @@ class TreeJacobiDecoding:
     def supports(self, model: TokenModel) -> str | None:
         return needs_tokens(model)
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> WindowState:
-        scratch = (self.width - 1) * self.depth
-        return open_window(WindowState, model, sampling, seeds, self.window, self.init, scratch=scratch)
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> TreeState:
+        window = min(self.window, model.num_tokens)
+        depth = self._depth(window)
+        past = torch.arange(1, depth + 1, device=model.device).repeat(self.width - 1)
+        sibling = torch.arange(1, self.width, device=model.device).repeat_interleave(depth)
+        own = (sibling[:, None] == sibling) & (past <= past[:, None])
+        slots = model.num_tokens + torch.arange(len(past), device=model.device)
 
-    def step(self, state: WindowState) -> None:
-        size, cursor, steps = state.model.num_tokens, state.cursor[:, None], state.steps
-        offsets, positions, at, live = window_positions(state)
-        drafts = state.tokens.gather(1, at)
-        branches, depth = self.width - 1, min(self.depth, len(offsets) - 1)
+        def per_image(values: torch.Tensor) -> torch.Tensor:
+            values = F.pad(values, (*[0, 0] * (values.ndim - 1), window, 0))
+            return values.repeat(len(seeds), *[1] * values.ndim)
 
+        return open_window(
+            TreeState,
+            model,
+            sampling,
+            seeds,
+            window,
+            self.init,
+            scratch=len(past),
+            past=per_image(past),
+            slots=per_image(slots),
+            sibling=per_image(sibling),
+            own=per_image(own),
+        )
+
+    def _depth(self, window: int) -> int:
+        """How many tokens a branch has."""
+        return min(self.depth, window - 1)
+
+    def step(self, state: TreeState) -> None:
+        window, depth, branches = state.window, self._depth(state.window), self.width - 1
+        cursor, last, positions = state.cursor[:, None], state.cursor[:, None] - 1, state.positions
+        images = torch.arange(len(cursor), device=cursor.device)[:, None]
         # The draft at the cursor is the first sample from its distribution; its siblings are sampled now.
-        q = state.draft_probabilities[:, 0]
-        noise = uniforms(state.seeds, at[:, :1], Purpose.SIBLING, steps, branches + self.width + 1)[:, 0]
-        siblings = sample_siblings(q.scatter(1, drafts[:, :1], 0), noise[:, :branches])
-        siblings = torch.cat([drafts[:, :1], siblings], dim=1)
+        head = last % window
+        q = state.draft_probabilities[images, head][:, 0]
+        noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, branches + self.width + 1)[:, 0]
+        draft = state.token_buffer.gather(1, cursor)
+        siblings = torch.cat([draft, sample_siblings(q.scatter(1, draft, 0), noise[:, :branches])], dim=1)
 
-        logits = self._evaluate(state, siblings[:, 1:], drafts, at, live, depth)
-        p = state.probabilities(logits[:, :, : len(offsets)], at, live)
-        chosen, which = couple_siblings(p[:, 0], q, siblings, noise[:, branches:])
+        ranks, p = self._evaluate(state, last, siblings)
+        chosen, which = couple_siblings(p[images, head][:, 0], q, siblings, noise[:, branches:])
         won = (which > 0)[:, None]
         # Behind a sibling that is accepted, the probabilities are those of its branch as far as it reaches.
-        node = (which - 1).clamp(min=0)[:, None] * depth + offsets[:depth]
-        index = (len(offsets) + node)[None, :, :, None].expand(len(logits), -1, -1, logits.shape[-1])
-        behind = won & live[:, 1 : depth + 1]
-        on_branch = state.probabilities(logits.gather(2, index), at[:, 1 : depth + 1], behind)
-        p = torch.cat(
-            [p[:, :1], torch.where(won[..., None], on_branch, p[:, 1 : depth + 1]), p[:, depth + 1 :]], dim=1
-        )
-        tokens, kept = couple(
-            p, state.draft_probabilities, drafts, uniforms(state.seeds, at, Purpose.VERIFY, steps, 2)
-        )
-        tokens = torch.cat([chosen[:, None], tokens[:, 1:]], dim=1)
-        kept = torch.cat([which[:, None] >= 0, kept[:, 1:]], dim=1)
-        leading = (kept & live).long().cumprod(1).sum(1)
-        limit = torch.where(won, depth + 1, live.sum(1, keepdim=True))[:, 0]
-        accepted = torch.minimum(torch.minimum(leading + 1, limit), live.sum(1))
+        ahead, branch = positions - last, which.clamp(min=1)[:, None] * depth
+        behind = won & (ahead > 1) & (ahead < depth + 2)
+        slots = torch.arange(window, device=cursor.device)
+        p = p[images, torch.where(behind, ahead + (branch + (window - depth - 2)), slots)]
+        drafts = state.token_buffer.gather(1, positions)
+        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+        tokens, kept = couple(p, state.draft_probabilities, drafts, noise)
+        first = ahead == 1
+        kept = torch.where(first, which[:, None] >= 0, kept)
+        end = decided_end(state, positions, kept, torch.where(won, depth + 1, window))
         # The last decided token is fed again in the next step.
-        decided = won & (offsets[:depth] < accepted[:, None] - 1)
-        state.cache.move(size + node, torch.where(decided, cursor + offsets[:depth], -1))
-        state.write_tokens(positions, live, tokens)
-        slide_window(state, accepted, p)
+        fed = ranks[:, window : window + depth]
+        source = state.slots[:, window : window + depth] + (branch - depth)
+        state.cache.move(source, torch.where(won & (fed < end[:, None] - 1), fed, -1))
+        state.token_buffer.scatter_(1, positions, torch.where(first, chosen[:, None], tokens))
+        slide_window(state, end, p)
 
-    def _evaluate(self, state, siblings, drafts, at, live, depth) -> torch.FloatTensor:
-        """Logits [G, B, window + branches * depth, V]: behind the window's tokens, then behind those of each branch."""
-        model, cursor = state.model, state.cursor[:, None]
-        branches = siblings.shape[1]
-        tokens = torch.cat([siblings[..., None], drafts[:, None, 1:depth].expand(-1, branches, -1)], dim=2).flatten(1)
-        level = torch.arange(depth, device=model.device).repeat(branches)
+    def _evaluate(self, state, last, siblings) -> tuple[torch.LongTensor, torch.FloatTensor]:
+        """The ranks of the tokens that are fed [B, W + S], and the probabilities [B, W + S, V] behind them."""
+        size = state.model.num_tokens
+        ranks = torch.cat([state.positions - 1, last + state.past[:, state.window :]], dim=1)
+        sibling = siblings.gather(1, state.sibling)
+        tokens = torch.where(state.past == 1, sibling, state.token_buffer.gather(1, ranks))
         # A branch ends before the last position, which has none after it.
-        grows = (siblings >= 0).repeat_interleave(depth, 1) & (cursor + level < model.num_tokens - 1)
-        tokens = torch.cat([state.tokens.gather(1, at - 1), tokens.clamp(min=0)], dim=1)
-        positions = torch.cat([torch.where(live, at - 1, -1), torch.where(grows, cursor + level, -1)], dim=1)
-        scratch = model.num_tokens + torch.arange(branches * self.depth, device=model.device)
-        slots = torch.cat([at - 1, scratch[: branches * depth].expand(len(cursor), -1)], dim=1)
-
-        image = torch.arange(model.num_tokens, device=model.device)
-        past = torch.cat([at - 1, (cursor - 1).expand(-1, branches * depth)], dim=1)
-        branch = torch.arange(branches, device=model.device).repeat_interleave(depth)
-        own = (branch[:, None] == branch) & (level <= level[:, None])
-        own = F.pad(own, (0, len(scratch) - len(level), at.shape[1], 0)).expand(len(cursor), -1, -1)
-        visible = torch.cat([image <= past[..., None], own], dim=-1)
-        return model.forward(tokens, positions, state.cache, visible=visible, slots=slots)
+        live = (ranks < size - 1) & (sibling >= 0)
+        image = torch.arange(size, device=last.device)
+        visible = torch.cat([image <= (ranks - state.past)[..., None], state.own], dim=-1)
+        logits = state.model.forward(
+            tokens,
+            torch.where(live, ranks, -1),
+            state.cache,
+            visible=visible,
+            slots=torch.maximum(ranks, state.slots),
+        )
+        return ranks, state.probabilities(logits, ranks + 1, live)

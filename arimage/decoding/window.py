@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 
-from ..kernels.coupling import sample
 from .autoregressive import decide_first
 from .distribution import Sampling
 from .interface import TokenModel
 from .noise import Purpose, uniforms
-from .state import DecodingState
+from .state import CursorState
 
 
 Init = Literal["uniform", "left", "above"]
@@ -20,22 +18,29 @@ _OFFSETS = {"left": (0, -1), "above": (-1, 0)}
 
 
 @dataclass
-class WindowState(DecodingState):
-    """Adds to `DecodingState`.
+class WindowState(CursorState):
+    """Adds to `CursorState`. The drafts are kept in a ring: the slot of a draft that is decided takes the position `window`
+    further, and the others stay where they are. So the drafts at cursor .. cursor + W - 1 lie in the first W slots, in some order.
+    Positions behind the image are drafted too, and never evaluated.
 
     Attributes:
-        cursor: int64 [B], the first position that is not decided.
         window: W, the drafts in use; it changes between steps only.
-        draft_probabilities: float32 [B, capacity, V], what the drafts at cursor .. cursor + W - 1 were sampled from.
+        positions: int64 [B, capacity], of the draft in each slot.
+        draft_probabilities: float32 [B, capacity, V], what the draft in each slot was sampled from.
+        fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
+        start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
         neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of the image; None for "uniform".
     """
 
     model: TokenModel
-    cursor: torch.LongTensor
     window: int
+    positions: torch.LongTensor
     draft_probabilities: torch.FloatTensor
+    fresh: torch.BoolTensor
     init: Init
+    start: torch.FloatTensor
+    start_sums: torch.FloatTensor
     neighbour: torch.LongTensor | None
 
 
@@ -65,87 +70,97 @@ def open_window(
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
     ranks = torch.arange(model.num_tokens, device=model.device)
     layout = model.layout
+    allowed = torch.ones(model.vocab_size, device=model.device) if sampling.allowed is None else sampling.allowed
+    allowed = allowed.float().expand(len(seeds), -1)
+    count = allowed.sum(-1, keepdim=True)
+    fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
     state = state_class.open(
         model,
         sampling,
         seeds,
         cache,
+        spare=capacity,
         cursor=torch.ones_like(seeds),
         window=window,
+        positions=torch.arange(1, capacity + 1, device=model.device).repeat(len(seeds), 1),
         draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
+        fresh=fresh,
         init=init,
+        start=allowed / count,
+        # Whole numbers before the division, so that the last is 1 and a token that is not allowed adds nothing.
+        start_sums=allowed.cumsum(-1) / count,
         neighbour=None if init == "uniform" else layout.neighbours(layout.expand(ranks), _OFFSETS[init]),
         **buffers,
     )
     decide_first(state, logits)
-    _fill(state, torch.full_like(seeds, window), state.draft_probabilities[:, :window])
+    _draft(state, fresh[:, :window], state.draft_probabilities[:, :window])
     return state
 
 
-def window_positions(
-    state: WindowState,
-) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-    """Offsets [W] in the window, its positions [B, W], the same clamped to the image, and which lie in the image [B, W]."""
-    offsets = torch.arange(state.window, device=state.cursor.device)
-    positions = state.cursor[:, None] + offsets
-    last = state.model.num_tokens - 1
-    return offsets, positions, positions.clamp(max=last), positions <= last
+def decided_end(
+    state: WindowState, positions: torch.LongTensor, kept: torch.BoolTensor, limit: int | torch.LongTensor
+) -> torch.LongTensor:
+    """The position [B] behind the first draft that is not `kept` [B, W], but at most `limit` (one number or [B, 1]) behind the
+    cursor, and not behind the image."""
+    last = torch.where(kept, state.cursor[:, None] + (limit - 1), positions).amin(1)
+    return (last + 1).clamp_(max=state.model.num_tokens)
 
 
-def slide_window(state: WindowState, accepted: torch.LongTensor, probabilities: torch.FloatTensor) -> torch.BoolTensor:
-    """Decide the first `accepted` [B] drafts of the window, count the step, and draft what enters the window.
-
-    Args:
-        probabilities: [B, W, V], what the drafts of the window were sampled from.
-
-    Returns:
-        Bool [B, W], the positions of the new window that entered it.
-    """
-    state.cursor += accepted
-    size = state.model.num_tokens
-    torch.lt(torch.arange(size + 1, device=accepted.device), state.cursor[:, None], out=state.decided_buffer)
-    state.record(accepted)
-    torch.ge(state.cursor, size, out=state.finished)
-    return _fill(state, accepted, probabilities)
+def slide_window(state: WindowState, end: torch.LongTensor, probabilities: torch.FloatTensor) -> None:
+    """Decide the drafts before `end` [B], count the step, and draft what enters the window; the other drafts were sampled from
+    `probabilities` [B, W, V]."""
+    positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
+    torch.lt(positions, end[:, None], out=entered)
+    positions.add_(entered, alpha=state.window)
+    state.advance(end)
+    _draft(state, entered, probabilities)
 
 
 def resize_window(state: WindowState, window: int) -> None:
     """Keep the first `window` drafts, or draft as many more as it takes."""
-    more = min(window, state.model.num_tokens) - state.window
-    drafted = state.draft_probabilities[:, : state.window]
-    state.window += more
-    if more > 0:
-        _fill(state, torch.full_like(state.cursor, more), F.pad(drafted, (0, 0, more, 0)))
+    before, window = state.window, min(window, state.model.num_tokens)
+    if window == before:
+        return
+    # In order of their positions, the drafts to keep are the first.
+    order = state.positions[:, :before].argsort(1)
+    images = torch.arange(len(order), device=order.device)[:, None]
+    for values in (state.positions, state.fresh, state.draft_probabilities):
+        values[:, :before] = values[images, order]
+    state.window = window
+    if window > before:
+        offsets = torch.arange(window, device=order.device)
+        state.positions[:, before:window] = (state.cursor[:, None] + offsets)[:, before:]
+        state.fresh[:, before:window] = True
+        _draft(state, (offsets >= before).expand(len(order), -1), state.draft_probabilities[:, :window])
 
 
-def _fill(state: WindowState, entered: torch.LongTensor, probabilities: torch.FloatTensor) -> torch.BoolTensor:
-    """Draft the last `entered` [B] positions of the window; the others keep theirs of `probabilities` [B, W, V], which begin
-    `entered` positions before the window. Returns which positions are new."""
-    vocab_size = probabilities.shape[2]
-    offsets, positions, at, live = window_positions(state)
-    old = offsets + entered[:, None]
-    kept = probabilities.gather(1, old.clamp(max=state.window - 1)[..., None].expand(-1, -1, vocab_size))
-    fresh = old >= state.window
+def _draft(state: WindowState, entered: torch.BoolTensor, probabilities: torch.FloatTensor) -> None:
+    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W, V]."""
+    positions, forced = state.positions[:, : state.window], state.sampling.forced
     if state.neighbour is None:
-        start = state.sampling.uniform(at, vocab_size)
+        uniform = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
+        drafts, start = torch.searchsorted(state.start_sums, uniform, right=True), state.start[:, None]
     else:
-        first = (state.cursor + state.window - entered)[:, None]
-        copied = state.tokens.gather(1, _source(state, at, first))
-        start = state.sampling.force(F.one_hot(copied, vocab_size).to(kept.dtype), at)
-    drafts = sample(start, uniforms(state.seeds, at, Purpose.START, state.steps, 1)[..., 0])
-    torch.where(fresh[..., None], start, kept, out=state.draft_probabilities[:, : state.window])
-    state.write_tokens(positions, live & fresh, drafts)
-    return fresh
+        drafts = state.token_buffer.gather(1, _source(state, positions, entered))
+        start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
+    if forced is not None:
+        at = positions.clamp(max=state.model.num_tokens - 1)
+        known = forced.gather(1, at)
+        drafts = torch.where(known < 0, drafts, known)
+        start = state.sampling.force(start.expand_as(probabilities), at)
+    state.write_tokens(positions, entered, drafts)
+    torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
 
 
-def _source(state: WindowState, at: torch.LongTensor, first: torch.LongTensor) -> torch.LongTensor:
-    """The ranks [B, W] whose tokens are copied to `at`: the nearest in the direction of `init` that lie before `first` [B, 1];
-    where there is none, the last before it."""
+def _source(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
+    """The ranks [B, W] whose tokens are copied to `positions`: the nearest in the direction of `init` that lie before all that
+    `entered` [B, W]; where there is none, the last before these."""
     assert state.neighbour is not None
-    neighbour = state.neighbour.expand(len(at), -1)
-    rank = at
+    last = state.model.num_tokens - 1
+    first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)
+    rank, neighbour = positions.clamp(max=last), state.neighbour.expand(len(positions), -1)
     # One row up may lie in what is being drafted, so many rows up it does not.
     jumps = 1 if state.init == "left" else -(-state.window // state.model.layout.columns)
     for _ in range(jumps):
         rank = torch.where(rank >= first, neighbour.gather(1, rank.clamp(min=0)), rank)
-    return torch.where((rank >= 0) & (rank < first), rank, first - 1).clamp(max=state.model.num_tokens - 1)
+    return torch.where((rank >= 0) & (rank < first), rank, first - 1)

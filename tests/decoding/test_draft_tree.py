@@ -20,7 +20,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.siblings import couple_siblings, sample_siblings
+from arimage.kernels.siblings import couple_siblings, sample_siblings
 from arimage.decoding.tree import ancestors, select
 
 

@@ -26,10 +26,9 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_names,
 )
-from arimage.decoding.noise import uniforms
-from arimage.decoding.siblings import sample_siblings
-from arimage.decoding.window import slide_window
-from arimage.kernels.coupling import couple_window, sample
+from arimage.decoding.noise import Purpose, uniforms
+from arimage.kernels.siblings import sample_siblings
+from arimage.kernels.coupling import couple, sample
 
 
 INITS = ["uniform", "left", "above"]
@@ -174,38 +173,34 @@ def test_every_exact_preset_has_its_row(preset):
 # Decodings that are wrong in ways in which published code is wrong: the check above has to reject them.
 
 
-def sample_again_from_the_target(p, q, x, noise, live):
-    _, kept, leading = couple_window(p, q, x, noise, live)
-    return torch.where(kept, x, sample(p, noise[..., 1])), kept, leading
+def sample_again_from_the_target(p, q, x, noise):
+    _, kept = couple(p, q, x, noise)
+    return torch.where(kept, x, sample(p, noise[..., 1])), kept
 
 
-def accept_generously(p, q, x, noise, live):
-    return couple_window(1.3 * p, q, x, noise, live)
+def accept_generously(p, q, x, noise):
+    return couple(1.3 * p, q, x, noise)
 
 
 def keep_survivors(rule):
-    """Verifies correctly, but after the first rejection `rule` says which drafts stay."""
+    """Verifies correctly, but `rule` says which of the other drafts stay."""
 
-    def broken(p, q, x, noise, live):
-        y, kept, leading = couple_window(p, q, x, noise, live)
-        verified = (~kept).long().cumsum(1) - (~kept).long() == 0
-        p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
-        stays = rule(p_x / q_x, noise[..., 0])
-        return torch.where(verified, y, torch.where(stays, x, sample(p, noise[..., 1]))), kept, leading
+    class Broken(SpeculativeJacobiDecoding):
+        def _refresh(self, state, positions, drafts, verified, p, q):
+            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+            p_x, q_x = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
+            return torch.where(rule(p_x / q_x, noise[..., 0]), drafts, sample(p, noise[..., 1]))
 
-    return broken
+    return Broken
 
 
 class StaleProbabilities(SpeculativeJacobiDecoding):
     """Samples the drafts again and verifies them against the probabilities of those before them."""
 
     def step(self, state):
-        state.stale = state.draft_probabilities.clone()
+        stale = state.draft_probabilities.clone()
         super().step(state)
-
-
-def slide_stale_probabilities(state, accepted, probabilities):
-    return slide_window(state, accepted, state.stale)
+        state.draft_probabilities.copy_(torch.where(state.fresh[..., None], state.draft_probabilities, stale))
 
 
 def siblings_of_another_distribution(q, noise):
@@ -218,20 +213,14 @@ def same_noise_at_every_step(seeds, positions, purpose, step, count):
 
 COUPLED, INDEPENDENT = ({"window": 3, "refresh": refresh} for refresh in ("coupled", "independent"))
 BROKEN = {
-    "a rejected draft is sampled again from the target": (COUPLED, {"couple_window": sample_again_from_the_target}),
-    "drafts are accepted generously": (INDEPENDENT, {"couple_window": accept_generously}),
-    "survivors above a threshold stay": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > 0.8)}),
-    "survivors stay without a residual": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio > u)}),
-    "every survivor stays": (COUPLED, {"couple_window": keep_survivors(lambda ratio, u: ratio >= 0)}),
+    "a rejected draft is sampled again from the target": (COUPLED, {"couple": sample_again_from_the_target}),
+    "drafts are accepted generously": (INDEPENDENT, {"couple": accept_generously}),
+    "survivors above a threshold stay": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio > 0.8)}, {}),
+    "survivors stay without a residual": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio > u)}, {}),
+    "every survivor stays": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio >= 0)}, {}),
     "steps share their noise": (COUPLED, {"uniforms": same_noise_at_every_step}),
-    "stale probabilities, coupled": (
-        {**COUPLED, "method": StaleProbabilities},
-        {"slide_window": slide_stale_probabilities},
-    ),
-    "stale probabilities, independent": (
-        {**INDEPENDENT, "method": StaleProbabilities},
-        {"slide_window": slide_stale_probabilities},
-    ),
+    "stale probabilities, coupled": ({**COUPLED, "method": StaleProbabilities}, {}),
+    "stale probabilities, independent": ({**INDEPENDENT, "method": StaleProbabilities}, {}),
     "siblings follow another distribution": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
         {"sample_siblings": siblings_of_another_distribution},

@@ -285,14 +285,14 @@ def test_a_draft_is_fresh_until_it_is_evaluated(table_model, monkeypatch):
     state = decoding.start(model, Sampling(), torch.arange(500))
     assert state.fresh.all()
     while not state.finished.all():
-        cursor, fresh = state.cursor.clone(), state.fresh.clone()
+        cursor, positions, fresh = (values.clone() for values in (state.cursor, state.positions, state.fresh))
         decoding.step(state)
         accepted = state.cursor - cursor
         # An evaluated draft always passes this test, so a step is cut short at a fresh draft only.
         cut = (accepted < 3) & (state.cursor < 8)
-        assert fresh.gather(1, (accepted - 1).clamp(0, 2)[:, None])[cut].all()
-        entered = torch.arange(3) + accepted[:, None] >= 3
-        assert torch.equal(state.fresh, entered)
+        assert fresh[(positions == state.cursor[:, None] - 1) & cut[:, None]].all()
+        # The slots of the decided drafts.
+        assert torch.equal(state.fresh, positions < state.cursor[:, None])
     assert asked
 
 

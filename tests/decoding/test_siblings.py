@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from arimage.decoding.siblings import couple_siblings, sample_siblings
+from arimage.kernels.siblings import couple_siblings, sample_siblings
 from arimage.kernels.coupling import couple, sample
 
 
