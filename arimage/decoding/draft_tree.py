@@ -27,7 +27,7 @@ class DraftTreeState(CursorState):
     step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test of
     drafts."""
 
-    image_dims = {**DecodingState.image_dims, "features": 1}
+    image_dims = {**CursorState.image_dims, "features": 1}
 
     model: TokenModel
     entered: torch.LongTensor

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 
 from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
@@ -37,9 +36,6 @@ class JacobiState(WindowState):
     def put(self, rows: torch.LongTensor, other: "JacobiState") -> None:
         if self.adaptive is not None:
             self.adaptive.restart()
-            more = self.fresh.shape[1] - other.fresh.shape[1]
-            other.fresh = F.pad(other.fresh, (0, more), value=True)
-            other.draft_probabilities = F.pad(other.draft_probabilities, (0, 0, 0, more))
         super().put(rows, other)
 
 

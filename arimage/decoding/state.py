@@ -132,8 +132,10 @@ class DecodingState:
         self.sampling = self.sampling.join(rows, other.sampling, len(self.seeds))
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
-            if theirs is not None:
-                values.index_copy_(dim, rows, theirs)
+            if dim == 0 and values.ndim > 1:
+                # A state may have spare columns.
+                values = values[:, : theirs.shape[1]]
+            values.index_copy_(dim, rows, theirs)
 
     def select(self, rows: torch.LongTensor) -> None:
         """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""
