@@ -40,6 +40,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import ChameleonConfig, ChameleonModel, JanusConfig, JanusForConditionalGeneration
 
 from arimage.decoding import Layout, Sampling, decoding_from_text
+from arimage.decoding.loop import INTERVAL
+from arimage.decoding.state import attention_limit
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_var import VARScaleModel, VARTransformer
@@ -319,7 +321,10 @@ def slot_bytes(cache) -> int:
 def token_cost(bound: Bound, decoding, batch: int) -> Cost:
     """The cost of a step, half-way through the image."""
     state = decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
-    filled = slot_bytes(state.cache) * (state.cache.prefix + bound.slots // 2)
+    filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
+    if state.reach is not None:
+        size = bound.model.num_tokens
+        state.cache.limit = attention_limit(size // 2 + INTERVAL * state.reach[1], size)
     return count(bound, lambda: decoding.step(state), lambda: filled)
 
 

@@ -26,6 +26,15 @@ def _decide_next(state: DecodingState, logits: torch.FloatTensor, running: torch
     torch.eq(state.steps, state.model.num_tokens, out=state.finished)
 
 
+@dataclass
+class AutoregressiveState(DecodingState):
+    """A `DecodingState` whose images are decided from the first token on."""
+
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.steps.max(), 1
+
+
 @dataclass(frozen=True)
 class AutoregressiveDecoding:
     """Sample the tokens one after another: N forward passes per image."""
@@ -37,7 +46,7 @@ class AutoregressiveDecoding:
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
         cache, logits = model.prefill(len(seeds))
-        state = DecodingState.open(model, sampling, seeds, cache)
+        state = AutoregressiveState.open(model, sampling, seeds, cache)
         decide_first(state, logits)
         return state
 

@@ -44,6 +44,10 @@ class DraftTreeState(CursorState):
         super().select(rows)
         self.drafter_cache.expand(rows)
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max(), self.features.shape[2]
+
 
 @dataclass(frozen=True)
 class DraftTreeDecoding:

@@ -35,6 +35,7 @@ def decode(
         raise ValueError(f"{type(decoding).__name__} cannot decode this model: {reason}")
     patience = 1 if model.device.type == "cpu" else INTERVAL
     state, steps = decoding.start(model, sampling, seeds), 1
+    state.limit_attention(patience)
     while not (on_step is not None and on_step(state, steps)):
         if steps == state.max_steps or (steps % patience == 0 and bool(state.finished.all())):
             break
@@ -42,5 +43,7 @@ def decode(
         steps += 1
         if steps % INTERVAL == 0:
             state.adapt()
+        if steps % patience == 0:
+            state.limit_attention(patience)
     state.check()
     return state

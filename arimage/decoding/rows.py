@@ -31,6 +31,11 @@ class RowState(DecodingState):
         """Bool [B, N], which tokens are final."""
         return self.decided_buffer[:, :-1]
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        columns = self.model.layout.columns
+        return self.top.max() * columns, self.in_flight * columns
+
 
 _State = TypeVar("_State", bound=RowState)
 

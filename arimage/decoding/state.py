@@ -153,6 +153,18 @@ class DecodingState:
             if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
                 yield field.name, dim, values
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int] | None:
+        """A slot [] of the cache that no image has come to, and by how many slots a step comes further at most; None where that
+        is not known."""
+        return None
+
+    def limit_attention(self, steps: int) -> None:
+        """Called by the loop on the host: let the next `steps` steps attend no further than they may come. Reads the device."""
+        if self.reach is not None:
+            slot, stride = self.reach
+            self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
+
     def check(self, names: Sequence[Any] | None = None) -> None:
         """Raise if any probabilities were not finite. Reads the device.
 
@@ -186,3 +198,8 @@ class CursorState(DecodingState):
         self.record(end - self.cursor)
         self.cursor.copy_(end)
         torch.ge(end, self.model.num_tokens, out=self.finished)
+
+
+def attention_limit(slots: int, most: int) -> int:
+    """The least of a few sizes, at which compiled steps are compiled, that holds `slots`, up to `most`."""
+    return min(-(-slots // 64) * 64, most)

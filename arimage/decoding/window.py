@@ -43,6 +43,10 @@ class WindowState(CursorState):
     start_sums: torch.FloatTensor
     neighbour: torch.LongTensor | None
 
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max(), self.window
+
 
 _State = TypeVar("_State", bound=WindowState)
 

@@ -43,26 +43,24 @@ class RowCache:
 
     Attributes:
         keys, values: per layer, [rows, heads, size, head_dim].
-        prefix: slots of the prompt, which come before those of the image.
+        prefix: where the prompt ends, behind which lie all slots.
         groups: rows per image.
+        places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last is nowhere.
     """
 
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
     prefix: int
     groups: int
+    places: torch.LongTensor
 
     def index(self, slots: torch.LongTensor) -> torch.LongTensor:
-        """Slots [B, Q] to indices [rows, Q] along the third dimension of the keys; that of nowhere is the last."""
-        return torch.where(slots < 0, -1, slots + self.prefix).remainder(self.size).repeat(self.groups, 1)
+        """Slots [B, Q], -1 = nowhere, to indices [rows, Q] along the third dimension of the keys."""
+        return self.places[slots].repeat(self.groups, 1)
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
         """The rows [groups * M] of `images` [M]."""
         return rows_of(images, self.groups, len(self.keys[0]) // self.groups)
-
-    @property
-    def size(self) -> int:
-        return self.keys[0].shape[2]
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         source, target = self.index(source), self.index(target)
@@ -87,6 +85,61 @@ def place(layer: torch.Tensor, index: torch.LongTensor, states: torch.Tensor) ->
 def taken(layer: torch.Tensor, index: torch.LongTensor) -> torch.Tensor:
     """What lies at `index` [rows, Q] of a layer [rows, heads, size, head_dim]: [rows, heads, Q, head_dim]."""
     return layer[torch.arange(len(index), device=index.device)[:, None], :, index].transpose(1, 2)
+
+
+class PlacedCache(RowCache):
+    """A cache whose tokens are written at any slot. The prompt, whose length is rounded up, is followed by the row ends, the scratch
+    slots, one place that takes what is thrown away, and the image, of which the queries attend to the first slots only.
+
+    Attributes:
+        prompt: how many tokens the prompts have.
+        prefix: where prompts end; they are padded on the left.
+        slots, scratch: how many slots the image and the trees have, 0 .. slots + scratch - 1.
+        owners: int64 [E], the slot that each row end belongs to.
+        first: the place of the image's first slot.
+        limit: to how many of the image slots forward passes attend, all by default. What they feed must lie below.
+        length: to how many keys the current forward pass attends.
+    """
+
+    def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
+        self.prompt, self.slots, self.scratch, self.owners = prompt, slots, scratch, owners
+        behind = len(owners) + scratch + 1
+        # Attention on a GPU copies a mask, in every layer, whose rows do not begin at multiples of 16.
+        self.first = -(-(prompt + behind) // 16) * 16
+        self.prefix, self.size, self.limit = self.first - behind, self.first + slots, slots
+        places = torch.arange(self.prefix + len(owners), self.size, device=owners.device)
+        self.places = places.roll(-scratch - 1)
+        # The slot at each place behind the prompt. Nowhere, the last, is that of padding, which sees what it is thrown into.
+        self._slots = torch.cat([owners, torch.arange(len(places), device=owners.device).roll(scratch + 1)])
+
+    def write_next_at(self, index: torch.LongTensor, length: int | None = None) -> None:
+        """Let the next forward pass write at `index` [rows, Q], and attend to the first `length` keys, by default to all up to the
+        limit."""
+        self._rows, self._index = torch.arange(len(index), device=index.device)[:, None], index
+        self.length = self.first + self.limit if length is None else length
+
+    def slots_of(self, positions: torch.LongTensor, slots: torch.LongTensor | None) -> torch.LongTensor:
+        """The slots [B, Q] of queries, where padding has the last, nowhere; see `TokenModel.forward`."""
+        slots = positions if slots is None else torch.where(positions < 0, -1, slots)
+        return slots.remainder(len(self.places))
+
+    def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
+        """Which keys up to the limit, behind the prompt, the queries at `slots` [B, Q] see: [B, Q, K]; see `TokenModel.forward`.
+        Of row ends it says whether their owners are seen."""
+        if visible is None:
+            return self._slots[: self.first + self.limit - self.prefix] <= slots[..., None]
+        nowhere = (slots == len(self.places) - 1)[..., None]
+        parts = [visible[..., self.slots :], nowhere, visible[..., : self.limit]]
+        if len(self.owners):
+            parts.insert(0, visible[..., self.owners])
+        return torch.cat(parts, dim=-1)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = self.keys[layer], self.values[layer]
+        rows, index = self._rows.to(keys.device), self._index.to(keys.device)
+        for part, states in zip(kept, (keys, values), strict=True):
+            part[rows, :, index] = states.transpose(1, 2)
+        return kept[0][:, :, : self.length], kept[1][:, :, : self.length]
 
 
 class StackedCache(RowCache):
@@ -117,27 +170,28 @@ class StackedCache(RowCache):
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
 
-class SlotCache(StackedCache):
-    """A `KeyValueCache` whose tokens are written at any slot; the last index takes what is thrown away.
+class SlotCache(StackedCache, PlacedCache):
+    """A `KeyValueCache` of a prompt, an image and a tree.
 
     Args:
-        prefix: prompt slots, before those of the image.
-        slots: image and scratch slots, 0 .. slots - 1.
+        prefix, slots, scratch: how many slots the prompt, the image and the tree have.
         groups: 1, or 2 when the rows are those of the images once with and once without the condition.
     """
 
-    def __init__(self, layers: int, rows: int, heads: int, head_dim: int, *, prefix: int, slots: int, **settings):
-        self.slots, self.length = slots, prefix + slots + 1
-        super().__init__(layers, rows, heads, head_dim, size=self.length, prefix=prefix, **settings)
-
-    def write_next_at(self, index: torch.LongTensor) -> None:
-        """Let the next forward pass write at `index` [rows, Q]."""
-        self._index = index
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        place(self.keys[layer], self._index, keys)
-        place(self.values[layer], self._index, values)
-        return self.keys[layer], self.values[layer]
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        prefix: int,
+        slots: int,
+        scratch: int = 0,
+        **settings,
+    ):
+        self.lay_out(prefix, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
+        super().__init__(layers, rows, heads, head_dim, size=self.size, prefix=self.prefix, **settings)
 
 
 class GrowingCache(StackedCache):
@@ -154,6 +208,7 @@ class GrowingCache(StackedCache):
 
     def __init__(self, layers: int, rows: int, heads: int, head_dim: int, *, prefix: int, slots: int, **settings):
         super().__init__(layers, rows, heads, head_dim, size=prefix + slots + 1, prefix=prefix, **settings)
+        self.places = torch.arange(prefix, prefix + slots + 1, device=self.keys.device)
         self.filled = self.length = 0
         self.modulations = None
 

@@ -4,61 +4,47 @@ import torch
 import torch.nn.functional as F
 from transformers import Cache
 
-from .cache import RowCache, place, taken
+from .cache import PlacedCache, place, taken
 
 
-class LanguageCache(RowCache, Cache):
-    """A `KeyValueCache` of the prompts, the image and scratch slots, the row ends and one index for what is thrown away, on the
-    device and in the dtype of each layer's first keys.
+class LanguageCache(PlacedCache, Cache):
+    """A `KeyValueCache` of the prompts, the image, its row ends and a tree, on the device and in the dtype of each layer's first
+    keys.
 
     A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to a scratch
     slot. It is part of the cache while the token in that slot ends a row.
 
     Attributes:
-        prefix, slots: how many slots the prompt has, and the image and scratch tokens together.
-        owners: int64 [E], the slot that each row end belongs to.
-        row_ends: bool [B, slots + 1], whether the token in a slot ends a row; always False in the last, thrown away.
+        row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, thrown away.
     """
 
     def __init__(self, mask: torch.BoolTensor, layout, scratch: int, groups: int, has_row_ends: bool):
         Cache.__init__(self, layers=[])
         columns, count, device = layout.columns, layout.num_tokens, mask.device
-        self.prefix, self.slots, self.groups = mask.shape[1], count + scratch, groups
+        self.groups = groups
         self._inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
-        in_scratch = torch.arange(count, self.slots if has_row_ends else count, device=device)
-        self.owners = torch.cat([self._inner_ends, in_scratch])
-        self._size = self.prefix + self.slots + len(self.owners) + 1
+        in_scratch = torch.arange(count, count + scratch if has_row_ends else count, device=device)
+        self.lay_out(mask.shape[1], count, scratch, torch.cat([self._inner_ends, in_scratch]))
         # Where the row end of each slot lies; nowhere without one.
-        self._row_end_of = torch.full((self.slots + 1,), self._size - 1, device=device)
-        self._row_end_of[self.owners] = self.prefix + self.slots + torch.arange(len(self.owners), device=device)
-        self.row_ends = torch.zeros(len(mask) // groups, self.slots + 1, dtype=torch.bool, device=device)
+        self._row_end_of = torch.full_like(self.places, self.first - 1)
+        self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
+        self.row_ends = torch.zeros(len(mask) // groups, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, self._inner_ends] = True
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self._index = torch.arange(self.prefix, device=device).expand(len(mask), -1)
-        self.length = self.prefix
-
-    @property
-    def size(self) -> int:
-        return self._size
+        prompt = torch.arange(self.prefix - mask.shape[1], self.prefix, device=device)
+        self.write_next_at(prompt.expand(len(mask), -1), self.prefix)
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""
         return self._row_end_of[slots].repeat(self.groups, 1)
 
-    def write_next_at(self, index: torch.LongTensor) -> None:
-        """Let the next forward pass write at `index` [rows, T], and see everything."""
-        self._index, self.length = index, self._size
-
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
-            shape = (*keys.shape[:2], self._size, keys.shape[3])
+            shape = (*keys.shape[:2], self.size, keys.shape[3])
             self.keys.append(keys.new_zeros(shape))
             self.values.append(values.new_zeros(shape))
-        index = self._index.to(keys.device)
-        place(self.keys[layer], index, keys)
-        place(self.values[layer], index, values)
-        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        return super().write(layer, keys, values)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """`write`, as transformers' attention calls it."""

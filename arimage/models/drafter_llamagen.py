@@ -2,11 +2,12 @@
 transformer's features."""
 
 import torch
+import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
-from torch import nn
 
 from .cache import SlotCache
+from .layers import Linear, additive
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 
@@ -32,7 +33,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         dropout: float = 0.0,
     ):
         super().__init__()
-        self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.fc = Linear(2 * hidden_size, hidden_size, bias=False)
         self.block = Block(self.config)
 
     @classmethod
@@ -73,7 +74,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
             rotary, mask, cache: as in `LlamaGenTransformer.forward`.
         """
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
-        return self.block(hidden, rotary, mask[:, None], cache, 0)
+        return self.block(hidden, rotary, additive(mask, hidden.dtype), cache, 0)
 
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
@@ -109,7 +110,8 @@ class LlamaGenDraftModel:
             config.num_key_value_heads or config.num_attention_heads,
             self.drafter.head_dim,
             prefix=0,
-            slots=self.model.num_tokens + scratch,
+            slots=self.model.num_tokens,
+            scratch=scratch,
             groups=self.model.groups,
             dtype=self.drafter.dtype,
             device=self.model.device,
@@ -127,17 +129,13 @@ class LlamaGenDraftModel:
     ) -> tuple[torch.FloatTensor, torch.Tensor]:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
-        at_slots = torch.where(positions < 0, -1, positions if slots is None else slots)
-        seen = (
-            torch.arange(cache.slots, device=positions.device) <= at_slots[..., None] if visible is None else visible
-        )
-        # Padding sees the slot it is thrown into, so that no row of the mask is empty.
-        seen = torch.cat([seen, (at_slots < 0)[..., None]], dim=-1).repeat(groups, 1, 1)
+        at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
+        seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)
         hidden = self.drafter(
             transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
             features.flatten(0, 1),
-            rotary=self._rotary[positions.clamp(min=0)].repeat(groups, 1, 1, 1),
+            rotary=self._rotary[positions].repeat(groups, 1, 1, 1),
             mask=seen,
             cache=cache,
         )

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from .binding import check_raster, repeat_images, rows_of
 from .cache_transformers import LanguageCache
+from .layers import additive
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -117,8 +118,7 @@ class LanguageTokenModel:
         # Padding sees itself, so that no row of the mask is empty.
         visible = (causal & self._prompt_mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
         positions = (self._prompt_mask.long().cumsum(1) - 1).clamp(min=0)
-        hidden = self._run(self._prompt, positions, visible, cache)
-        hidden = hidden[:, -1]
+        hidden = self._run(self._prompt, positions, F.pad(visible, (cache.prefix - length, 0)), cache)[:, -1]
         if self._repeats > 1:
             images = torch.arange(batch_size // self._repeats, device=self.device)
             cache.expand(images.repeat_interleave(self._repeats))
@@ -136,42 +136,52 @@ class LanguageTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        count, columns = tokens.shape[1], self.layout.columns
-        live = positions >= 0
-        ends = live & (positions % columns == columns - 1) & (positions < self.num_tokens - 1)
-        if self._row_end is None:
-            ends = torch.zeros_like(ends)
-        room = self._room_for_row_ends(ends, slots is not None)
-        at_slots = torch.where(live, positions if slots is None else slots, -1)
-        sees = torch.arange(cache.slots, device=self.device) <= at_slots[..., None] if visible is None else visible
-        cache.row_ends.scatter_(1, at_slots % (cache.slots + 1), ends)
-
-        # The queries that row ends are fed behind, in order, then as many others as there is room for.
-        after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
-        ended = ends.gather(1, after)
-        end_slots = torch.where(ended, at_slots.gather(1, after), -1)
-        seen = sees.gather(1, after[..., None].expand(-1, -1, cache.slots))
-        of_tokens = self._mask_of(cache, sees, at_slots, cache.owners != at_slots[..., None])
-        of_ends = self._mask_of(cache, seen, end_slots, ended[..., None])
-        # An unknown token carries no information, unlike its row end.
-        unknown = ended & (tokens.gather(1, after) < 0)
-        own = torch.arange(cache.slots, device=self.device) == end_slots[..., None]
-        of_ends[..., : cache.slots] &= ~(own & unknown[..., None])
-        mask = torch.cat([of_tokens, of_ends], dim=1).repeat(self._groups, 1, 1)
-        prompt = self._mask[:, None].expand(-1, mask.shape[1], -1)
-
-        at = positions.clamp(min=0)
-        if self._row_end is not None:
-            at = at + at // columns
-        at = torch.cat([at, at.gather(1, after) + 1], dim=1).repeat(self._groups, 1) + self._mask.sum(1, keepdim=True)
-        cache.write_next_at(torch.cat([cache.index(at_slots), cache.row_end_index(end_slots)], dim=1))
+        at_slots = cache.slots_of(positions, slots)
+        seen = cache.seen(at_slots, visible)
+        at, index = positions.clamp(min=0), cache.index(at_slots)
         embedded = self._embed(tokens.clamp(min=0)).to(self._prompt).masked_fill((tokens < 0)[..., None], 0)
+        last = None
         if self._row_end is not None:
+            ends = (
+                (at % self.layout.columns == self.layout.columns - 1) & (positions >= 0) & (at < self.num_tokens - 1)
+            )
+            cache.row_ends.scatter_(1, at_slots, ends)
+            count, room = tokens.shape[1], self._room_for_row_ends(ends, slots is not None)
+            # The queries that row ends are fed behind, in order, then as many others as there is room for.
+            after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
+            ended = ends.gather(1, after)
+            end_slots = torch.where(ended, at_slots.gather(1, after), -1)
+            seen = self._with_row_ends(cache, seen, tokens, at_slots, after, end_slots)
+            at = at + at // self.layout.columns
+            at = torch.cat([at, at.gather(1, after) + 1], dim=1)
+            index = torch.cat([index, cache.row_end_index(end_slots)], dim=1)
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)
-        hidden = self._run(embedded.repeat(self._groups, 1, 1), at, torch.cat([prompt, mask], dim=2), cache)
-        rank = count + ends.long().cumsum(1) - 1
-        last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
-        return self._logits(hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2])))
+            rank = count + ends.long().cumsum(1) - 1
+            last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
+        cache.write_next_at(index)
+        prompt = F.pad(self._mask, (cache.prefix - self._mask.shape[1], 0))[:, None].expand(-1, seen.shape[1], -1)
+        hidden = self._run(
+            embedded.repeat(self._groups, 1, 1),
+            at.repeat(self._groups, 1) + self._mask.sum(1, keepdim=True),
+            torch.cat([prompt, seen.repeat(self._groups, 1, 1)], dim=2),
+            cache,
+        )
+        if last is not None:
+            hidden = hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2]))
+        return self._logits(hidden)
+
+    def _with_row_ends(self, cache, seen, tokens, at_slots, after, end_slots) -> torch.BoolTensor:
+        """What tokens at `at_slots` [B, Q], which see `seen` [B, Q, K], and row ends after the tokens `after` [B, R], at
+        `end_slots`, see: [B, Q + R, K]."""
+        by_end, behind = seen.gather(1, after[..., None].expand(-1, -1, seen.shape[2])), len(cache.owners)
+        there = cache.row_ends[:, None, cache.owners]
+        seen[..., :behind] &= there & (cache.owners != at_slots[..., None])
+        by_end[..., :behind] &= there & (end_slots >= 0)[..., None]
+        # An unknown token carries no information, unlike its row end.
+        keys = torch.arange(cache.prefix, cache.first + cache.limit, device=self.device)
+        unknown = torch.where(tokens.gather(1, after) < 0, cache.places[end_slots], -1)
+        by_end &= keys != unknown[..., None]
+        return torch.cat([seen, by_end], dim=1)
 
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
@@ -191,22 +201,13 @@ class LanguageTokenModel:
         self._mask.index_copy_(0, rows, F.pad(other._mask, (max(-more, 0), 0)))
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
-        if self._row_end is None:
-            return 0
         if ends.device.type == "cpu":
             return int(ends.sum(1).max())
         # Queries that go to the slots of their positions are of different positions.
         return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
 
-    def _mask_of(self, cache, visible, slots, sees_row_end) -> torch.BoolTensor:
-        """What queries at `slots` [B, Q] see behind the prompt: `visible` [B, Q, S], the row ends of the tokens among these where
-        `sees_row_end` [B, Q, E] agrees, and where they are padding the slot they are thrown into."""
-        row_ends = visible[..., cache.owners] & cache.row_ends[:, None, cache.owners] & sees_row_end
-        return torch.cat([visible, row_ends, (slots < 0)[..., None]], dim=2)
-
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
-        mask = torch.zeros(visible.shape, dtype=embedded.dtype, device=self.device)
-        mask = mask.masked_fill(~visible, torch.finfo(embedded.dtype).min)[:, None]
+        mask = additive(visible, embedded.dtype)
         return self._decoder(
             inputs_embeds=embedded, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state

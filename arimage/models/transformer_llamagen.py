@@ -9,8 +9,10 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..kernels.rotary import rotate
 from .binding import check_raster, repeat_images, rows_of, with_unconditional
 from .cache import SlotCache
+from .layers import Linear, additive, attend
 
 
 def rotary_table(
@@ -32,13 +34,6 @@ def rotary_table(
     return F.pad(table, (0, 0, 0, 0, prefix, 0))
 
 
-def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotate neighbouring pairs of `states` [B, T, heads, head_dim] by `table` [B or 1, T, head_dim / 2, 2]."""
-    even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = table.unsqueeze(2).unbind(-1)
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(states.dtype)
-
-
 class RMSNorm(nn.Module):
     def __init__(self, hidden_size: int, eps: float):
         super().__init__()
@@ -46,40 +41,41 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(hidden.float(), hidden.shape[-1:], eps=self.eps).to(hidden.dtype) * self.weight
+        return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.eps)
 
 
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, num_key_value_heads: int, dropout: float):
         super().__init__()
         self.head_dim = hidden_size // num_heads
-        self.widths = [hidden_size, num_key_value_heads * self.head_dim, num_key_value_heads * self.head_dim]
-        self.grouped = num_key_value_heads < num_heads
-        self.qkv_proj = nn.Linear(hidden_size, sum(self.widths), bias=False)
-        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.heads = [num_heads, num_key_value_heads, num_key_value_heads]
+        self.qkv_proj = Linear(hidden_size, sum(self.heads) * self.head_dim, bias=False)
+        self.out_proj = Linear(hidden_size, hidden_size, bias=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden, rotary, mask, cache=None, layer=0):
-        query, key, value = (
-            states.unflatten(-1, (-1, self.head_dim)) for states in self.qkv_proj(hidden).split(self.widths, dim=-1)
-        )
-        query, key, value = (s.transpose(1, 2) for s in (rotate(query, rotary), rotate(key, rotary), value))
+        states = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))
+        query, key, value = self.heads
+        rotated, value = states.split([query + key, value], dim=2)
+        query, key = rotate(rotated, rotary).split([query, key], dim=2)
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         if cache is not None:
             key, value = cache.write(layer, key, value)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=self.grouped)
-        return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
+        hidden = self.out_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        return self.dropout(hidden) if self.training else hidden
 
 
 class FeedForward(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden):
-        return self.dropout(self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden)))
+        hidden = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.dropout(hidden) if self.training else hidden
 
 
 class Block(nn.Module):
@@ -99,8 +95,8 @@ class Block(nn.Module):
 class CaptionProjection(nn.Module):
     def __init__(self, caption_dim: int, hidden_size: int, num_tokens: int):
         super().__init__()
-        self.fc1 = nn.Linear(caption_dim, hidden_size, bias=False)
-        self.fc2 = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.fc1 = Linear(caption_dim, hidden_size, bias=False)
+        self.fc2 = Linear(hidden_size, hidden_size, bias=False)
         self.register_buffer("null_caption", torch.randn(num_tokens, caption_dim) / caption_dim**0.5)
 
     def forward(self, caption):
@@ -159,7 +155,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = RMSNorm(hidden_size, norm_eps)
-        self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+        self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
         """Initialise for training: N(0, 0.02) everywhere, a zero head."""
@@ -217,7 +213,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         Args:
             tokens: image tokens [B, Q]; -1 is a token that is not known yet.
             rotary: rows of `rotary_table` for the T fed positions, [B or 1, T, head_dim / 2, 2].
-            mask: bool [B, T, K], which keys each query sees: those of the T fed positions, or all of `cache`.
+            mask: bool [B, T, K], which keys each query sees: those of the T fed positions, or the first of `cache`.
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
             cache: keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
             first_query: leave out the logits of the positions before it.
@@ -228,8 +224,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
+        scores = additive(mask, hidden.dtype)
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, rotary, mask[:, None], cache, layer)
+            hidden = block(hidden, rotary, scores, cache, layer)
         features = self.norm(hidden[:, first_query:])
         logits = self.head(features).float()
         return (logits, features) if return_features else logits
@@ -331,17 +328,21 @@ class LlamaGenTokenModel:
             config.num_key_value_heads or config.num_attention_heads,
             self.transformer.head_dim,
             prefix=length,
-            slots=self.num_tokens + scratch,
+            slots=self.num_tokens,
+            scratch=scratch,
             groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
         )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        cache.write_next_at(torch.arange(length, device=self.device).expand(len(prefix_mask), -1))
+        padding = cache.prefix - length
+        cache.write_next_at(
+            torch.arange(padding, cache.prefix, device=self.device).expand(len(prefix_mask), -1), cache.prefix
+        )
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=F.pad((causal & prefix_mask[:, None]) | own, (0, cache.slots + 1)),
+            mask=F.pad((causal & prefix_mask[:, None]) | own, (padding, 0)),
             condition=self.condition,
             cache=cache,
             first_query=length - 1,
@@ -365,15 +366,15 @@ class LlamaGenTokenModel:
         return_features: bool = False,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        at_slots = torch.where(positions < 0, -1, positions if slots is None else slots)
-        seen = torch.arange(cache.slots, device=self.device) <= at_slots[..., None] if visible is None else visible
-        # Padding sees the slot it is thrown into, so that no row of the mask is empty.
-        seen = torch.cat([seen, (at_slots < 0)[..., None]], dim=-1).repeat(self.groups, 1, 1)
-        prefix = self._prefix_mask[:, None].expand(-1, seen.shape[1], -1)
+        at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
+        seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
+        length = self._prefix_mask.shape[1]
+        prefix = F.pad(self._prefix_mask, (cache.prefix - length, 0))[:, None].expand(-1, seen.shape[1], -1)
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
-            rotary=self._rotary[positions.clamp(min=0) + cache.prefix].repeat(self.groups, 1, 1, 1),
+            # Padding is rotated as the last position.
+            rotary=self._rotary[length:][positions].repeat(self.groups, 1, 1, 1),
             mask=torch.cat([prefix, seen], dim=-1),
             cache=cache,
             return_features=True,

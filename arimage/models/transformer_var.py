@@ -11,8 +11,10 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..kernels.linear import linear
 from .binding import repeat_images, rows_of, with_unconditional
 from .cache import GrowingCache
+from .layers import Linear, attend
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -31,40 +33,45 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Normalise `hidden` [B, T, C], then scale and shift it by what the condition gives [B, 1, C]."""
-    return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale + 1)
+    return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale)
 
 
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, qk_norm: bool, dropout: float):
         super().__init__()
         self.num_heads = num_heads
-        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out_proj = nn.Linear(hidden_size, hidden_size)
+        self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
+        self.out_proj = Linear(hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
-        self.softmax_scale = 1.0 if qk_norm else 0.25 / math.sqrt(hidden_size // num_heads)
+        width = hidden_size // num_heads
+        # Vectors whose mean square is 1 are longer than unit vectors by the root of their width.
+        self.softmax_scale = 1 / width if qk_norm else 0.25 / math.sqrt(width)
         self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
 
     def forward(self, hidden, mask, cache=None, layer=0):
-        query, key, value = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = qkv.unbind(2)
         if self.log_query_scale is not None:
-            query_scale = self.log_query_scale.float().clamp(max=math.log(100.0)).exp()
-            query = (F.normalize(query.float(), dim=-1) * query_scale).to(value.dtype)
-            key = F.normalize(key.float(), dim=-1).to(value.dtype)
+            query, key = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:], eps=1e-24).unbind(2)
+            query_scale = self.log_query_scale.clamp(max=math.log(100.0)).exp()
+            query = query * query_scale[..., 0].to(query.dtype)
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         if cache is not None:
             key, value = cache.write(layer, key, value)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.softmax_scale)
-        return self.dropout(self.out_proj(attended.transpose(1, 2).flatten(2)))
+        hidden = self.out_proj(attend(query, key, value, mask, self.softmax_scale).transpose(1, 2).flatten(2))
+        return self.dropout(hidden) if self.training else hidden
 
 
 class FeedForward(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
         super().__init__()
-        self.fc1 = nn.Linear(hidden_size, intermediate_size)
-        self.fc2 = nn.Linear(intermediate_size, hidden_size)
+        self.fc1 = Linear(hidden_size, intermediate_size)
+        self.fc2 = Linear(intermediate_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden):
-        return self.dropout(self.fc2(F.gelu(self.fc1(hidden), approximate="tanh")))
+        hidden = self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
+        return self.dropout(hidden) if self.training else hidden
 
 
 class Offset(nn.Module):
@@ -84,7 +91,7 @@ class Block(nn.Module):
         size = config.hidden_size
         self.attention = Attention(size, config.num_attention_heads, config.qk_norm, config.dropout)
         self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
-        self.modulation = Offset(6 * size) if config.shared_adaln else nn.Linear(size, 6 * size)
+        self.modulation = Offset(6 * size) if config.shared_adaln else Linear(size, 6 * size)
 
     def forward(self, hidden, modulation, mask, cache=None, layer=0):
         gate1, gate2, scale1, scale2, shift1, shift2 = modulation
@@ -117,7 +124,7 @@ class CaptionProjection(nn.Module):
 
 class Float32Linear(nn.Linear):
     def forward(self, hidden):
-        return F.linear(hidden.float(), self.weight.float(), self.bias.float())
+        return linear(hidden.float(), self.weight.float(), self.bias.float())
 
 
 class VARTransformer(ModelMixin, ConfigMixin):
@@ -175,13 +182,13 @@ class VARTransformer(ModelMixin, ConfigMixin):
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
-        self.input_projection = nn.Linear(codebook_dim, hidden_size)
+        self.input_projection = Linear(codebook_dim, hidden_size)
         self.level_embedding = nn.Embedding(len(scales), hidden_size)
         self.position_embedding = nn.Parameter(torch.zeros(1, sum(side**2 for side in scales), hidden_size))
         self.embedding_dropout = nn.Dropout(dropout)
-        self.shared_modulation = nn.Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
+        self.shared_modulation = Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.head_modulation = nn.Linear(hidden_size, 2 * hidden_size)
+        self.head_modulation = Linear(hidden_size, 2 * hidden_size)
         self.head = Float32Linear(hidden_size, vocab_size)
 
     def init_weights(self) -> None:
@@ -196,8 +203,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         for embedding in (self.start_position, self.position_embedding):
             nn.init.normal_(embedding, std=std)
         for block in self.blocks:
-            for linear in (block.attention.out_proj, block.feed_forward.fc2):
-                linear.weight.data.div_((2 * len(self.blocks)) ** 0.5)
+            for layer in (block.attention.out_proj, block.feed_forward.fc2):
+                layer.weight.data.div_((2 * len(self.blocks)) ** 0.5)
             nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
         if self.config.conditioning == "text":
             # Captions differ little at first, and the modulations see nothing else of them.
@@ -235,13 +242,17 @@ class VARTransformer(ModelMixin, ConfigMixin):
 
     def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         """What the condition [B, hidden_size] sets in each block (two gates, two scales, two shifts) and before the head (a scale
-        and a shift): each [B, 1, hidden_size]."""
+        and a shift): each [B, 1, hidden_size]. The layers give what is added to a scale of 1."""
         condition = F.silu(vector)
         before_head = self.head_modulation(condition)
         if self.shared_modulation is not None:
             condition = self.shared_modulation(condition)
         rows = [*(block.modulation(condition) for block in self.blocks), before_head]
-        return [row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows]
+        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
+        return [
+            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
+            (scale + 1, shift),
+        ]
 
     def forward(
         self,

@@ -306,8 +306,9 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
 
     def poison(state, step):
         cache = state.cache
-        undecided = torch.nn.functional.pad(~state.decided, (cache.prefix, cache.slots + 1 - 16), value=True)
+        undecided = torch.ones(len(state.decided), cache.size, dtype=torch.bool)
         undecided[:, : cache.prefix] = False
+        undecided[:, cache.places[:16]] = ~state.decided
         for tensors in (cache.keys, cache.values):
             # Finite, since dense attention multiplies what it does not see by zero.
             tensors.masked_fill_(undecided.repeat(2, 1)[None, :, None, :, None], 1e4)

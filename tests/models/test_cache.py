@@ -57,7 +57,8 @@ def filled(kind):
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        cache.write_next_at(torch.arange(PREFIX).expand(IMAGES * GROUPS, -1))
+        prompt_places = torch.arange(cache.prefix - PREFIX, cache.prefix)
+        cache.write_next_at(prompt_places.expand(IMAGES * GROUPS, -1), cache.prefix)
     else:
         cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), LAYOUT, 0, GROUPS, True)
     write(cache, prompt)
@@ -68,7 +69,7 @@ def filled(kind):
 def image_slots(cache):
     """Keys and values of the image slots, [2, layers, rows, heads, slots, head_dim]."""
     both = torch.stack([torch.stack(list(layers)) for layers in (cache.keys, cache.values)])
-    return both[:, :, :, :, PREFIX : PREFIX + SLOTS].clone()
+    return both[:, :, :, :, cache.places[:SLOTS]]
 
 
 KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language"])
@@ -78,8 +79,10 @@ KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language"])
 def test_queries_attend_to_all_that_was_written(kind):
     cache, given, attended = filled(kind)
     assert attended.shape[4] == cache.length
-    assert torch.equal(attended[..., : PREFIX + SLOTS, :], given)
-    assert not attended[..., PREFIX + SLOTS :, :].any()
+    places = torch.cat([torch.arange(cache.prefix - PREFIX, cache.prefix), cache.places[:SLOTS]])
+    assert torch.equal(attended[..., places, :], given)
+    attended[..., places, :] = 0
+    assert not attended.any()
 
 
 @KINDS

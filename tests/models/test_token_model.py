@@ -38,6 +38,16 @@ def test_what_lies_in_unused_slots_does_not_matter(bound):
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
+def test_attention_up_to_what_is_filled_is_the_same(bound):
+    model, cache, codes = bound
+    expected = chain(model, cache, codes, 0, FED)
+    cache, _ = model.prefill(BATCH, scratch=4)
+    cache.limit = FED
+    limited = chain(model, cache, codes, 0, FED)
+    assert cache.length == cache.size - model.num_tokens + FED
+    torch.testing.assert_close(limited, expected)
+
+
 def test_writing_again_overwrites(bound):
     model, cache, codes = bound
     chain(model, cache, codes.flip(1), 0, FED + 2)
@@ -47,10 +57,10 @@ def test_writing_again_overwrites(bound):
 
 def test_padding_leaves_nothing_behind(bound):
     model, cache, codes = bound
-    before = cache.keys[:, :, :, : cache.prefix + cache.slots].clone()
+    before = cache.keys[:, :, :, cache.places[:-1]].clone()
     positions = torch.full((BATCH, 3), -1)
     logits = model.forward(codes[:, :3], positions, cache)
-    assert torch.equal(cache.keys[:, :, :, : cache.prefix + cache.slots], before)
+    assert torch.equal(cache.keys[:, :, :, cache.places[:-1]], before)
     assert not logits.isnan().any()
 
 
@@ -79,9 +89,9 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
 def test_a_move_to_nowhere_changes_no_slot(bound):
     model, cache, codes = bound
     chain(model, cache, codes, 0, FED)
-    before = cache.values[:, :, :, : cache.prefix + cache.slots].clone()
+    before = cache.values[:, :, :, cache.places[:-1]].clone()
     cache.move(torch.tensor([[0, 1], [2, 3]]), torch.full((BATCH, 2), -1))
-    assert torch.equal(cache.values[:, :, :, : cache.prefix + cache.slots], before)
+    assert torch.equal(cache.values[:, :, :, cache.places[:-1]], before)
 
 
 def test_an_unknown_code_is_neutral(bound):

@@ -1,0 +1,16 @@
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864) of neighbouring pairs."""
+
+import torch
+
+from .. import runs_triton
+from . import reference
+
+
+def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotate neighbouring pairs of `states` [B, T, heads, D] by the cosines and sines `table` [B or 1, T, D / 2, 2], in float32;
+    the result, contiguous, has the dtype of `states`."""
+    if runs_triton(states) and not states.requires_grad:
+        from .triton import rotate
+
+        return rotate(states, table)
+    return reference.rotate(states, table)

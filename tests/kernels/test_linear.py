@@ -1,0 +1,53 @@
+"""A linear layer is the same by oneDNN, and is not taken from who needs PyTorch's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arimage.kernels import linear as kernel
+from arimage.kernels.linear import linear
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often oneDNN was called, on any CPU, however small the matrices."""
+    monkeypatch.setattr(kernel, "_prefers_onednn", lambda: torch.backends.mkldnn.is_available())
+    monkeypatch.setattr(kernel, "_LEAST", 0)
+    operator, called = torch.ops.mkldnn._linear_pointwise, []
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *a: called.append(1) or operator(*a))
+    return called
+
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
+X, WEIGHT, BIAS = torch.randn(3, 2, 20), torch.nn.Parameter(torch.randn(7, 20)), torch.randn(7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [None, BIAS])
+@pytest.mark.parametrize("x", [X, X[0, 0], X[:, 1]], ids=["rows", "vector", "strided"])
+def test_onednn_gives_the_same(calls, x, bias):
+    torch.testing.assert_close(linear(x, WEIGHT, bias), F.linear(x, WEIGHT, bias), atol=1e-5, rtol=1e-5)
+    assert calls == [1]
+
+
+def test_what_needs_gradients_has_them(calls):
+    linear(X, WEIGHT).sum().backward()
+    assert WEIGHT.grad is not None and not calls
+
+
+@torch.no_grad()
+def test_other_dtypes_autocast_and_compilation_keep_their_own(calls):
+    linear(X.bfloat16(), WEIGHT.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(X, WEIGHT).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        linear(X, WEIGHT)
+    torch.compile(linear, backend="eager", fullgraph=True)(X, WEIGHT)
+    assert not calls
+
+
+@torch.no_grad()
+def test_small_matrices_are_not_worth_the_call(calls, monkeypatch):
+    monkeypatch.setattr(kernel, "_LEAST", X.numel() * 7 + 1)
+    linear(X, WEIGHT)
+    assert not calls
