@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .interface import TokenModel
-from .loop import INTERVAL
+from .watch import INTERVAL
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)

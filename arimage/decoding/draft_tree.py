@@ -36,9 +36,9 @@ class DraftTreeState(CursorState):
     drafter_cache: Any
     accepts: Accepts
 
-    def put(self, rows: torch.LongTensor, other: "DraftTreeState") -> None:
-        super().put(rows, other)
+    def put(self, rows: torch.LongTensor, other: "DraftTreeState") -> bool:
         self.drafter_cache.put(rows, other.drafter_cache)
+        return super().put(rows, other)
 
     def select(self, rows: torch.LongTensor) -> None:
         super().select(rows)

@@ -68,9 +68,9 @@ class TokenModel(Protocol):
         """The same bound to the `images` [M] of its own, in this order."""
         ...
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         """Bind `images` [M] to the conditions of `other`, a model of M images of the same network, layout and guidance, for
-        `forward`: what `prefill` returned to `other` is put into the cache."""
+        `forward`: what `prefill` returned to `other` is put into the cache. Returns whether its tensors are other ones now."""
         ...
 
 

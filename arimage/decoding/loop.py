@@ -7,10 +7,7 @@ import torch
 from .distribution import Sampling
 from .interface import Decoding, ScaleModel, TokenModel
 from .state import DecodingState
-
-
-# How often the host looks at an accelerator, in steps: looking waits for it.
-INTERVAL = 8
+from .watch import INTERVAL, Watch
 
 
 def decode(
@@ -19,6 +16,7 @@ def decode(
     sampling: Sampling,
     seeds: torch.LongTensor,
     on_step: Callable[[DecodingState, int], bool] | None = None,
+    compiled: Callable[[Decoding, DecodingState], Callable[[DecodingState], None]] | None = None,
 ) -> DecodingState:
     """Run `decoding` until every image is finished, or until `on_step` returns True.
 
@@ -26,6 +24,8 @@ def decode(
         seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of differently
             shaped matrix products.
         on_step: called after every step with the state and the number of forward passes so far, prefill included.
+        compiled: makes the function that takes the steps of a state, such as a `CompiledSteps`; by default it is
+            `decoding.step`.
 
     Raises:
         ValueError: if `decoding` cannot run on this model, or the model's logits were not finite.
@@ -33,13 +33,14 @@ def decode(
     reason = decoding.supports(model)
     if reason is not None:
         raise ValueError(f"{type(decoding).__name__} cannot decode this model: {reason}")
-    patience = 1 if model.device.type == "cpu" else INTERVAL
     state, steps = decoding.start(model, sampling, seeds), 1
+    step = decoding.step if compiled is None else compiled(decoding, state)
+    watch, patience = Watch(state.finished), 1 if seeds.device.type == "cpu" else INTERVAL
     state.limit_attention(patience)
     while not (on_step is not None and on_step(state, steps)):
-        if steps == state.max_steps or (steps % patience == 0 and bool(state.finished.all())):
+        if steps == state.max_steps or watch.look().all():
             break
-        decoding.step(state)
+        step(state)
         steps += 1
         if steps % INTERVAL == 0:
             state.adapt()

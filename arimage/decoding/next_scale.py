@@ -29,6 +29,10 @@ class ScaleState(DecodingState):
     def max_steps(self) -> int:
         return len(self.model.scales)
 
+    @property
+    def step_shape(self) -> None:
+        return None
+
 
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
     """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""

@@ -8,8 +8,8 @@ import torch
 
 from .distribution import Sampling
 from .interface import Decoding, ScaleModel, TokenModel
-from .loop import INTERVAL
 from .state import DecodingState
+from .watch import INTERVAL, Watch
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Images:
 
     Attributes:
         names: what the caller calls each of the M images.
-        model: a model that is bound to them.
+        model: a model that is bound to them, and to no others: it is bound to those that take their rows.
         sampling, seeds: how to sample them, and their seeds, int64 [M].
     """
 
@@ -29,23 +29,35 @@ class Images:
 
 
 class Slots:
-    """The rows of a batch in which images of one network, layout, guidance and decoding are generated, each from its own start
+    """The rows of a batch, in which images of one network, layout, guidance and decoding are generated, each from its own start
     to its own end.
 
-    On an accelerator there are always `size` rows, so that shapes never change. On the CPU, where an idle row costs as much as
-    any other, there are as many as images.
+    On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU, where an
+    idle row costs as much as any other, there are as many as images.
+
+    Args:
+        size: how many images may run.
+        compiled: as in `decode`.
 
     Attributes:
         names: the image in each row, None in an idle one.
         state: what is decided; None before the first image.
-        forward_passes: those of the model so far: the prefill of images that begin together is one, and so is a step.
+        begins, steps: the forward passes so far: prefills, one for images that begin together, and steps.
     """
 
-    def __init__(self, decoding: Decoding, size: int):
+    def __init__(
+        self,
+        decoding: Decoding,
+        size: int,
+        compiled: Callable[[Decoding, DecodingState], Callable[[DecodingState], None]] | None = None,
+    ):
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
         self.state: Any = None
-        self.forward_passes = 0
+        self.begins = self.steps = 0
+        self._compiled = compiled
+        # The step before which the image of each row began.
+        self._began: list[int] = []
 
     @property
     def running(self) -> list[int]:
@@ -58,6 +70,10 @@ class Slots:
         running = len(self.running)
         return 0 if running and not self.state.refillable else self.size - running
 
+    @property
+    def forward_passes(self) -> int:
+        return self.begins + self.steps
+
     def begin(self, images: Images) -> None:
         """Prefill `images`, at most `room`, and let them have rows.
 
@@ -67,31 +83,52 @@ class Slots:
         reason = self.decoding.supports(images.model)
         if reason is not None:
             raise ValueError(f"{type(self.decoding).__name__} cannot decode this model: {reason}")
-        running = self.running
+        running, count = len(self.running), len(images.names)
         decoding = self.state.starter(self.decoding) if running else self.decoding
         state = decoding.start(images.model, images.sampling, images.seeds)
-        self.forward_passes += 1
-        if not running:
-            self.state, self.names = state, list(images.names)
-            self._resize(self.size if self._fixed else len(self.names))
-            return
-        self._resize(max(len(self.names), len(running) + len(images.names)))
-        rows = [row for row, name in enumerate(self.names) if name is None][: len(images.names)]
-        self.state.put(torch.tensor(rows, device=images.seeds.device), state)
+        self.begins += 1
+        if running:
+            self._resize(max(len(self.names), running + count))
+            rows = [row for row, name in enumerate(self.names) if name is None][:count]
+            moved = self.state.put(torch.tensor(rows, device=images.seeds.device), state)
+        else:
+            moved = True
+            self.state, self.names, self._began = state, [None] * count, [0] * count
+            rows = range(count)
         for row, name in zip(rows, images.names, strict=True):
-            self.names[row] = name
+            self.names[row], self._began[row] = name, self.steps
+        if self._fixed:
+            self._resize(self.size)
+        # What was seen of these rows is that of others.
+        self._watch = Watch(self.state.finished)
+        if moved:
+            self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
+        self._limit_attention()
 
     def step(self) -> None:
         """One forward pass of the running images."""
         if not self._fixed and self.state.refillable:
             self._resize(len(self.running))
-        self.decoding.step(self.state)
-        self.forward_passes += 1
+        self._take_step(self.state)
+        self.steps += 1
+        if self.steps % INTERVAL == 0:
+            self.state.adapt()
+        self._limit_attention()
 
     def finished(self) -> list[int]:
-        """The running rows whose images are finished. Reads the device."""
-        finished = self.state.finished.tolist()
+        """The running rows whose images are known to be finished. Called once after every forward pass."""
+        finished = self._watch.look().tolist()
         return [row for row in self.running if finished[row]]
+
+    def passes_of(self, rows: list[int]) -> list[int]:
+        """How many forward passes the images in `rows` took. Reads the device."""
+        passes = self.state.steps.tolist()
+        return [passes[row] for row in rows]
+
+    def idle_steps(self, rows: list[int]) -> int:
+        """How many steps were taken since the last of the images in `rows`, which are finished, was decided. Reads the device."""
+        ends = [self._began[row] + passes - 1 for row, passes in zip(rows, self.passes_of(rows), strict=True)]
+        return self.steps - max(ends)
 
     def release(self, rows: list[int]) -> None:
         """Make rows idle, whatever their images have so far."""
@@ -100,17 +137,27 @@ class Slots:
 
     @property
     def _fixed(self) -> bool:
-        return self.state.finished.device.type != "cpu"
+        return self._compiled is not None or self.state.finished.device.type != "cpu"
 
     def _resize(self, count: int) -> None:
         """Have `count` rows, at least those that run."""
         if count == len(self.names):
             return
         running = self.running
-        self.state.select(
-            torch.tensor(running + running[:1] * (count - len(running)), device=self.state.finished.device)
-        )
-        self.names = [self.names[row] for row in running] + [None] * (count - len(running))
+        idle = count - len(running)
+        self.state.select(torch.tensor(running + running[:1] * idle, device=self.state.finished.device))
+        self.names = [self.names[row] for row in running] + [None] * idle
+        self._began = [self._began[row] for row in running] + [0] * idle
+        self._watch = Watch(self.state.finished)
+
+    def _limit_attention(self) -> None:
+        patience = 1 if self.state.finished.device.type == "cpu" else INTERVAL
+        if self.steps % patience == 0:
+            self.state.limit_attention(patience)
+
+
+def _step_of(decoding: Decoding, state: DecodingState) -> Callable[[DecodingState], None]:
+    return decoding.step
 
 
 def decode_slots(
@@ -127,7 +174,7 @@ def decode_slots(
         on_step: called after every forward pass.
 
     Raises:
-        ValueError: if the decoding cannot run on a model, or the logits of an image were not finite.
+        ValueError: if the decoding cannot run on a model.
     """
     while True:
         images = waiting(slots.room) if slots.room else None
@@ -139,11 +186,7 @@ def decode_slots(
             return
         if on_step():
             return
-        on_cpu = slots.state.finished.device.type == "cpu"
-        if on_cpu or slots.forward_passes % INTERVAL == 0:
-            rows = slots.finished()
-            if rows:
-                on_finished(rows)
-                slots.release(rows)
-        if slots.forward_passes % INTERVAL == 0:
-            slots.state.adapt()
+        rows = slots.finished()
+        if rows:
+            on_finished(rows)
+            slots.release(rows)

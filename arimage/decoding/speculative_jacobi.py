@@ -33,10 +33,10 @@ class JacobiState(WindowState):
     def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
         return decoding if self.adaptive is None else replace(decoding, window=self.window)
 
-    def put(self, rows: torch.LongTensor, other: "JacobiState") -> None:
+    def put(self, rows: torch.LongTensor, other: "JacobiState") -> bool:
         if self.adaptive is not None:
             self.adaptive.restart()
-        super().put(rows, other)
+        return super().put(rows, other)
 
 
 @dataclass(frozen=True)

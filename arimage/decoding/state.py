@@ -1,6 +1,6 @@
 """What a decoding has decided so far: buffers that its steps write in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -84,6 +84,11 @@ class DecodingState:
         return len(self.accepted) - 1
 
     @property
+    def step_shape(self) -> Hashable:
+        """What the shapes of the next step depend on; None where every step has shapes of its own."""
+        return () if self.reach is None else (self.cache.limit,)
+
+    @property
     def forward_passes(self) -> int:
         """Forward passes of the model until every image was finished, prefill included. Reads the device."""
         return int(self.steps.max())
@@ -124,18 +129,19 @@ class DecodingState:
         """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
         return decoding
 
-    def put(self, rows: torch.LongTensor, other: Self) -> None:
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
         """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
-        kind. What is allocated is written in place."""
-        self.model.put(rows, other.model)
+        kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
+        moved = self.model.put(rows, other.model)
         self.cache.put(rows, other.cache)
-        self.sampling = self.sampling.join(rows, other.sampling, len(self.seeds))
+        sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
             if dim == 0 and values.ndim > 1:
                 # A state may have spare columns.
                 values = values[:, : theirs.shape[1]]
             values.index_copy_(dim, rows, theirs)
+        return moved or self.sampling is not sampling
 
     def select(self, rows: torch.LongTensor) -> None:
         """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""

@@ -47,6 +47,10 @@ class WindowState(CursorState):
     def reach(self) -> tuple[torch.LongTensor, int]:
         return self.cursor.max(), self.window
 
+    @property
+    def step_shape(self) -> tuple[int, int]:
+        return self.window, self.cache.limit
+
 
 _State = TypeVar("_State", bound=WindowState)
 

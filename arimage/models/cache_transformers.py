@@ -71,12 +71,13 @@ class LanguageCache(PlacedCache, Cache):
 
     def put(self, images: torch.LongTensor, other: "LanguageCache") -> None:
         """`RowCache.put`. Prompts end together: the shorter ones are padded on the left."""
-        more = max(other.prefix - self.prefix, 0)
-        if more:
+        more, limit = other.first - self.first, self.limit
+        if more > 0:
             self.keys, self.values = (
                 [F.pad(layer, (0, 0, more, 0)) for layer in layers] for layers in (self.keys, self.values)
             )
-            self.prefix, self._size = self.prefix + more, self._size + more
+            self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
+            self.limit = limit
             self._row_end_of += more
         super().put(images, other)
         self.row_ends.index_copy_(0, images, other.row_ends)

@@ -35,7 +35,8 @@ class LanguageTokenModel:
 
     A row end costs no forward pass: it is fed right after the token that completes a row, in the same forward pass, and the
     logits of the next position are those after it. That of the last row is never fed. On the CPU a forward pass is longer by
-    the row ends in it; on an accelerator, where counting them would wait for the device, by as many as there might be.
+    the row ends in it; on an accelerator, where counting them would wait for the device, and in a compiled step, whose shapes
+    are fixed, by as many as there might be.
 
     Unknown tokens (-1) are embedded as zeros; at the end of a row only the row-end token is visible.
 
@@ -192,13 +193,14 @@ class LanguageTokenModel:
         other._repeats = 1
         return other
 
-    def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> None:
+    def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
         """See `TokenModel.put`; the longer prompts decide how many places there are."""
         more = other._mask.shape[1] - self._mask.shape[1]
         if more > 0:
             self._mask = F.pad(self._mask, (more, 0))
         rows = rows_of(images, self._groups, len(self._mask) // self._groups)
         self._mask.index_copy_(0, rows, F.pad(other._mask, (max(-more, 0), 0)))
+        return more > 0
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if ends.device.type == "cpu":

@@ -310,10 +310,11 @@ class LlamaGenTokenModel:
         other._prefix_mask, other._repeats = self._prefix_mask[rows_of(images, self.groups, count)], 1
         return other
 
-    def put(self, images: torch.LongTensor, other: "LlamaGenTokenModel") -> None:
+    def put(self, images: torch.LongTensor, other: "LlamaGenTokenModel") -> bool:
         """See `TokenModel.put`."""
         rows = rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
         self._prefix_mask.index_copy_(0, rows, other._prefix_mask)
+        return False
 
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""

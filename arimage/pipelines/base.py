@@ -28,6 +28,7 @@ from ..decoding import (
     decoding_names,
     decoding_to_dict,
 )
+from ..decoding.capture import CompiledSteps
 from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
 from .output import ImagePipelineOutput, Tokens
@@ -66,6 +67,7 @@ class ARImagePipeline(DiffusionPipeline):
         super().__init__()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
+        self._compiled: CompiledSteps | None = None
 
     # Abilities
 
@@ -204,6 +206,28 @@ class ARImagePipeline(DiffusionPipeline):
             ignore_patterns=["*.*.safetensors"] if kwargs.get("variant") is None else None,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
+
+    # Compilation
+
+    def compile(self, **options) -> None:
+        """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a step as one
+        graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
+
+        A decoding is compiled when a call first uses it, and again for every other number of images, size, length of the
+        prompts or window; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
+        the rounding of fused operators. Prefill and image decoding stay eager, and while hooks move the weights of a component
+        (offloading, several devices) so do the steps. `from_pipe` and `save_pretrained` forget it.
+
+        Args:
+            options: those of `torch.compile`, such as `mode="max-autotune"`; `fullgraph` is True and `dynamic` False where
+                they are not given. `backend="eager"` captures without compiling.
+        """
+        self._compiled = CompiledSteps(**options)
+
+    @property
+    def _steps(self) -> CompiledSteps | None:
+        """What compiles the steps of a call, None where they run eagerly."""
+        return None if any(hasattr(part, "_hf_hook") for part in self.components.values()) else self._compiled
 
     # Parts of `prepare`
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..decoding.loop import INTERVAL
 from ..decoding.slots import Images, Slots, decode_slots
+from ..decoding.watch import INTERVAL
 from .call import GenerationCall
 from .output import DecodingStats
 
@@ -26,13 +26,14 @@ class CallRun:
 
     def __init__(self, pipe: "ARImagePipeline", call: GenerationCall, batch_size: int):
         self.pipe, self.call, self.count = pipe, call, len(call.seeds)
-        self.slots = Slots(call.decoding, min(batch_size, self.count))
+        self.slots = Slots(call.decoding, min(batch_size, self.count), pipe._steps)
         self.tensors: dict[str, torch.Tensor] = {}
         self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
         self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
         self._images: list[Any] = [None] * self.count
         # How many images have begun, and those that are finished and not decoded to pixels yet.
         self._begun, self._undecoded = 0, []
+        self._idle_steps = 0
         self._tokenizer_seconds = self._prefill_seconds = 0.0
 
     def run(self) -> None:
@@ -45,7 +46,8 @@ class CallRun:
         with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
             decode_slots(self.slots, self._next_images, self._finish, self._on_step)
             # Those that an interruption left.
-            self._finish(self.slots.running)
+            if self.slots.running:
+                self._finish(self.slots.running)
             self._show_progress()
         self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
 
@@ -59,7 +61,7 @@ class CallRun:
 
     def stats(self) -> DecodingStats:
         accepted = torch.nn.utils.rnn.pad_sequence(self._accepted)
-        passes = self.slots.forward_passes
+        passes = self.slots.forward_passes - self._idle_steps
         return DecodingStats(
             forward_passes=passes,
             tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
@@ -113,10 +115,11 @@ class CallRun:
         state = self.slots.state
         state.check(self.slots.names)
         self._copy(rows)
-        steps = state.steps.tolist()
-        for row in rows:
-            self._accepted[self.slots.names[row]] = state.accepted[: steps[row], row].to("cpu", copy=True)
+        for row, passes in zip(rows, self.slots.passes_of(rows), strict=True):
+            self._accepted[self.slots.names[row]] = state.accepted[:passes, row].to("cpu", copy=True)
             self._undecoded.append(self.slots.names[row])
+        if rows == self.slots.running:
+            self._idle_steps = self.slots.idle_steps(rows)
         if self.count > self.slots.size and len(self._undecoded) >= self.slots.size:
             self._decode(self._undecoded[: self.slots.size])
 

@@ -126,6 +126,7 @@ class TableModel:
         if self.layout.order is not None:
             order = self.layout.order.index_copy(0, images, other.layout.order)
             self.layout = Layout(self.layout.shape, order)
+        return False
 
     def joint(self, sampling):
         """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest."""

@@ -1,0 +1,44 @@
+"""Seeing on the host which images are finished."""
+
+import torch
+
+
+# How often the host reads an accelerator where it has to wait for it, in steps.
+INTERVAL = 8
+# By how many steps the host is ahead of a CUDA device. So the device always has work, and takes so many steps for nothing at
+# the end.
+AHEAD = 2
+
+
+class Watch:
+    """Which images are finished.
+
+    Reading a tensor waits for everything launched before. So on a CUDA device the flags are copied to the host after every step,
+    and the host reads the copy made `AHEAD` steps before, which it waits for: it is never further ahead.
+
+    Args:
+        finished: bool [B], which steps write in place.
+    """
+
+    def __init__(self, finished: torch.BoolTensor):
+        self._finished, self._looks = finished, 0
+        if finished.is_cuda:
+            self._copies = torch.zeros(AHEAD, len(finished), dtype=torch.bool, pin_memory=True)
+            self._events = [torch.cuda.Event() for _ in range(AHEAD)]
+
+    def look(self) -> torch.BoolTensor:
+        """Bool [B] on the CPU, called once after every step: images known to be finished."""
+        self._looks += 1
+        if self._finished.is_cuda:
+            return self._exchange(self._looks % AHEAD)
+        if self._finished.device.type == "cpu" or self._looks % INTERVAL == 0:
+            return self._finished.cpu()
+        return torch.zeros(len(self._finished), dtype=torch.bool)
+
+    def _exchange(self, turn: int) -> torch.BoolTensor:
+        """Read a copy of the flags, and begin another in its place."""
+        self._events[turn].synchronize()
+        seen = self._copies[turn].clone()
+        self._copies[turn].copy_(self._finished, non_blocking=True)
+        self._events[turn].record(torch.cuda.current_stream(self._finished.device))
+        return seen
