@@ -9,6 +9,7 @@ python benchmarks/slots.py --images 64 --slots 8 --decoding sjd-coupled
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -57,13 +58,13 @@ def main() -> None:
     ways: list[Callable[[], int]] = [batches, shrinking, slots]
     found: dict[Callable, list[tuple[float, float]]] = {way: [] for way in ways}
     passes = {}
-    # The first round sets up what later ones find.
-    for k in range(arguments.rounds + 1):
+    pipe(prompts[:1])
+    for k in range(arguments.rounds):
         for way in ways[k % 3 :] + ways[: k % 3]:
             began = time.perf_counter(), time.process_time()
             passes[way] = way()
-            if k:
-                found[way].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            found[way].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            print(f"round {k + 1}, {way.__name__}: {found[way][-1][0]:.2f} s", file=sys.stderr)
     print(f"{len(prompts)} images, {size} at a time, {arguments.decoding}, {torch.get_num_threads()} threads")
     print(f"{'':12}passes   seconds (range)          of batches   CPU seconds   of batches")
     for way in ways:
@@ -71,7 +72,9 @@ def main() -> None:
         for kind in (0, 1):
             seconds = [row[kind] for row in found[way]]
             # Of the same round, which the machine's other work slows alike.
-            gain = statistics.median(old[kind] / new[kind] for old, new in zip(found[batches], found[way], strict=True))
+            gain = statistics.median(
+                old[kind] / new[kind] for old, new in zip(found[batches], found[way], strict=True)
+            )
             columns.append((statistics.median(seconds), min(seconds), max(seconds), gain))
         wall, cpu = columns
         print(

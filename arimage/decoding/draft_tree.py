@@ -1,19 +1,19 @@
 """Decoding with a drafter: a tree of drafts grown by a small network, verified by the model in one pass."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import sample
+from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
 from .distribution import Sampling
 from .interface import Drafter, DraftModel, TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from ..kernels.siblings import couple_siblings, sample_siblings
 from .state import CursorState
 from .tree import DraftTree, ancestors, select
 
@@ -36,7 +36,7 @@ class DraftTreeState(CursorState):
     drafter_cache: Any
     accepts: Accepts
 
-    def put(self, rows: torch.LongTensor, other: "DraftTreeState") -> bool:
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
         self.drafter_cache.put(rows, other.drafter_cache)
         return super().put(rows, other)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 
@@ -33,7 +33,7 @@ class JacobiState(WindowState):
     def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
         return decoding if self.adaptive is None else replace(decoding, window=self.window)
 
-    def put(self, rows: torch.LongTensor, other: "JacobiState") -> bool:
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
         if self.adaptive is not None:
             self.adaptive.restart()
         return super().put(rows, other)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import Sampling
-from .interface import Decoding, ScaleModel, TokenModel
+from .interface import Decoding, ScaleModel, TokenModel, generates_tokens
 
 
 @dataclass
@@ -132,6 +132,7 @@ class DecodingState:
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
         kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
+        assert generates_tokens(self.model) and generates_tokens(other.model)
         moved = self.model.put(rows, other.model)
         self.cache.put(rows, other.cache)
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))

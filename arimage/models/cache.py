@@ -34,9 +34,6 @@ class KeyValueCache(Protocol):
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]: a prompt of several images is prefilled once."""
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Let `images` [M] be those of `other`, a cache of M images with as many slots."""
-
 
 class RowCache:
     """What the caches share.
@@ -70,11 +67,6 @@ class RowCache:
     def reset_rows(self, images: torch.LongTensor) -> None:
         for layer in (*self.keys, *self.values):
             layer.index_fill_(0, self.rows(images).to(layer.device), 0)
-
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        rows, first = self.rows(images), self.size - other.size
-        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
-            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
 
 
 def place(layer: torch.Tensor, index: torch.LongTensor, states: torch.Tensor) -> None:
@@ -133,6 +125,12 @@ class PlacedCache(RowCache):
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots, whose prompts are not longer."""
+        rows, first = self.rows(images), self.size - other.size
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kept = self.keys[layer], self.values[layer]

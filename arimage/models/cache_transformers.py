@@ -1,5 +1,7 @@
 """The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from transformers import Cache
@@ -69,8 +71,9 @@ class LanguageCache(PlacedCache, Cache):
         )
         self.row_ends = self.row_ends[images]
 
-    def put(self, images: torch.LongTensor, other: "LanguageCache") -> None:
-        """`RowCache.put`. Prompts end together: the shorter ones are padded on the left."""
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots. Prompts end together: the shorter ones
+        are padded on the left."""
         more, limit = other.first - self.first, self.limit
         if more > 0:
             self.keys, self.values = (

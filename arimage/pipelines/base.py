@@ -333,7 +333,9 @@ class ARImagePipeline(DiffusionPipeline):
             raise ValueError(f"callback_on_step_end is {callback_on_step_end!r}: give a function")
         whole = isinstance(batch_size, numbers.Integral) and batch_size is not True
         if batch_size is not None and not (whole and batch_size >= 1):
-            raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once")
+            raise ValueError(
+                f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
+            )
         decoding = self.decoding if decoding is None else as_decoding(decoding)
 
         # 2. Encode the condition

@@ -72,7 +72,9 @@ def test_known_tokens_are_those_of_each_image(table_model, preset):
 
 
 @pytest.mark.parametrize("order", ["random", "spread-out"])
-@pytest.mark.parametrize("decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str)
+@pytest.mark.parametrize(
+    "decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str
+)
 def test_every_image_keeps_its_order(table_model, decoding, order):
     model = table_model(grid=(2, 3), order=some_order(order, (2, 3), len(SEEDS)))
     found, _ = run(model, decoding, Sampling(), SEEDS, 4)
@@ -108,7 +110,9 @@ def test_images_that_come_later_join_those_that_run(table_model):
         return names and Images(names, model, Sampling(), SEEDS[names])
 
     def keep(rows):
-        found.update({slots.names[row]: (slots.state.tokens[row].clone(), int(slots.state.steps[row])) for row in rows})
+        found.update(
+            {slots.names[row]: (slots.state.tokens[row].clone(), int(slots.state.steps[row])) for row in rows}
+        )
 
     sizes = []
     decode_slots(slots, begin, keep, lambda: sizes.append(len(slots.names)))

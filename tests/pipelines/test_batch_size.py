@@ -147,7 +147,9 @@ def test_a_callback_sees_all_images(pipe):
     for before, after in zip(seen, seen[1:], strict=False):
         kept = before["decided"]
         assert (after["decided"] >= kept).all() and (after["tokens"] == before["tokens"])[kept].all()
-    tokens = output.tokens if pipe.generates_scales else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
+    tokens = (
+        output.tokens if pipe.generates_scales else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
+    )
     assert torch.equal(seen[-1]["tokens"], flat(tokens))
 
 

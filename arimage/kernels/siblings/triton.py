@@ -83,7 +83,9 @@ def couple_siblings_kernel(
                     q = tl.load(left_ptr + tokens, mask=tokens < vocab_size, other=0.0)
                     rest = tl.where(total > 0, tl.maximum(p - q, 0.0) / tl.where(total > 0, total, 1.0), p)
                     tl.store(rest_ptr + tokens, rest, mask=tokens < vocab_size)
-                    tl.store(left_ptr + tokens, tl.where(tokens == token, 0.0, q) / remaining, mask=tokens < vocab_size)
+                    tl.store(
+                        left_ptr + tokens, tl.where(tokens == token, 0.0, q) / remaining, mask=tokens < vocab_size
+                    )
                 tl.debug_barrier()
     if which >= 0:
         y = tl.load(x_ptr + which)
