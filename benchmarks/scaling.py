@@ -134,16 +134,18 @@ def main() -> None:
         parser.error("--guidance-scale is at most 1: give more, the floors are those of guided steps")
     device, points = begin(arguments), []
     copied = bandwidth(device)
+    rates_of = {dtype: (copied, peak(dtype, device)) for dtype in dict(cases(arguments))}
+    for dtype, rates in rates_of.items():
+        print(f"{dtype}: copies at {rates[0] / 1e9:.1f} GB/s, products at {rates[1] / 1e9:.0f} GFLOP/s")
     for side in arguments.grid:
         for dtype, batch in cases(arguments):
             torch.manual_seed(0)
             network = LlamaGenTransformer(grid_size=side, **SIZES[arguments.size]).to(device, dtype).eval()
-            rates = copied, peak(dtype, device)
             title = f"LlamaGen-{arguments.size.upper()}, {side}x{side} tokens, {dtype}"
-            print(f"\n{title}, {batch} images, {rates[0] / 1e9:.0f} GB/s, {rates[1] / 1e9:.0f} GFLOP/s")
+            print(f"\n{title}, {batch} images")
             print("| window | steps | ms per step, wall | CPU | floor: bytes | products | wall / floor | wall / ar |")
             print("|---:|---:|---:|---:|---:|---:|---:|---:|")
-            table = measure(network, title, batch, rates, arguments)
+            table = measure(network, title, batch, rates_of[dtype], arguments)
             for point in table:
                 of_ar = [run.wall / ar.wall for run, ar in zip(point.runs, table[0].runs, strict=True)]
                 cells = [str(point.window), f"{statistics.median(run.units for run in point.runs):.0f}"]

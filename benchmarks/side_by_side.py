@@ -87,7 +87,8 @@ def add_reference(checkout: str, file: str) -> None:
 
 
 def in_turn(calls: dict[str, Callable[[], int]], repeats: int, device: torch.device) -> dict[str, list[Run]]:
-    """The timed runs of every call, which take turns. A call returns how many units it had, such as forward passes."""
+    """The timed runs of every call, which take turns. A call returns how many units it had, such as forward passes, the same
+    each time."""
     runs = {name: [] for name in calls}
     for repeat in range(-1, repeats):
         for name, call in calls.items():
@@ -120,11 +121,7 @@ def print_runs(runs: dict[str, list[Run]], unit: str, baselines: list[str]) -> N
     print(f"\n| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}")
     for name, own in runs.items():
         memory = [peak for run in own for peak in run.memory]
-        cells = (
-            [name, spread([run.units for run in own], 0)]
-            if len({run.units for run in own}) > 1
-            else [name, str(own[0].units)]
-        )
+        cells = [name, str(own[0].units)]
         cells += [spread([1000 * run.wall for run in own]), spread([1000 * run.cpu for run in own])]
         cells.append(f"{statistics.median(memory):.0f}" if memory else "")
         for baseline in baselines:
@@ -157,7 +154,7 @@ def token_gap(model: TokenModel, tokens: torch.LongTensor, scale: float) -> floa
 def check_gap(gap: float, count: int, dtype: torch.dtype) -> None:
     """Print the gap of `count` greedy tokens, and refuse one that rounding does not explain."""
     print(f"{count} greedy tokens of the other: at most {gap:.4f} standard deviations below the largest logit here.")
-    if not gap <= (1e-3 if dtype == torch.float32 else 0.5):
+    if not gap <= (1e-3 if dtype == torch.float32 else 0.2):
         raise SystemExit("the two do not compute the same: there is nothing to compare")
 
 

@@ -35,7 +35,8 @@ def decode(
         raise ValueError(f"{type(decoding).__name__} cannot decode this model: {reason}")
     state, steps = decoding.start(model, sampling, seeds), 1
     step = decoding.step if compiled is None else compiled(decoding, state)
-    watch, patience = Watch(state.finished), 1 if seeds.device.type == "cpu" else INTERVAL
+    watch = Watch(state.finished)
+    patience = 1 if model.device.type == "cpu" else INTERVAL
     state.limit_attention(patience)
     while not (on_step is not None and on_step(state, steps)):
         if steps == state.max_steps or watch.look().all():

@@ -86,7 +86,7 @@ class DecodingState:
     @property
     def step_shape(self) -> Hashable:
         """What the shapes of the next step depend on; None where every step has shapes of its own."""
-        return () if self.reach is None else (self.cache.limit,)
+        return () if self.reach is None else self.cache.limit
 
     @property
     def forward_passes(self) -> int:

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import couple
-from ..kernels.siblings import couple_siblings, sample_siblings
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
+from .siblings import couple_siblings, sample_siblings
 from .window import Init, WindowState, decided_end, open_window, slide_window
 
 

@@ -1,5 +1,6 @@
 """The window of drafts ahead of an image's cursor, which the speculative Jacobi decodings share."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -44,12 +45,12 @@ class WindowState(CursorState):
     neighbour: torch.LongTensor | None
 
     @property
-    def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), self.window
+    def step_shape(self) -> Hashable:
+        return self.window, self.cache.limit
 
     @property
-    def step_shape(self) -> tuple[int, int]:
-        return self.window, self.cache.limit
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max(), self.window
 
 
 _State = TypeVar("_State", bound=WindowState)

@@ -203,8 +203,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         for embedding in (self.start_position, self.position_embedding):
             nn.init.normal_(embedding, std=std)
         for block in self.blocks:
-            for layer in (block.attention.out_proj, block.feed_forward.fc2):
-                layer.weight.data.div_((2 * len(self.blocks)) ** 0.5)
+            for projection in (block.attention.out_proj, block.feed_forward.fc2):
+                projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
             nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
         if self.config.conditioning == "text":
             # Captions differ little at first, and the modulations see nothing else of them.

@@ -27,8 +27,8 @@ from arimage.decoding import (
     decoding_names,
 )
 from arimage.decoding.noise import Purpose, uniforms
+from arimage.decoding.siblings import sample_siblings
 from arimage.kernels.coupling import couple, sample
-from arimage.kernels.siblings import sample_siblings
 
 
 INITS = ["uniform", "left", "above"]

@@ -45,6 +45,42 @@ def test_the_definition_equals_sorted_lists(groups, top_k, top_p):
             torch.testing.assert_close(actual[b, j], expected, atol=1e-6, rtol=1e-4)
 
 
+def sorted_top_p(logits, k, top_p):
+    """The kept tokens [V] of one place by a stable sort in float64."""
+    ordered, order = logits.sort(descending=True, stable=True)
+    weights = ordered.double().exp()
+    weights[ordered < ordered[k - 1]] = 0
+    kept = (weights.cumsum(-1) - weights <= top_p * weights.sum()) & (weights > 0)
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, kept)
+
+
+ROWS = {
+    "normal": random_logits(8, 9000),
+    "with ties": random_logits(8, 9000).mul(8).round() / 8,
+    "positive": random_logits(8, 9000).abs(),
+    "negative": -random_logits(8, 9000).abs(),
+    "around zero": random_logits(8, 9000) * 1e-30,
+    "two values": (random_logits(8, 9000) > 4).float() * 9,
+    "zeros of both signs": torch.where(random_logits(8, 9000) > 0, 0.0, -0.0),
+    "some -inf": random_logits(8, 9000).masked_fill(random_logits(8, 9000) < 1, -torch.inf),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_search_for_a_threshold_keeps_what_sorting_keeps(rows):
+    logits = ROWS[rows]
+    for k in (129, 2000, 8999):
+        kept = probabilities(logits[None, None], top_k=k)[0] > 0
+        assert torch.equal(kept, (logits >= logits.sort(descending=True).values[:, k - 1, None]) & logits.isfinite())
+        for top_p in (0.3, 0.9):
+            kept = probabilities(logits[None, None], top_k=k, top_p=top_p)[0] > 0
+            for row in range(len(logits)):
+                expected = sorted_top_p(logits[row], k, top_p)
+                # Rounding may decide over the last, which is the first of those that are as probable.
+                assert abs(int(kept[row].sum()) - int(expected.sum())) <= 1
+                assert logits[row][kept[row] != expected].unique().numel() <= 1
+
+
 CASES = {
     "softmax": ((1, 1, 2, 1000), torch.float32, {}),
     "one token": ((2, 1, 2, 1), torch.float32, {"top_k": 1, "top_p": 0.5}),

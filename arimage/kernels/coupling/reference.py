@@ -1,15 +1,35 @@
 """The definition of sampling and coupling, in torch."""
 
 import torch
+import torch.nn.functional as F
+
+
+# Sums of so many weights are searched first, then the weights of one of them: a cumulative sum over all costs more.
+_BLOCK = 128
+
+
+def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first of `weights` [..., N] at which their sum exceeds `target` [...], and what is left of the target before it."""
+    # Parallel sums need not be monotone: what has no weight gets an interval that nothing exceeds.
+    cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
+    total = cumulative.amax(-1)
+    # A target that was rounded up to the total would lie in no interval.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp(min=0)[..., None]
+    found = (cumulative > target).byte().argmax(-1, keepdim=True)
+    before = cumulative.gather(-1, found) - weights.gather(-1, found)
+    return found, (target - before).squeeze(-1)
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    # Parallel sums need not be monotone: a token without weight gets an interval that nothing exceeds.
-    cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
-    total = cumulative.amax(-1)
-    # u * total may round up to the total, which no token's interval contains.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cumulative > target[..., None]).byte().argmax(-1)
+    size = weights.shape[-1]
+    if size % _BLOCK:
+        weights = F.pad(weights, (0, -size % _BLOCK))
+    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1)
+    block, target = _search(sums, uniform * sums.sum(-1))
+    inside = blocks.gather(-2, block[..., None].expand(*block.shape, _BLOCK)).squeeze(-2)
+    token, _ = _search(inside, target)
+    return (block * _BLOCK + token).squeeze(-1)
 
 
 def couple(
@@ -17,8 +37,10 @@ def couple(
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
     p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
     kept = noise[..., 0] * q_x < p_x
-    residual = (p - q).clamp(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+    residual = (p - q).clamp_(min=0)
+    nothing = residual.sum(-1, keepdim=True) == 0
+    # p itself where nothing remains of it; faster than a choice by `torch.where`.
+    residual = residual.addcmul_(p, nothing.to(p.dtype))
     return torch.where(kept, x, sample(residual, noise[..., 1])), kept
 
 

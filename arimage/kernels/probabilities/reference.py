@@ -3,6 +3,13 @@
 import torch
 
 
+# Of so few values, or for so small a k, a selection of the k largest is faster than a search for the k-th.
+_FEW, _SMALL = 1 << 16, 128
+_LOWEST = torch.iinfo(torch.int32).min
+# Steps of a bisection that halve the interval, before those that halve the numbers that float32 has in it.
+_HALVINGS = 16
+
+
 def _by_row(setting):
     """A setting that broadcasts to [B, Q, V]: a number as it is, one number per row [B] as [B, 1, 1]."""
     return setting[:, None, None] if isinstance(setting, torch.Tensor) else setting
@@ -16,31 +23,95 @@ def probabilities(
     top_p: float | torch.FloatTensor,
     allowed: torch.BoolTensor | None,
 ) -> torch.FloatTensor:
-    logits, vocab_size = logits.float(), logits.shape[-1]
+    vocab_size, device = logits.shape[-1], logits.device
     if len(logits) == 2:
-        conditional, unconditional = logits
+        conditional, unconditional = logits.float()
         if isinstance(scale, torch.Tensor):
             scale = scale.reshape(logits.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
         logits = torch.lerp(unconditional, conditional, scale)
     else:
-        logits = logits[0]
-    logits = logits / _by_row(temperature)
+        logits = logits[0].float()
+    if isinstance(temperature, torch.Tensor) or temperature != 1:
+        logits = logits / _by_row(temperature)
     if allowed is not None:
         logits = logits.masked_fill(~(allowed if allowed.ndim == 1 else allowed[:, None]), -torch.inf)
-    if isinstance(top_k, torch.Tensor):
-        rank = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size) - 1
-        ordered = logits.sort(dim=-1, descending=True).values
-        smallest = ordered.gather(-1, _by_row(rank).expand(*logits.shape[:2], 1))
-        logits = logits.masked_fill(logits < smallest, -torch.inf)
-    elif 0 < top_k < vocab_size:
-        smallest = logits.topk(top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < smallest, -torch.inf)
-    if isinstance(top_p, torch.Tensor) or top_p < 1:
-        if isinstance(top_p, torch.Tensor):
-            top_p = torch.where(top_p < 1, top_p, torch.inf)
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        ordered = ordered.softmax(-1)
-        before = ordered.cumsum(-1) - ordered
-        cut = before > _by_row(top_p)
-        logits = logits.masked_fill(cut.scatter(-1, order, cut), -torch.inf)
-    return logits.softmax(-1)
+    probabilities = logits.softmax(-1)
+    cuts_k = isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size
+    cuts_p = isinstance(top_p, torch.Tensor) or top_p < 1
+    if cuts_k or cuts_p:
+        top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
+        top_p = torch.as_tensor(_by_row(top_p), device=device) if cuts_p else None
+        _cut(logits, probabilities, top_k, top_p)
+    return probabilities
+
+
+# As one operator, since how long it searches depends on the data, which a compiled graph may not.
+@torch.library.custom_op("arimage::cut", mutates_args=("probabilities",))
+def _cut(
+    logits: torch.Tensor, probabilities: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> None:
+    """Top-k and then top-p in place, each one number or one per row [B, 1, 1]; None where it is off in all rows."""
+    vocab_size, total = logits.shape[-1], probabilities.sum(-1, keepdim=True)
+    mask = torch.empty_like(probabilities)
+    if top_k is not None:
+        top_k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
+        probabilities *= torch.ge(logits, _largest(logits, top_k), out=mask)
+    if top_p is not None:
+        target = top_p * probabilities.sum(-1, keepdim=True)
+        threshold, sole = _threshold(logits, target, probabilities)
+        threshold = torch.where(top_p < 1, threshold, -torch.inf)
+        torch.ge(logits, threshold, out=mask)
+        if not sole:
+            # The tokens at the threshold weigh the same: as many are kept as the sum before each leaves room for.
+            at = torch.eq(logits, threshold, out=torch.empty_like(mask))
+            one = (at * probabilities).amax(-1, keepdim=True)
+            above = (probabilities * mask.sub_(at)).sum(-1, keepdim=True)
+            room = ((target - above).clamp(min=0) / one).floor()
+            mask += at * (at.cumsum(-1) <= room + 1)
+        probabilities *= mask
+    kept = probabilities.sum(-1, keepdim=True)
+    # Where nothing was cut, not a bit changes.
+    probabilities /= torch.where(kept == total, 1, kept)
+
+
+def _largest(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A number [..., 1] that the k largest of `values` [..., V] and their equals reach, and no others."""
+    if values.is_cpu and (values.numel() <= _FEW or int(k.max()) <= _SMALL):
+        ordered = values.topk(int(k.max()), dim=-1).values
+        return ordered.gather(-1, (k - 1).expand(*values.shape[:-1], 1))
+    return _threshold(values, k - 1, None)[0]
+
+
+def _threshold(values: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+    """The largest number [..., 1] such that the weights, or the number, of the `values` [..., V] that reach it exceed `target`.
+
+    By bisection, which ends once the bounds are neighbours, or, on the CPU alone, once in every row a sole value lies between
+    them: what is returned then reaches as far as the largest would. Returns also whether it is a sole value in every row.
+    """
+    mask = torch.empty_like(values)
+
+    def reach(number):
+        count = torch.ge(values, number, out=mask).sum(-1, keepdim=True)
+        return count, count if weights is None else mask.mul_(weights).sum(-1, keepdim=True)
+
+    # On one side of zero floats are ordered as their bits are.
+    count, weight = reach(0.0)
+    enough, nothing, all_of_them = weight > target, torch.zeros_like(count), torch.full_like(count, values.shape[-1])
+    largest = values.amax(-1, keepdim=True).abs().view(torch.int32) + 1
+    low = torch.where(enough, 0, values.amin(-1, keepdim=True).view(torch.int32))
+    high = torch.where(enough, largest, _LOWEST)
+    low_count, high_count = torch.where(enough, count, all_of_them), torch.where(enough, nothing, count)
+    for i in range(_HALVINGS + 31):
+        if values.is_cpu:
+            sole = low_count - high_count <= 1
+            if bool((sole | ((high - low).abs() == 1)).all()):
+                return low.view(torch.float32), bool(sole.all())
+        if i < _HALVINGS:
+            middle = torch.lerp(low.view(torch.float32), high.view(torch.float32), 0.5).view(torch.int32)
+        else:
+            middle = low + (high - low >> 1)
+        count, weight = reach(middle.view(torch.float32))
+        enough = weight > target
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+        low_count, high_count = torch.where(enough, count, low_count), torch.where(enough, high_count, count)
+    return low.view(torch.float32), False

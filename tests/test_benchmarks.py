@@ -1,0 +1,97 @@
+"""The benchmarks that compare and scale, at tiny sizes where they need no other code."""
+
+import sys
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+import transformers
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import compare_llamagen
+import compare_transformers
+import compare_var
+import scaling
+import side_by_side
+
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+COMMON = ("--repeats", "2", "--steps", "3")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the `main` of a benchmark and returns the lines that it prints."""
+
+    def main(module, *arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["benchmark", *arguments, "--device", "cpu"])
+        module.main()
+        return capsys.readouterr().out.splitlines()
+
+    levels = [(library.logging, library.logging.get_verbosity()) for library in (diffusers.utils, transformers.utils)]
+    yield main
+    for logging, level in levels:
+        logging.set_verbosity(level)
+
+
+@pytest.mark.parametrize("name", ["janus-pro-1b", "emu3"])
+def test_transformers_is_checked_and_timed_next_to_ours(name, run, monkeypatch):
+    monkeypatch.setitem(compare_transformers.WIDTHS, name, TINY)
+    monkeypatch.setitem(compare_transformers.TEXT_VOCABULARY, name, 100)
+    monkeypatch.setitem(compare_transformers.GRIDS, name, 13)
+    lines = run(compare_transformers, "--model", name, "--layers", "1", "--decoding", "ar", "sjd:window=2", *COMMON)
+    assert any(line.startswith("12 greedy tokens") for line in lines)
+    assert [line.split(" | ")[:2] for line in lines[-3:]] == [
+        ["| transformers", "3"],
+        ["| ar", "3"],
+        ["| sjd:window=2", "3"],
+    ]
+
+
+def test_scaling_prints_every_window_and_draws_them(run, monkeypatch, tmp_path):
+    monkeypatch.setitem(scaling.SIZES, "b", TINY | {"num_layers": 1})
+    monkeypatch.setattr(scaling, "bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(scaling, "peak", lambda dtype, device: 1e9)
+    plot = tmp_path / "scaling.png"
+    lines = run(scaling, "--window", "2", "4", "--grid", "4", "--batch-size", "1", "2", "--out", str(plot), *COMMON)
+    assert [line.split(" | ")[0] for line in lines if line[:3].strip("| ").isdigit()] == ["| 1", "| 2", "| 4"] * 2
+    assert plot.stat().st_size > 1000
+
+
+def test_the_floor_counts_weights_and_half_of_the_image():
+    network = scaling.LlamaGenTransformer(grid_size=4, vocab_size=24, **TINY, num_layers=1)
+    weights = 4 * 32 * 32 + 3 * 32 * 64 + 3 * 32 + 24 * 32
+    states = 2 * 32 * 8
+    by_bytes, by_products = scaling.floors(network, rows=6, queries=5, tokens=8, rates=(1e3, 1e3))
+    assert by_bytes == 4 * (weights + 6 * states)
+    assert by_products == 2 * 6 * 5 * (weights + states)
+
+
+@pytest.mark.parametrize("module", [compare_llamagen, compare_var])
+def test_a_folder_that_is_no_clone_is_refused(module, run, tmp_path):
+    with pytest.raises(SystemExit, match="--reference"):
+        run(module, "--reference", str(tmp_path))
+
+
+def test_runs_take_turns_after_one_that_is_not_timed():
+    order = []
+
+    def call(name: str) -> int:
+        order.append(name)
+        return 4
+
+    runs = side_by_side.in_turn({name: lambda name=name: call(name) for name in "ab"}, 2, torch.device("cpu"))
+    assert order == [*"ababab"]
+    assert [len(runs[name]) for name in "ab"] == [2, 2] and all(run.units == 4 for run in runs["a"])
+
+
+def test_tokens_that_are_not_greedy_are_refused():
+    logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
+    assert side_by_side.greedy_gap(logits, torch.tensor([[2, 0]])) == 0
+    gap = side_by_side.greedy_gap(logits, torch.tensor([[2, 1]]))
+    assert gap == pytest.approx(3 / float(logits.std()))
+    with pytest.raises(SystemExit):
+        side_by_side.check_gap(gap, 2, torch.float32)
