@@ -2,31 +2,24 @@
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import hf_hub_download
-
-from .convert.fetch import load_published
 from .convert.registry import PUBLISHED
-from .pipelines.base import ARImagePipeline
-from .pipelines.pipeline_anole import AnolePipeline
-from .pipelines.pipeline_emu3 import Emu3Pipeline
-from .pipelines.pipeline_janus import JanusPipeline
-from .pipelines.pipeline_llamagen import LlamaGenPipeline
-from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
-from .pipelines.pipeline_var import VARPipeline
 
 
+if TYPE_CHECKING:
+    from .pipelines.base import ARImagePipeline
+
+# Names of modules: a model's family is imported once its index names it.
 PIPELINES = {
-    pipeline.__name__: pipeline
-    for pipeline in (
-        LlamaGenPipeline,
-        VARPipeline,
-        JanusPipeline,
-        Emu3Pipeline,
-        LuminaMGPTPipeline,
-        AnolePipeline,
-    )
+    "LlamaGenPipeline": "pipeline_llamagen",
+    "VARPipeline": "pipeline_var",
+    "JanusPipeline": "pipeline_janus",
+    "Emu3Pipeline": "pipeline_emu3",
+    "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
+    "AnolePipeline": "pipeline_anole",
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
@@ -45,11 +38,39 @@ def published_models() -> list[str]:
     return [entry.name for entry in PUBLISHED]
 
 
+def find_model(name: str) -> Path | None:
+    """The folder of a local or packaged model; None for a published checkpoint or a Hub repository, which may have to be
+    downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
+
+    Raises:
+        ValueError: if there is no such model, or the folder holds no pipeline of this library.
+    """
+    folder = Path(name)
+    if not (folder / INDEX).is_file():
+        if name in packaged_models():
+            folder = ASSETS / name
+        elif name in published_models():
+            return None
+        elif folder.is_dir():
+            raise ValueError(f"{name} has no {INDEX}: give a folder written by save_pretrained")
+        elif name.count("/") == 1:
+            return None
+        else:
+            known = ", ".join([*packaged_models(), *published_models()])
+            raise ValueError(
+                f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}; `arimage convert` makes "
+                "a folder of other published checkpoints"
+            )
+    _class_name(folder / INDEX)
+    _check_layers(folder)
+    return folder
+
+
 class AutoPipeline:
     """Loads the pipeline of any checkpoint; it has no instances."""
 
     @staticmethod
-    def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> ARImagePipeline:
+    def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARImagePipeline":
         """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name
         here ("llamagen-c2i-b-256": downloaded and converted once), or of a Hub repository. A folder with a
         model_index.json comes first.
@@ -61,38 +82,30 @@ class AutoPipeline:
             OSError: if a checkpoint must be downloaded and cannot be.
         """
         name = str(pretrained_model_name_or_path)
-        folder = Path(name)
-        if not (folder / INDEX).is_file():
-            if name in packaged_models():
-                folder = ASSETS / name
-            elif name in published_models():
-                folder = load_published(name, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
-        class_name = _class_name(folder, name, kwargs)
-        if class_name not in PIPELINES:
-            raise ValueError(f"{INDEX} of {name} names the class {class_name!r}; available: {', '.join(PIPELINES)}")
-        if folder.is_dir():
-            _check_layers(folder)
-        return PIPELINES[class_name].from_pretrained(folder if folder.is_dir() else name, **kwargs)
+        folder = find_model(name)
+        hub = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+        if folder is None and name in published_models():
+            from .convert.fetch import load_published
+
+            folder = find_model(str(load_published(name, **hub)))
+        class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
+        module = import_module(f".pipelines.{PIPELINES[class_name]}", __package__)
+        return getattr(module, class_name).from_pretrained(name if folder is None else folder, **kwargs)
 
 
-def _class_name(folder: Path, name: str, kwargs: dict) -> str:
-    index = folder / INDEX
-    if not folder.is_dir():
-        if name.count("/") != 1:
-            known = ", ".join([*packaged_models(), *published_models()])
-            raise ValueError(
-                f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}; `arimage convert` makes "
-                "a folder of other published checkpoints"
-            )
-        try:
-            index = Path(hf_hub_download(name, INDEX, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}))
-        except OSError as error:
-            raise OSError(f"{INDEX} of {name} cannot be downloaded: {error}") from error
-    if not index.is_file():
-        raise ValueError(f"{name} has no {INDEX}: give a folder written by save_pretrained")
+def _download_index(name: str, hub: dict) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, INDEX, **hub))
+    except OSError as error:
+        raise OSError(f"{INDEX} of {name} cannot be downloaded: {error}") from error
+
+
+def _class_name(index: Path) -> str:
     class_name = _read_object(index).get("_class_name")
-    if not isinstance(class_name, str):
-        raise ValueError(f"{index} has the _class_name {class_name!r}: give a folder written by save_pretrained")
+    if not isinstance(class_name, str) or class_name not in PIPELINES:
+        raise ValueError(f"{index} names the class {class_name!r}; available: {', '.join(PIPELINES)}")
     return class_name
 
 

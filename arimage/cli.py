@@ -1,5 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
+import atexit
 import functools
 import importlib.util
 import os
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .auto import packaged_models
 from .convert.commands import convert_app
+from .convert.registry import PUBLISHED
 from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
@@ -23,6 +26,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    check_models,
     check_output,
     load_pipeline,
     raised_by_arimage,
@@ -50,7 +54,11 @@ PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", help="As in `arimage generate`; repeat for more. Default: the packaged models."),
+    typer.Option(
+        "--model",
+        callback=check_models,
+        help="As in `arimage generate`; repeat for more. Default: the packaged models.",
+    ),
 ]
 ClassLabels = Annotated[
     list[int] | None, typer.Option("--class-label", help="Class id, for class-conditional models; repeat for more.")
@@ -128,13 +136,17 @@ def generate(
     if image is not None and mask_image is not None:
         condition |= {"image": _open_image("--image", image), "mask_image": _open_image("--mask-image", mask_image)}
 
+    method = None
+    if decoding is not None:
+        from .decoding import decoding_from_text
+
+        method = decoding_from_text(decoding)
+    pipe = load_pipeline(model, device, dtype)
+
     import torch
 
-    from .decoding import decoding_from_text
     from .eval.trace import Trace, animate, draw_acceptance_map
 
-    method = None if decoding is None else decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype)
     if acceptance_map is not None and pipe.generates_scales:
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
@@ -242,9 +254,6 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from .auto import packaged_models
-    from .convert.registry import PUBLISHED
-
     table = Table("name", "pixels", "parameters", "from", "files", "licence")
     for name in packaged_models():
         table.add_row(name, "", "", "this package", "", "Apache-2.0, see its README.md")
@@ -296,7 +305,9 @@ def bench(
     batch_size: Annotated[list[int] | None, typer.Option(help="Images per call; repeat for more. Default: 1.")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help=f"As in `arimage generate`; repeat for more. Default: {DEFAULT_MODEL}."),
+        typer.Option(
+            callback=check_models, help=f"As in `arimage generate`; repeat for more. Default: {DEFAULT_MODEL}."
+        ),
     ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Prompt; repeat for more. A batch cycles through them.")
@@ -459,3 +470,22 @@ def main() -> None:
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def run() -> None:
+    """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down object by object takes
+    another second."""
+    status = 1
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    # The handler that is registered first is called last.
+    atexit.register(leave)
+    try:
+        main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+        raise

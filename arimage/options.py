@@ -1,18 +1,35 @@
 """What the console commands share: common options, the device and dtype, and the pipeline. No heavy imports."""
 
+import atexit
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from typing import Annotated, Literal
 
 import typer
 
+from .auto import AutoPipeline, find_model
+
 
 DEFAULT_MODEL = "emoji-llamagen"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
-Model = Annotated[str, typer.Option(help="Name of a packaged or published model, a folder, or a Hub repository.")]
+
+def check_models(models: str | list[str] | None) -> str | list[str] | None:
+    """The value of an option --model, after a check that there are such models, before the frameworks are imported."""
+    for name in [models] if isinstance(models, str) else models or []:
+        find_model(name)
+    return models
+
+
+Model = Annotated[
+    str,
+    typer.Option(callback=check_models, help="Name of a packaged or published model, a folder, or a Hub repository."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -82,6 +99,21 @@ def fast_dtype(device: str):
     return torch.bfloat16 if fast else torch.float32
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For imports: the frameworks allocate half a million objects that all stay, and searching them for garbage over and over takes a
+    fifth of the time to a picture. They are searched neither inside nor later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        # Triton reports what is still frozen when Python ends as leaked.
+        atexit.register(gc.unfreeze)
+        gc.enable()
+
+
+@no_garbage_collection()
 def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
@@ -99,8 +131,6 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
 
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
-    from .auto import AutoPipeline
-
     try:
         pipe = AutoPipeline.from_pretrained(
             model, dtype=fast_dtype(device) if dtype == "auto" else getattr(torch, dtype)

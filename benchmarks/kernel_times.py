@@ -36,11 +36,16 @@ def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
     neighbours = torch.randint(vocab_size, (vocab_size, 1000), generator=generator, device=device, dtype=torch.int32)
     codebook = F.normalize(normal(vocab_size, 8), dim=-1)
     latents = F.normalize(normal(batch * 1024, 8), dim=-1)
+    seeds, steps = torch.arange(batch, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+    rows = torch.full((batch,), 4.0, device=device), torch.ones(batch, device=device), steps + 2000, steps + 0.95
     probabilities_bytes = logits.nbytes + p.nbytes
     return [
         ("probabilities", "probabilities", (logits, 4.0, 1.0, 0, 1.0, None), probabilities_bytes),
         ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 1.0, None), probabilities_bytes),
         ("probabilities", "probabilities", (logits, 4.0, 1.0, 2000, 0.95, None), probabilities_bytes),
+        ("probabilities", "probabilities", (logits, *rows, None), probabilities_bytes),
+        ("noise", "uniforms", (seeds, x, steps, 1, 2), 8 * drafts),
+        ("noise", "exponentials", (seeds, x, steps, 4, vocab_size), p.nbytes),
         ("coupling", "sample", (p, noise[..., 1].contiguous()), p.nbytes),
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * vocab_size * rejected),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),

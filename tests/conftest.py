@@ -21,6 +21,12 @@ def no_fast_bfloat16():
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """Step times of tiny models stay out of the user's cache."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request) -> str:
     """Every device that a test should hold on; the GPU's share runs with `-m gpu`."""

@@ -125,17 +125,43 @@ def test_light_modules_do_not_import_the_hugging_face_stack(module):
     assert heavy_modules(f"import {module}", {"diffusers", "transformers", "accelerate"}) == set()
 
 
-def test_help_imports_no_framework():
-    code = """
+def command(code: int, *arguments: str) -> str:
+    """A script that runs `arimage` and expects that exit code."""
+    return f"""
 import sys
 from arimage.cli import main
-sys.argv = ["arimage", "--help"]
+sys.argv = {["arimage", *arguments]}
 try:
     main()
 except SystemExit as end:
-    assert not end.code, end.code
+    assert end.code == {code}, end.code
 """
-    assert heavy_modules(code, {"torch", "diffusers", "transformers"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (0, ["--help"]),
+        (0, ["generate", "--help"]),
+        (0, ["models"]),
+        (2, ["generate", "a red heart", "--nonesuch"]),
+        (2, ["generate", "a red heart", "--model", "nonesuch"]),
+        (2, ["generate", "--file", "nonesuch.txt"]),
+        (2, ["bench", "--model", "nonesuch"]),
+        (2, ["serve", "--model", "nonesuch"]),
+    ],
+)
+def test_help_and_mistakes_import_no_framework(code, arguments):
+    assert heavy_modules(command(code, *arguments), {"torch", "diffusers", "transformers", "huggingface_hub"}) == set()
+
+
+def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
+    names = ("llamagen", "var", "janus", "emu3", "lumina_mgpt", "anole")
+    families = {f"arimage.pipelines.pipeline_{name}" for name in names}
+    others = {"arimage.convert.checkpoint", "transformers.models.janus", "transformers.models.chameleon"}
+    extras = {"gradio", "matplotlib", "pandas", "pyarrow", "sklearn", "torchao"}
+    script = command(0, "generate", "a red heart", "--out", str(tmp_path / "heart.png"))
+    assert heavy_modules(script, families | others | extras) == {"arimage.pipelines.pipeline_llamagen"}
 
 
 @pytest.mark.parametrize(

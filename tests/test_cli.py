@@ -146,6 +146,34 @@ def test_importing_the_module_runs_nothing():
     assert done.stdout == "imported\n"
 
 
+@pytest.mark.parametrize(
+    "action, code, error",
+    [("sys.exit(0)", 0, ""), ("sys.exit(3)", 3, ""), ("raise KeyError('lost')", 1, "KeyError: 'lost'")],
+)
+def test_the_process_ends_with_its_handlers_but_takes_nothing_down(action, code, error):
+    done, _ = python(
+        "-c",
+        f"""
+import atexit, sys
+from arimage import cli
+
+class Framework:
+    def __del__(self):
+        print("taken down")
+
+def main():
+    atexit.register(print, "handled")
+    {action}
+
+kept = Framework()
+cli.main = main
+cli.run()
+""",
+    )
+    assert (done.stdout, done.returncode) == ("handled\n", code)
+    assert error in done.stderr
+
+
 # Images
 
 

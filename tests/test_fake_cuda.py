@@ -191,6 +191,34 @@ def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), Sampling(guidance_scale=3.0))
 
 
+QUICK = [("llamagen-text", "ar"), ("janus", "sjd-coupled")]
+
+
+class Counting:
+    """A backend of torch.compile that runs the graphs as they are and counts them."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, example_inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases()]
+)
+def test_a_step_is_one_graph(family, name):
+    torch.compiler.reset()
+    model, decoding, counting = FAMILIES[family](torch.float32, True), decoding_from_name(name), Counting()
+    step = torch.compile(type(decoding).step, fullgraph=True, dynamic=False, backend=counting)
+    state = decoding.start(model, Sampling(guidance_scale=3.0), torch.zeros(BATCH, dtype=torch.long))
+    for _ in range(STEPS):
+        step(decoding, state)
+    # Every scale has shapes of its own.
+    assert counting.graphs == (STEPS if "var" in family else 1)
+
+
 def all_settings(model):
     """A sampling that uses all of its settings. Its own check of `allowed` reads the host, before a run."""
     sampling = Sampling(**EVERYTHING, guided_tokens=9)

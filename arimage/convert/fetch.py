@@ -8,9 +8,7 @@ import huggingface_hub
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from .llamagen import convert_llamagen
 from .registry import PUBLISHED, PublishedCheckpoint
-from .var import convert_var
 
 
 def load_published(
@@ -67,9 +65,14 @@ def load_published(
 def _convert(
     entry: PublishedCheckpoint, transformer: str, tokenizer: str, text_encoder: str | None, folder: Path
 ) -> None:
+    # Here, because a converter imports the frameworks, and most calls find the folder.
     if entry.family == "var":
+        from .var import convert_var
+
         convert_var(transformer, tokenizer, out=folder)
     else:
+        from .llamagen import convert_llamagen
+
         convert_llamagen(
             transformer,
             tokenizer,

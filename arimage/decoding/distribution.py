@@ -114,6 +114,11 @@ class Sampling:
             value = torch.as_tensor(absent if value is None else value, dtype=dtype, device=mine.device)
             mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
 
+    @property
+    def guided(self) -> bool:
+        """Whether the logits without the condition are needed, of a stack by any row that it may hold."""
+        return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
+
     def with_guidance(self, scale: float) -> Self:
         """The same with another guidance scale. Nothing is checked again: a check of `allowed` waits for the device."""
         other = copy.copy(self)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import sample
+from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
 from .distribution import Sampling
 from .interface import Drafter, DraftModel, TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .siblings import couple_siblings, sample_siblings
 from .state import CursorState
 from .tree import DraftTree, ancestors, select
 

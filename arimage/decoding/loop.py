@@ -36,8 +36,10 @@ def decode(
     state, steps = decoding.start(model, sampling, seeds), 1
     step = decoding.step if compiled is None else compiled(decoding, state)
     watch = Watch(state.finished)
+    # Reading an accelerator waits for it. Compiled steps would be compiled for every limit.
     patience = 1 if model.device.type == "cpu" else INTERVAL
-    state.limit_attention(patience)
+    if compiled is None:
+        state.limit_attention(patience)
     while not (on_step is not None and on_step(state, steps)):
         if steps == state.max_steps or watch.look().all():
             break
@@ -45,7 +47,7 @@ def decode(
         steps += 1
         if steps % INTERVAL == 0:
             state.adapt()
-        if steps % patience == 0:
+        if compiled is None and steps % patience == 0:
             state.limit_attention(patience)
     state.check()
     return state

@@ -25,9 +25,9 @@ def uniforms(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] >= 0 at the steps [B] of the images;
+    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] at the steps [B] of the images;
     None for numbers that are the same at every step."""
-    return noise.uniforms(seeds, positions, torch.zeros_like(seeds) if steps is None else steps, purpose, count)
+    return noise.uniforms(seeds, positions, steps, purpose, count)
 
 
 def exponentials(
@@ -38,4 +38,4 @@ def exponentials(
     count: int,
 ) -> torch.FloatTensor:
     """Exponential numbers [B, Q, count], float32, positive and finite; the arguments are those of `uniforms`."""
-    return noise.exponentials(seeds, positions, torch.zeros_like(seeds) if steps is None else steps, purpose, count)
+    return noise.exponentials(seeds, positions, steps, purpose, count)

@@ -151,6 +151,9 @@ class Slots:
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self) -> None:
+        # Compiled steps would be compiled for every limit.
+        if self._compiled is not None:
+            return
         patience = 1 if self.state.finished.device.type == "cpu" else INTERVAL
         if self.steps % patience == 0:
             self.state.limit_attention(patience)

@@ -8,11 +8,12 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
-from .adaptive_window import AdaptiveWindow, step_seconds
+from .adaptive_window import AdaptiveWindow
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, exponentials, uniforms
 from .settings import check_number, check_settings
+from .step_seconds import SIZES, step_seconds
 from .window import Init, WindowState, decided_end, open_window, resize_window, slide_window
 
 
@@ -54,8 +55,9 @@ class SpeculativeJacobiDecoding:
 
     Attributes:
         window: drafts per step, >= 1; 1 is autoregressive decoding. "auto" uses the size that decides the most tokens per
-            second: the cost of a step is measured in the first call of a model with a batch size, the accepted drafts in every
-            call. Exact like any other, but the same seed may then give another image on another machine or in another batch.
+            second: the cost of a step is measured in the first call of a model with a batch size and remembered on disk (see
+            `step_seconds`), the accepted drafts are counted in every call. Exact like any other, but the same seed may then give
+            another image on another machine or in another batch.
         refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original method);
             "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
             (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its other
@@ -119,12 +121,17 @@ class SpeculativeJacobiDecoding:
         )
 
     def _seconds(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> dict[int, float]:
-        def run(size: int) -> Callable[[], None]:
-            fixed = replace(self, window=size)
+        def start() -> Callable[[int], None]:
+            fixed = replace(self, window=SIZES[-1])
             state = fixed.start(model, sampling, seeds)
-            return lambda: fixed.step(state)
 
-        return step_seconds(model, len(seeds), run)
+            def step(size: int) -> None:
+                resize_window(state, size)
+                fixed.step(state)
+
+            return step
+
+        return step_seconds(model, len(seeds), sampling.guided, start)
 
     def step(self, state: JacobiState) -> None:
         positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
@@ -139,7 +146,7 @@ class SpeculativeJacobiDecoding:
             # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
             kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
             verified = torch.where(kept, drafts, verified)
-        end = decided_end(state, positions, kept, state.window)
+        end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1))
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
         # Coupled drafts are at once what is decided and what comes next.

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import couple
+from ..kernels.siblings import couple_siblings, sample_siblings
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .siblings import couple_siblings, sample_siblings
 from .window import Init, WindowState, decided_end, open_window, slide_window
 
 
@@ -100,35 +100,34 @@ class TreeJacobiDecoding:
         return min(self.depth, window - 1)
 
     def step(self, state: TreeState) -> None:
-        window, depth, branches = state.window, self._depth(state.window), self.width - 1
-        cursor, last, positions = state.cursor[:, None], state.cursor[:, None] - 1, state.positions
+        size, window, depth = state.model.num_tokens, state.window, self._depth(state.window)
+        cursor, last = state.cursor[:, None], state.cursor[:, None] - 1
         images = torch.arange(len(cursor), device=cursor.device)[:, None]
         # The draft at the cursor is the first sample from its distribution; its siblings are sampled now.
         head = last % window
         q = state.draft_probabilities[images, head][:, 0]
-        noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, branches + self.width + 1)[:, 0]
-        draft = state.token_buffer.gather(1, cursor)
-        siblings = torch.cat([draft, sample_siblings(q.scatter(1, draft, 0), noise[:, :branches])], dim=1)
+        noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, 2 * self.width)[:, 0]
+        siblings = sample_siblings(q, noise[:, : self.width - 1], state.token_buffer.gather(1, cursor)[:, 0])
 
         ranks, p = self._evaluate(state, last, siblings)
-        chosen, which = couple_siblings(p[images, head][:, 0], q, siblings, noise[:, branches:])
+        chosen, which = couple_siblings(p[images, head][:, 0], q, siblings, noise[:, self.width - 1 :])
         won = (which > 0)[:, None]
         # Behind a sibling that is accepted, the probabilities are those of its branch as far as it reaches.
-        ahead, branch = positions - last, which.clamp(min=1)[:, None] * depth
-        behind = won & (ahead > 1) & (ahead < depth + 2)
-        slots = torch.arange(window, device=cursor.device)
-        p = p[images, torch.where(behind, ahead + (branch + (window - depth - 2)), slots)]
-        drafts = state.token_buffer.gather(1, positions)
+        fed = ranks[:, window : window + depth]
+        rows = torch.arange(window, device=cursor.device)
+        branch, behind = rows[window - depth :] + which.clamp(min=1)[:, None] * depth, fed % window
+        p = p[images, rows.expand(len(cursor), -1).scatter(1, behind, torch.where(won, branch, behind))]
+        positions, drafts = state.positions, state.token_buffer.gather(1, state.positions)
         noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
         tokens, kept = couple(p, state.draft_probabilities, drafts, noise)
-        first = ahead == 1
-        kept = torch.where(first, which[:, None] >= 0, kept)
-        end = decided_end(state, positions, kept, torch.where(won, depth + 1, window))
+        tokens.scatter_(1, head, chosen[:, None])
+        kept.scatter_(1, head, which[:, None] >= 0)
+        reach = torch.add(last + window, won, alpha=depth + 1 - window)
+        end = decided_end(state, positions, kept, reach)
         # The last decided token is fed again in the next step.
-        fed = ranks[:, window : window + depth]
-        source = state.slots[:, window : window + depth] + (branch - depth)
-        state.cache.move(source, torch.where(won & (fed < end[:, None] - 1), fed, -1))
-        state.token_buffer.scatter_(1, positions, torch.where(first, chosen[:, None], tokens))
+        moved = (end[:, None] - 1) * won
+        state.cache.move(branch + (size - window), fed.masked_fill(fed >= moved, -1))
+        state.token_buffer.scatter_(1, positions, tokens)
         slide_window(state, end, p)
 
     def _evaluate(self, state, last, siblings) -> tuple[torch.LongTensor, torch.FloatTensor]:

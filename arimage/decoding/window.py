@@ -50,7 +50,7 @@ class WindowState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), self.window
+        return self.cursor.max() - 1, self.window
 
 
 _State = TypeVar("_State", bound=WindowState)
@@ -107,12 +107,12 @@ def open_window(
 
 
 def decided_end(
-    state: WindowState, positions: torch.LongTensor, kept: torch.BoolTensor, limit: int | torch.LongTensor
+    state: WindowState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor
 ) -> torch.LongTensor:
-    """The position [B] behind the first draft that is not `kept` [B, W], but at most `limit` (one number or [B, 1]) behind the
-    cursor, and not behind the image."""
-    last = torch.where(kept, state.cursor[:, None] + (limit - 1), positions).amin(1)
-    return (last + 1).clamp_(max=state.model.num_tokens)
+    """The position [B] behind the first draft that is not `kept` [B, W], but at most behind the position `last` [B, 1], and behind
+    the image."""
+    decided = torch.where(kept, last, positions).amin(1)
+    return (decided + 1).clamp_(max=state.model.num_tokens)
 
 
 def slide_window(state: WindowState, end: torch.LongTensor, probabilities: torch.FloatTensor) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -15,6 +14,7 @@ from ..decoding import (
     decoding_to_dict,
     parse_decoding,
 )
+from ..decoding.step_seconds import device_name
 from ..pipelines.base import ARImagePipeline
 from .memory import peak_memory, reset_peak_memory
 
@@ -126,14 +126,8 @@ def measure(
 
 def machine(device: torch.device) -> dict:
     """The hardware and software that figures were measured on."""
-    name = platform.processor() or platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    elif Path("/proc/cpuinfo").exists():
-        fields = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-        name = next((value.strip() for key, _, value in fields if key.strip() == "model name"), name)
     return {
-        "device": name,
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

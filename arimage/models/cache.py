@@ -163,6 +163,12 @@ class StackedCache(RowCache):
         self.values = torch.zeros_like(self.keys)
         self.prefix, self.groups = prefix, groups
 
+    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
+        source, target = self.index(source), self.index(target)
+        rows = torch.arange(len(source), device=source.device)[:, None]
+        for states in (self.keys, self.values):
+            states[:, rows, :, target] = states[:, rows, :, source]
+
     def expand(self, images: torch.LongTensor) -> None:
         rows = self.rows(images)
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]

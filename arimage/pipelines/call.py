@@ -46,7 +46,7 @@ class GenerationCall:
     @property
     def guided(self) -> bool:
         """Whether the logits without the condition are needed."""
-        return self.sampling.guidance_scale > 1
+        return self.sampling.guided
 
     @property
     def layout(self) -> Layout:

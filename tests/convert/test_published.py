@@ -88,7 +88,7 @@ def test_token_revision_and_force_download_reach_the_hub(monkeypatch, tmp_path):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(fetch, "convert_llamagen", convert)
+    monkeypatch.setattr("arimage.convert.llamagen.convert_llamagen", convert)
     name = "llamagen-t2i-xl-512"
     for force_download in (False, False, True):
         options = {"token": "secret", "revision": "refs/pr/1", "force_download": force_download}
@@ -135,7 +135,7 @@ def test_a_text_model_is_converted_with_its_text_encoder_and_what_its_files_do_n
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr(
-        "arimage.convert.fetch.convert_llamagen", lambda *args, **kwargs: converted.append((args, kwargs))
+        "arimage.convert.llamagen.convert_llamagen", lambda *args, **kwargs: converted.append((args, kwargs))
     )
     out = load_published("llamagen-t2i-xl-512", cache_dir=tmp_path, local_files_only=True)
     repositories = ("peizesun/llamagen_t2i", "peizesun/llamagen_t2i", "google/flan-t5-xl")

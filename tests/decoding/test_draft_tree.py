@@ -20,8 +20,8 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.siblings import couple_siblings, sample_siblings
 from arimage.decoding.tree import ancestors, select
+from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])

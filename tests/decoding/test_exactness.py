@@ -27,8 +27,8 @@ from arimage.decoding import (
     decoding_names,
 )
 from arimage.decoding.noise import Purpose, uniforms
-from arimage.decoding.siblings import sample_siblings
 from arimage.kernels.coupling import couple, sample
+from arimage.kernels.siblings import sample_siblings
 
 
 INITS = ["uniform", "left", "above"]
@@ -203,8 +203,8 @@ class StaleProbabilities(SpeculativeJacobiDecoding):
         state.draft_probabilities.copy_(torch.where(state.fresh[..., None], state.draft_probabilities, stale))
 
 
-def siblings_of_another_distribution(q, noise):
-    return sample_siblings((q > 0).float(), noise)
+def siblings_of_another_distribution(q, noise, first):
+    return sample_siblings((q > 0).float(), noise, first)
 
 
 def same_noise_at_every_step(seeds, positions, purpose, step, count):

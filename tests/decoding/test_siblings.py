@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from arimage.decoding.siblings import couple_siblings, sample_siblings
 from arimage.kernels.coupling import couple, sample
+from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
 LAST = 1 - 2.0**-53  # the largest uniform number there is

@@ -3,18 +3,21 @@
 import dataclasses
 
 import pytest
+import tiny
 import torch
 from decoding.pairwise import pairwise
 from decoding.test_next_scale import ScaleTable
 
 from arimage.decoding import (
     DecodingState,
+    Layout,
     Sampling,
     SpeculativeJacobiDecoding,
     decode,
     decoding_from_name,
     decoding_names,
 )
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.arange(5)
@@ -180,3 +183,28 @@ def test_a_copied_state_resumes_where_it_was(table_model, preset):
         for name, value in tensors_of(state).items():
             value.copy_(saved[name])
     assert all(torch.equal(*values) for values in zip(*ends, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("preset", "interval"),
+    [("ar", 8), ("sjd-coupled", 1), ("sjd-coupled", 2), ("sjd-lazy", 1), ("sjd-tree", 1), ("zipar", 2), ("eagle", 8)],
+)
+def test_steps_stay_below_the_limit_of_attention(preset, interval):
+    transformer = tiny.transformer("class")
+    condition = {"class_labels": torch.tensor([1])}
+    model = LlamaGenTokenModel(transformer, condition, Layout((10, 10)), drafter=tiny.drafter(transformer))
+    decoding, limits, forward = decoding_from_name(preset), [], model.forward
+
+    def recorded(tokens, positions, cache, **options):
+        limits.append(cache.limit)
+        assert int(positions.max()) < cache.limit
+        return forward(tokens, positions, cache, **options)
+
+    state = decoding.start(model, Sampling(), SEEDS[:1])
+    model.forward = recorded
+    while not state.finished.all():
+        if len(limits) % interval == 0:
+            state.limit_attention(interval)
+        decoding.step(state)
+    assert min(limits) < 100 <= max(limits)

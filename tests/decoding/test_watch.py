@@ -64,5 +64,7 @@ def test_steps_after_the_end_are_not_counted(preset, table_model, monkeypatch):
 
 def test_the_loop_ends_with_the_last_image(table_model):
     steps = []
-    state = decode(table_model(), AutoregressiveDecoding(), Sampling(), SEEDS, lambda _, step: steps.append(step))
+    state = decode(
+        table_model(), AutoregressiveDecoding(), Sampling(), SEEDS, lambda _, step: bool(steps.append(step))
+    )
     assert steps == list(range(1, state.forward_passes + 1)) == [1, 2, 3, 4]

@@ -31,7 +31,12 @@ from arimage.eval.run_folder import read_config, read_results, read_rows
 ROOT = Path(cli.__file__).parents[1]
 COUNT, BATCH = 22, 4
 TIMED = ("seconds", "peak_memory", "warm")
-PRELOAD = ["arimage.eval.generate", "arimage.auto", "arimage.cli"]
+PRELOAD = [
+    "arimage.eval.generate",
+    "arimage.pipelines.pipeline_llamagen",
+    "arimage.pipelines.pipeline_var",
+    "arimage.cli",
+]
 # Runs the command in a process that has everything imported: {0} environment, {1} arguments, {2} what to do first. It says
 # what it says into a pipe, since the size of files may be limited.
 FORKED = """

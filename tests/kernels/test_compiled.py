@@ -15,10 +15,13 @@ def arguments(function):
         "sample": (p, noise[..., 0]),
         "couple": (p, logits[1].softmax(-1), x, noise),
         "couple_window": (p, logits[1].softmax(-1), x, noise, x < 5),
+        "sample_siblings": (p, noise, x),
+        "couple_siblings": (p, logits[1].softmax(-1), x[..., None] + torch.arange(2), noise.repeat(1, 1, 2)[..., :3]),
         "uniforms": (rows, x, rows, 3, 5),
         "exponentials": (rows, x, rows, 3, 5),
         "neighbour_mass": (p, x, torch.arange(120).view(40, 3).int() % 40, noise[..., 0]),
         "nearest_code": (logits[0, 0], logits[1, 1]),
+        "group_norm_silu": (logits.transpose(1, 2), 3, noise[0, :, 0], noise[1, :, 0], 1e-6),
     }[function]
 
 
@@ -27,10 +30,13 @@ FUNCTIONS = [
     ("coupling", "sample"),
     ("coupling", "couple"),
     ("coupling", "couple_window"),
+    ("siblings", "sample_siblings"),
+    ("siblings", "couple_siblings"),
     ("noise", "uniforms"),
     ("noise", "exponentials"),
     ("neighbours", "neighbour_mass"),
     ("codebook", "nearest_code"),
+    ("group_norm", "group_norm_silu"),
 ]
 
 

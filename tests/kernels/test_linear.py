@@ -30,9 +30,12 @@ def test_onednn_gives_the_same(calls, x, bias):
     assert calls == [1]
 
 
-def test_what_needs_gradients_has_them(calls):
-    linear(X, WEIGHT).sum().backward()
-    assert WEIGHT.grad is not None and not calls
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_what_needs_gradients_has_them(calls, trained):
+    inputs = [tensor.detach().clone() for tensor in (X, WEIGHT, BIAS)]
+    inputs[trained].requires_grad_()
+    linear(*inputs).sum().backward()
+    assert inputs[trained].grad is not None and not calls
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The random numbers in Triton are those of the definition, which tests/decoding/test_noise.py holds against Philox."""
+"""The random numbers in Triton are those of the definition, which tests/decoding/test_noise.py examines."""
 
 import pytest
 import torch
@@ -21,6 +21,13 @@ def test_uniform_numbers_are_the_same(on_triton, count):
     assert torch.equal(actual, uniforms(*arguments(count)))
 
 
+def test_no_steps_are_steps_of_zero(on_triton):
+    seeds, positions, steps, purpose, count = arguments(3)
+    expected = uniforms(seeds, positions, torch.zeros_like(steps), purpose, count)
+    assert torch.equal(uniforms(seeds, positions, None, purpose, count), expected)
+    assert torch.equal(on_triton("noise", "uniforms", seeds, positions, None, purpose, count)[0], expected)
+
+
 @pytest.mark.parametrize("count", [1, 5, 2048])
 def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
     (actual,) = on_triton("noise", "exponentials", *arguments(count))
@@ -29,8 +36,11 @@ def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("ones", [False, True], ids=["", "one position, one number"])
 @pytest.mark.parametrize("exponential", [False, True])
-def test_noise_compiles_without_spills(compile_for_hopper, exponential):
+def test_noise_compiles_without_spills(compile_for_hopper, exponential, ones):
     signature = dict.fromkeys(("seeds_ptr", "positions_ptr", "steps_ptr"), "*i64")
-    signature |= {"out_ptr": "*fp32", "queries": "i32", "purpose": "i32", "count": "i32"}
-    compile_for_hopper("noise", "noise_kernel", signature, {"exponential": exponential, "block": 256})
+    signature |= {"out_ptr": "*fp32", "queries": "i32", "key": "i64", "count": "i32"}
+    constants = {"exponential": exponential, "block": 512}
+    # Triton compiles an argument that is 1 as a constant.
+    compile_for_hopper("noise", "noise_kernel", signature, constants | ({"queries": 1, "count": 1} if ones else {}))

@@ -217,8 +217,8 @@ def test_what_is_not_allowed_may_be_anything(on_triton):
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("by_row", [False, True])
-def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row):
+@pytest.mark.parametrize(("by_row", "ones"), [(False, False), (False, True), (True, False)])
+def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row, ones):
     signature = {"logits_ptr": "*bf16", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     kinds = {"scale": "fp32", "temperature": "fp32", "top_k": "i64" if by_row else "i32", "top_p": "fp32"}
     signature |= {name: f"*{kind}" if by_row else kind for name, kind in kinds.items()}
@@ -226,4 +226,6 @@ def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row):
     signature |= {"scale_strides": ("i32", "i32"), "allowed_stride": "i32"}
     constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": 4096}
     constants |= {"by_place": by_row, "by_row": by_row}
+    # Triton compiles an argument that is 1 as a constant.
+    constants |= {"queries": 1, "top_k": 1} if ones else {}
     compile_for_hopper("probabilities", "probabilities_kernel", signature, constants, num_warps=8)

@@ -7,6 +7,7 @@ from models.test_language_model import FIRST_CODE, GRID, pad_left
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
+from arimage.decoding.capture import CompiledSteps
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
@@ -81,7 +82,7 @@ def language_model():
     return tiny.randomise(LlamaForCausalLM(config), 3).requires_grad_(False)
 
 
-def language_tokens(component):
+def language_tokens(component, compiled=None):
     ids, mask = pad_left([[51, 52, 53], [56]])
     model = LanguageTokenModel(
         compiled_like(component, component.model),
@@ -92,7 +93,7 @@ def language_tokens(component):
         attention_mask=mask,
         row_end=50,
     )
-    return decode(model, SpeculativeJacobiDecoding(window=4), Sampling(top_k=1), SEEDS).tokens
+    return decode(model, SpeculativeJacobiDecoding(window=4), Sampling(top_k=1), SEEDS, compiled=compiled).tokens
 
 
 @torch.no_grad()
@@ -112,6 +113,14 @@ def test_the_decoder_of_a_language_model_may_be_compiled_in_place(counting):
     component.model.compile(backend=counting)
     assert torch.equal(language_tokens(component), expected)
     assert counting.runs > 0
+
+
+@torch.no_grad()
+def test_the_whole_step_of_a_language_model_with_row_ends_is_one_graph(counting):
+    expected = language_tokens(language_model())
+    compiled = CompiledSteps(backend=counting)
+    assert torch.equal(language_tokens(language_model(), compiled), expected)
+    assert counting.graphs == 1
 
 
 def test_compiling_in_place_what_is_not_called_is_refused(counting):

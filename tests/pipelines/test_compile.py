@@ -1,11 +1,16 @@
 """`pipe.compile()`: every step is one graph, compiled once, and gives the tokens of the eager one."""
 
+import gc
+import weakref
+
+import accelerate
 import pytest
 import tiny
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 
-from arimage import decoding_names
+from arimage import SpeculativeJacobiDecoding, decoding_names
+from arimage.decoding import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]
@@ -61,3 +66,88 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, coun
     assert counting.graphs == graphs
     assert torch.equal(tokens(pipe, name), expected)
     assert counting.graphs == graphs, "a second call compiles again"
+
+
+def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monkeypatch):
+    monkeypatch.setattr(llamagen, "_compiled", None)
+    expected = tokens(llamagen, "ar"), tokens(llamagen, "ar", PROMPTS[:1])
+    llamagen.compile(backend=counting)
+    for _ in range(2):
+        assert torch.equal(tokens(llamagen, "ar"), expected[0])
+        assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
+    assert counting.graphs == 2
+
+
+def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, monkeypatch):
+    monkeypatch.setattr(llamagen, "_compiled", None)
+    monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
+    auto = SpeculativeJacobiDecoding(window="auto")
+    expected = tokens(llamagen, auto)
+    llamagen.compile(backend=counting)
+    for _ in range(2):
+        assert torch.equal(tokens(llamagen, auto), expected)
+    assert 1 <= counting.graphs <= 3
+
+
+def test_a_callback_sees_every_step_and_may_interrupt(llamagen, counting, monkeypatch):
+    monkeypatch.setattr(llamagen, "_compiled", None)
+    llamagen.compile(backend=counting)
+    decided = []
+
+    def callback(pipe, step, timestep, tensors):
+        decided.append(int(tensors["decided"].sum(1).min()))
+        pipe._interrupt = step == 5
+
+    settings = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["decided"]}
+    tokens(llamagen, "ar", **settings)
+    assert decided == [1, 2, 3, 4, 5, 6]
+
+
+def test_steps_stay_eager_where_hooks_move_the_weights(counting):
+    pipe = tiny.text_pipeline()
+    expected = tokens(pipe, "ar")
+    pipe.compile(backend=counting)
+    accelerate.cpu_offload(pipe.transformer, "cpu")
+    assert torch.equal(tokens(pipe, "ar"), expected)
+    assert counting.graphs == 0
+
+
+def test_a_state_is_freed_after_its_call(llamagen, counting, monkeypatch):
+    monkeypatch.setattr(llamagen, "_compiled", None)
+    llamagen.compile(backend=counting)
+    caches = []
+
+    def callback(pipe, *_):
+        caches.append(weakref.ref(pipe.current_call.model))
+
+    tokens(llamagen, "ar", callback_on_step_end=callback)
+    gc.collect()
+    assert counting.graphs == 1 and caches[0]() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ({}, {"fullgraph": True, "dynamic": False}),
+        ({"mode": "reduce-overhead", "dynamic": None}, {"fullgraph": True, "dynamic": None, "mode": "default"}),
+        ({"mode": "max-autotune", "fullgraph": False}, {"fullgraph": False, "mode": "max-autotune-no-cudagraphs"}),
+    ],
+)
+def test_options_are_those_of_torch(llamagen, monkeypatch, given, passed):
+    monkeypatch.setattr(llamagen, "_compiled", None)
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda step, **options: seen.append(options) or step)
+    llamagen.compile(**given)
+    tokens(llamagen, "ar")
+    assert seen == [{"fullgraph": True, "dynamic": False} | passed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ar", "sjd-coupled", "next-scale"])
+def test_inductor_gives_the_tokens_of_eager_steps(name, llamagen, var, monkeypatch):
+    torch.compiler.reset()
+    pipe = var if name == "next-scale" else llamagen
+    monkeypatch.setattr(pipe, "_compiled", None)
+    expected = tokens(pipe, name)
+    pipe.compile()
+    assert torch.equal(tokens(pipe, name), expected)

@@ -220,7 +220,7 @@ def test_a_published_name_is_converted_and_loaded(folder, monkeypatch, tmp_path)
         asked.append((name, options))
         return folder
 
-    monkeypatch.setattr(auto, "load_published", load)
+    monkeypatch.setattr("arimage.convert.fetch.load_published", load)
     loaded = AutoPipeline.from_pretrained("llamagen-t2i-xl-256", cache_dir=tmp_path, local_files_only=True)
     assert loaded.decoding == DECODING
     assert asked == [("llamagen-t2i-xl-256", {"cache_dir": tmp_path, "local_files_only": True})]

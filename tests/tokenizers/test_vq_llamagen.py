@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import nn
 
 from arimage.convert.checkpoint import load_original
 from arimage.convert.llamagen import llamagen_tokenizer_from_original
-from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel, ResBlock
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -63,3 +65,45 @@ def test_images_that_are_no_multiple_of_the_scale_are_refused(golden):
     vq, _ = golden
     with pytest.raises(ValueError, match=r"18x16 pixels.*multiples of 4"):
         vq.encode(torch.zeros(1, 3, 18, 16))
+
+
+@torch.no_grad()
+def test_inputs_stay_as_they_were(golden):
+    vq, expected = golden
+    images, latents = expected["vq_image"].clone(), expected["vq_quant"].clone()
+    vq.encode(images)
+    vq.decode_latents(latents)
+    assert torch.equal(images, expected["vq_image"]) and torch.equal(latents, expected["vq_quant"])
+
+
+@torch.no_grad()
+def test_large_convolutions_work_in_channels_last(golden):
+    vq, expected = golden
+    formats = []
+    for network in (vq.encoder, vq.decoder):
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
+                layer.register_forward_pre_hook(
+                    lambda _, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
+                )
+    vq.encode(expected["vq_image"])
+    vq.decode_latents(expected["vq_quant"].contiguous())
+    assert formats and all(formats)
+
+
+def test_gradients_are_those_of_separate_norm_and_silu():
+    torch.manual_seed(0)
+    block = ResBlock(8, 8, 4).double()
+    hidden = torch.randn(2, 8, 5, 5, dtype=torch.double, requires_grad=True)
+
+    def separate(norm, hidden):
+        return F.silu(F.group_norm(hidden, 4, norm.weight, norm.bias, norm.eps))
+
+    expected = hidden + block.conv2(separate(block.norm2, block.conv1(separate(block.norm1, hidden))))
+    actual = block(hidden)
+    torch.testing.assert_close(actual, expected)
+    for gradients in zip(
+        *(torch.autograd.grad(image.sin().sum(), [hidden, *block.parameters()]) for image in (actual, expected)),
+        strict=True,
+    ):
+        torch.testing.assert_close(*gradients)

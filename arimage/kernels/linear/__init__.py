@@ -20,7 +20,8 @@ def _prefers_onednn() -> bool:
     return bool(capabilities.get("avx512_f")) and "AMD" in capabilities.get("cpu_name", "")
 
 
-def _takes_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     return (
         not torch.compiler.is_compiling()
         # Neither fake nor quantised.
@@ -29,7 +30,7 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * len(weight) >= _LEAST
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not (trained and torch.is_grad_enabled())
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
@@ -39,6 +40,6 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `x` [..., D] with `weight` [N, D] and `bias` [N]: [..., N]."""
-    if _takes_onednn(x, weight):
+    if _takes_onednn(x, weight, bias):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

@@ -2,42 +2,45 @@
 
 import torch
 
-
-_MASK = 0xFFFFFFFF
-
-
-def philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> torch.Tensor:
-    """Four 32-bit words [..., 4] for a counter of four and a key of two tensors of 32-bit words, all int64."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (
-            (product1 >> 32 & _MASK) ^ c1 ^ k0,
-            product1 & _MASK,
-            (product0 >> 32 & _MASK) ^ c3 ^ k1,
-            product0 & _MASK,
-        )
-        k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
-    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
+from . import constants
+from .constants import signed
 
 
-def _words(seeds, positions, steps, purpose, count) -> torch.LongTensor:
-    """Words [B, Q, count]."""
-    seeds = seeds[:, None, None]
-    blocks = torch.arange((count + 3) // 4, device=seeds.device)
-    counter = [positions[..., None] & _MASK, steps[:, None, None], torch.full_like(blocks, purpose), blocks]
-    return philox(counter, [seeds & _MASK, seeds >> 32 & _MASK]).flatten(-2)[..., :count]
+def splitmix(words: torch.LongTensor) -> torch.LongTensor:
+    """The finaliser of SplitMix64, in place."""
+    shifted = torch.empty_like(words)
+    for shift, factor in ((30, constants.FIRST), (27, constants.SECOND), (31, None)):
+        # The shift of an int64 repeats its sign.
+        torch.bitwise_right_shift(words, shift, out=shifted).bitwise_and_((1 << 64 - shift) - 1)
+        words ^= shifted
+        if factor is not None:
+            words *= signed(factor)
+    return words
+
+
+def _words(seeds, positions, steps, purpose, count) -> torch.IntTensor:
+    """Words of 32 bits [B, Q, count] as int32."""
+    keys = seeds * signed(constants.SEED) + signed((purpose + 1) * constants.PURPOSE)
+    if steps is not None:
+        keys = keys.add(steps, alpha=signed(constants.STEP))
+    places = keys[:, None].add(positions, alpha=signed(constants.POSITION))[..., None]
+    if count > 2:
+        blocks = torch.arange((count + 1) // 2, device=places.device)
+        places = places.add(blocks, alpha=signed(constants.BLOCK))
+    return splitmix(places).view(torch.int32)[..., :count]
 
 
 def uniforms(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return (_words(seeds, positions, steps, purpose, count) >> 8).float() * 2.0**-24
+    words = _words(seeds, positions, steps, purpose, count)
+    return words.bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
 
 
 def exponentials(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    uniform = (_words(seeds, positions, steps, purpose, count).float() + 0.5) * 2.0**-32
-    return -torch.log1p(-uniform.clamp(max=1 - 2.0**-24))
+    words = _words(seeds, positions, steps, purpose, count)
+    # The last of the 2 ** 31 would round to 1, whose logarithm is infinite.
+    uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_()

@@ -1,14 +1,22 @@
-"""The random numbers in Triton: a position and up to `block` numbers of it per program."""
+"""The random numbers in Triton: a position and up to 2 * `block` numbers of it per program."""
 
 import torch
 import triton
 import triton.language as tl
 
+from . import constants
+
+
+_POSITION, _STEP, _SEED = (tl.constexpr(c) for c in (constants.POSITION, constants.STEP, constants.SEED))
+_BLOCK, _FIRST, _SECOND = (tl.constexpr(c) for c in (constants.BLOCK, constants.FIRST, constants.SECOND))
+
 
 @triton.jit
 def _store(out_ptr, words, index, count, exponential: tl.constexpr):
+    words = words.to(tl.uint32)
     if exponential:
-        uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.9604644775390625e-08)
+        uniform = ((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
+        uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
         # log1p(-u): what rounding takes from 1 - u is divided out again.
         rest = 1 - uniform
         exact = tl.where(rest == 1, 1.0, 1 - rest)
@@ -25,42 +33,48 @@ def noise_kernel(
     steps_ptr,
     out_ptr,
     queries,
-    purpose,
+    key,
     count,
     exponential: tl.constexpr,
     block: tl.constexpr,
 ):
+    """`key` is that of the purpose."""
     place = tl.program_id(0).to(tl.int64)
     image = place // queries
     blocks = tl.program_id(1) * block + tl.arange(0, block)
-    zero = tl.zeros([block], tl.uint32)
-    position = zero + tl.load(positions_ptr + place).to(tl.uint32)
-    step = zero + tl.load(steps_ptr + image).to(tl.uint32)
-    word0, word1, word2, word3 = tl.philox(
-        tl.load(seeds_ptr + image), position, step, zero + purpose.to(tl.uint32), blocks.to(tl.uint32)
-    )
+    words = blocks.to(tl.uint64) * _BLOCK + key.to(tl.uint64)
+    words += tl.load(seeds_ptr + image).to(tl.uint64) * _SEED
+    words += tl.load(positions_ptr + place).to(tl.uint64) * _POSITION
+    if steps_ptr is not None:
+        words += tl.load(steps_ptr + image).to(tl.uint64) * _STEP
+    words = (words ^ (words >> 30)) * _FIRST
+    words = (words ^ (words >> 27)) * _SECOND
+    words ^= words >> 31
     out_ptr += place * count
-    _store(out_ptr, word0, 4 * blocks, count, exponential)
-    _store(out_ptr, word1, 4 * blocks + 1, count, exponential)
-    _store(out_ptr, word2, 4 * blocks + 2, count, exponential)
-    _store(out_ptr, word3, 4 * blocks + 3, count, exponential)
+    _store(out_ptr, words, 2 * blocks, count, exponential)
+    _store(out_ptr, words >> 32, 2 * blocks + 1, count, exponential)
 
 
 @torch.library.custom_op("arimage::noise", mutates_args=())
 def _noise(
-    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor, purpose: int, count: int, exponential: bool
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    steps: torch.Tensor | None,
+    purpose: int,
+    count: int,
+    exponential: bool,
 ) -> torch.Tensor:
     numbers = torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
-    groups = triton.cdiv(count, 4)
-    block = min(256, triton.next_power_of_2(groups))
+    pairs = triton.cdiv(count, 2)
+    block = min(512, triton.next_power_of_2(pairs))
     with torch.cuda.device_of(seeds):
-        noise_kernel[(positions.numel(), triton.cdiv(groups, block))](
+        noise_kernel[(positions.numel(), triton.cdiv(pairs, block))](
             seeds,
             positions,
             steps,
             numbers,
             positions.shape[1],
-            purpose,
+            constants.signed((purpose + 1) * constants.PURPOSE),
             count,
             exponential=exponential,
             block=block,
@@ -73,13 +87,18 @@ def _(seeds, positions, steps, purpose, count, exponential):
     return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
 
 
+def _numbers(seeds, positions, steps, purpose, count, exponential) -> torch.FloatTensor:
+    steps = None if steps is None else steps.contiguous()
+    return _noise(seeds.contiguous(), positions.contiguous(), steps, int(purpose), count, exponential)
+
+
 def uniforms(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _noise(seeds.contiguous(), positions.contiguous(), steps.contiguous(), int(purpose), count, False)
+    return _numbers(seeds, positions, steps, purpose, count, False)
 
 
 def exponentials(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor, purpose: int, count: int
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _noise(seeds.contiguous(), positions.contiguous(), steps.contiguous(), int(purpose), count, True)
+    return _numbers(seeds, positions, steps, purpose, count, True)

@@ -55,10 +55,10 @@ def _cut(
     mask = torch.empty_like(probabilities)
     if top_k is not None:
         top_k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
-        probabilities *= torch.ge(logits, _largest(logits, top_k), out=mask)
+        probabilities *= torch.ge(logits, _largest(logits, top_k, mask), out=mask)
     if top_p is not None:
         target = top_p * probabilities.sum(-1, keepdim=True)
-        threshold, sole = _threshold(logits, target, probabilities)
+        threshold, sole = _threshold(logits, target, probabilities, mask)
         threshold = torch.where(top_p < 1, threshold, -torch.inf)
         torch.ge(logits, threshold, out=mask)
         if not sole:
@@ -74,21 +74,23 @@ def _cut(
     probabilities /= torch.where(kept == total, 1, kept)
 
 
-def _largest(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _largest(values: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """A number [..., 1] that the k largest of `values` [..., V] and their equals reach, and no others."""
     if values.is_cpu and (values.numel() <= _FEW or int(k.max()) <= _SMALL):
         ordered = values.topk(int(k.max()), dim=-1).values
         return ordered.gather(-1, (k - 1).expand(*values.shape[:-1], 1))
-    return _threshold(values, k - 1, None)[0]
+    return _threshold(values, k - 1, None, mask)[0]
 
 
-def _threshold(values: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+def _threshold(
+    values: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None, mask: torch.Tensor
+) -> tuple[torch.Tensor, bool]:
     """The largest number [..., 1] such that the weights, or the number, of the `values` [..., V] that reach it exceed `target`.
 
     By bisection, which ends once the bounds are neighbours, or, on the CPU alone, once in every row a sole value lies between
     them: what is returned then reaches as far as the largest would. Returns also whether it is a sole value in every row.
+    `mask` [..., V] is overwritten.
     """
-    mask = torch.empty_like(values)
 
     def reach(number):
         count = torch.ge(values, number, out=mask).sum(-1, keepdim=True)

@@ -1,0 +1,158 @@
+"""SiLU of a group norm in Triton: moments of every part of a group, then the normalised part, in either memory format."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+# Elements of a part.
+_PART = 4096
+
+
+@triton.jit
+def _part(
+    pixels,
+    channels,
+    size,
+    channels_last: tl.constexpr,
+    block_pixels: tl.constexpr,
+    block_groups: tl.constexpr,
+    block_size: tl.constexpr,
+):
+    """Of the part [pixels, groups, channels of a group] of this program: its channels, its addresses, and which exist."""
+    pixel = tl.program_id(0) * block_pixels + tl.arange(0, block_pixels)
+    group = tl.program_id(1) * block_groups + tl.arange(0, block_groups)
+    inside = tl.arange(0, block_size)
+    channel = group[:, None] * size + inside
+    exists = (inside < size) & (channel < channels)
+    if channels_last:
+        address = pixel[:, None, None].to(tl.int64) * channels + channel[None]
+    else:
+        address = pixel[:, None, None] + channel[None].to(tl.int64) * pixels
+    address += tl.program_id(2).to(tl.int64) * channels * pixels
+    return channel, address, exists, (pixel < pixels)[:, None, None] & exists[None]
+
+
+@triton.jit
+def moments_kernel(
+    hidden_ptr,
+    moments_ptr,
+    pixels,
+    channels,
+    size,
+    channels_last: tl.constexpr,
+    block_pixels: tl.constexpr,
+    block_groups: tl.constexpr,
+    block_size: tl.constexpr,
+):
+    """The mean of every part, and the sum of the squared distances to it: moments [B, G, 2, parts]."""
+    channel, address, exists, mask = _part(
+        pixels, channels, size, channels_last, block_pixels, block_groups, block_size
+    )
+    hidden = tl.load(hidden_ptr + address, mask=mask, other=0.0).to(tl.float32)
+    count = tl.minimum(pixels - tl.program_id(0) * block_pixels, block_pixels) * size
+    mean = tl.sum(tl.sum(hidden, axis=2), axis=0) / count
+    distance = tl.where(mask, hidden - mean[None, :, None], 0.0)
+    squares = tl.sum(tl.sum(distance * distance, axis=2), axis=0)
+    groups = channels // size
+    group = tl.program_id(1) * block_groups + tl.arange(0, block_groups)
+    parts = tl.num_programs(0)
+    place = moments_ptr + (tl.program_id(2).to(tl.int64) * groups + group) * 2 * parts + tl.program_id(0)
+    tl.store(place, mean, mask=group < groups)
+    tl.store(place + parts, squares, mask=group < groups)
+
+
+@triton.jit
+def apply_kernel(
+    hidden_ptr,
+    moments_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    pixels,
+    channels,
+    size,
+    eps,
+    channels_last: tl.constexpr,
+    block_pixels: tl.constexpr,
+    block_groups: tl.constexpr,
+    block_size: tl.constexpr,
+    block_parts: tl.constexpr,
+):
+    groups = channels // size
+    group = tl.program_id(1) * block_groups + tl.arange(0, block_groups)
+    parts = tl.num_programs(0)
+    part = tl.arange(0, block_parts)
+    known = (group[:, None] < groups) & (part < parts)
+    place = moments_ptr + ((tl.program_id(2).to(tl.int64) * groups + group) * 2 * parts)[:, None] + part
+    means = tl.load(place, mask=known, other=0.0)
+    squares = tl.load(place + parts, mask=known, other=0.0)
+    # Chan, Golub and LeVeque: the moments of a whole from those of its parts, without the difference of two large sums.
+    counts = tl.minimum(tl.maximum(pixels - part * block_pixels, 0), block_pixels) * size
+    count = (pixels * size).to(tl.float32)
+    mean = tl.sum(means * counts, axis=1) / count
+    distance = means - mean[:, None]
+    variance = tl.sum(squares + distance * distance * counts, axis=1) / count
+    scale = 1 / tl.sqrt(variance + eps)
+
+    channel, address, exists, mask = _part(
+        pixels, channels, size, channels_last, block_pixels, block_groups, block_size
+    )
+    hidden = tl.load(hidden_ptr + address, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + channel, mask=exists, other=0.0).to(tl.float32) * scale[:, None]
+    bias = tl.load(bias_ptr + channel, mask=exists, other=0.0).to(tl.float32)
+    normed = (hidden - mean[None, :, None]) * weight[None] + bias[None]
+    tl.store(out_ptr + address, (normed * tl.sigmoid(normed)).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@torch.library.custom_op("arimage::group_norm_silu", mutates_args=())
+def _group_norm_silu(
+    hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    batch, channels, height, width = hidden.shape
+    pixels, size = height * width, channels // num_groups
+    out = torch.empty_like(hidden)
+    block_size = triton.next_power_of_2(size)
+    # Neighbours in memory are pixels of a channel, or channels of a pixel: then groups that fill 128 bytes share a part.
+    block_groups, channels_last = 1, not hidden.is_contiguous()
+    if channels_last:
+        block_groups = min(triton.next_power_of_2(num_groups), triton.cdiv(128 // hidden.element_size(), block_size))
+    block_pixels = max(1, _PART // (block_groups * block_size))
+    parts = triton.cdiv(pixels, block_pixels)
+    moments = torch.empty(batch, num_groups, 2, parts, dtype=torch.float32, device=hidden.device)
+    blocks = {
+        "channels_last": channels_last,
+        "block_pixels": block_pixels,
+        "block_groups": block_groups,
+        "block_size": block_size,
+    }
+    grid = parts, triton.cdiv(num_groups, block_groups), batch
+    with torch.cuda.device_of(hidden):
+        moments_kernel[grid](hidden, moments, pixels, channels, size, **blocks)
+        apply_kernel[grid](
+            hidden,
+            moments,
+            weight,
+            bias,
+            out,
+            pixels,
+            channels,
+            size,
+            eps,
+            **blocks,
+            block_parts=triton.next_power_of_2(parts),
+        )
+    return out
+
+
+@_group_norm_silu.register_fake
+def _(hidden, num_groups, weight, bias, eps):
+    return torch.empty_like(hidden)
+
+
+def group_norm_silu(
+    hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    if not hidden.is_contiguous(memory_format=torch.channels_last):
+        hidden = hidden.contiguous()
+    return _group_norm_silu(hidden, num_groups, weight, bias, eps)

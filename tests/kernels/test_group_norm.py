@@ -1,0 +1,100 @@
+"""SiLU of group norm is that of float64, in both memory formats."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arimage.kernels.group_norm import group_norm_silu
+
+
+EPS = 1e-6
+# Channels, groups, height, width: a group of one channel, of five, of all; one pixel; parts that are not whole.
+SIZES = [(32, 32, 5, 7), (20, 4, 16, 16), (6, 1, 3, 50), (64, 8, 1, 1), (12, 2, 40, 60), (96, 32, 9, 33)]
+ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def arguments(channels, groups, height, width, dtype=torch.float32, channels_last=False, mean=0.5):
+    generator = torch.Generator().manual_seed(channels)
+    shape = (2, height, width, channels) if channels_last else (2, channels, height, width)
+    # What lies around the images must not be read.
+    memory = torch.full((2 * channels * height * width + 256,), torch.nan, dtype=dtype)
+    hidden = memory[128:-128].view(shape).copy_(torch.randn(shape, generator=generator) + mean)
+    weight, bias = (torch.randn(channels, generator=generator).to(dtype) for _ in range(2))
+    return hidden.permute(0, 3, 1, 2) if channels_last else hidden, groups, weight, bias, EPS
+
+
+def expected(hidden, groups, weight, bias, eps):
+    return F.silu(F.group_norm(hidden.double(), groups, weight.double(), bias.double(), eps)).to(hidden.dtype)
+
+
+def assert_close(actual, given):
+    rounding = ROUNDING[given[0].dtype]
+    assert actual.dtype == given[0].dtype
+    for order in (torch.contiguous_format, torch.channels_last):
+        assert actual.is_contiguous(memory_format=order) == given[0].is_contiguous(memory_format=order)
+    torch.testing.assert_close(actual, expected(*given), atol=rounding, rtol=rounding)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_definition_is_that_of_float64(size, channels_last):
+    given = arguments(*size, channels_last=channels_last)
+    before = given[0].clone()
+    assert_close(group_norm_silu(*given), given)
+    assert torch.equal(given[0], before)
+
+
+def test_the_definition_has_gradients():
+    hidden, groups, weight, bias, eps = (
+        a.double().requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments(4, 2, 3, 3)
+    )
+    torch.autograd.gradcheck(
+        lambda *tensors: group_norm_silu(tensors[0], groups, *tensors[1:], eps), (hidden, weight, bias)
+    )
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_triton_is_that_of_float64(on_triton, size, channels_last, dtype):
+    given = arguments(*size, dtype=dtype, channels_last=channels_last)
+    assert_close(on_triton("group_norm", "group_norm_silu", *given)[0], given)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_large_mean_costs_no_precision(on_triton, channels_last):
+    given = arguments(12, 2, 40, 60, channels_last=channels_last, mean=1000.0)
+    actual = on_triton("group_norm", "group_norm_silu", *given)[0]
+    torch.testing.assert_close(actual, expected(*given), atol=1e-3, rtol=0)
+
+
+def test_images_in_another_order_are_copied(on_triton):
+    hidden, *others = arguments(20, 4, 16, 16)
+    given = hidden.transpose(2, 3), *others
+    torch.testing.assert_close(
+        on_triton("group_norm", "group_norm_silu", *given)[0], expected(*given), atol=2e-6, rtol=0
+    )
+
+
+def test_what_is_not_finite_stays_in_its_group(on_triton):
+    hidden, *others = arguments(20, 4, 16, 16)
+    hidden[0, 7, 3, 3] = torch.inf
+    actual = on_triton("group_norm", "group_norm_silu", hidden, *others)[0]
+    assert actual[0, 5:10].isnan().all()
+    assert actual.isnan().sum() == actual[0, 5:10].numel()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("channels_last", "blocks"),
+    [(False, (1024, 1, 4)), (False, (256, 1, 16)), (True, (64, 16, 4)), (True, (64, 8, 8))],
+)
+def test_the_kernels_compile_without_spills(compile_for_hopper, dtype, channels_last, blocks):
+    pointers = {"hidden_ptr": f"*{dtype}", "moments_ptr": "*fp32"}
+    sizes = dict.fromkeys(["pixels", "channels", "size"], "i32")
+    constants = dict(zip(["block_pixels", "block_groups", "block_size"], blocks, strict=True))
+    constants["channels_last"] = channels_last
+    compile_for_hopper("group_norm", "moments_kernel", pointers | sizes, constants)
+    pointers |= dict.fromkeys(["weight_ptr", "bias_ptr", "out_ptr"], f"*{dtype}")
+    signature = pointers | sizes | {"eps": "fp32"}
+    compile_for_hopper("group_norm", "apply_kernel", signature, constants | {"block_parts": 64})
