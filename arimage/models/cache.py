@@ -1,9 +1,11 @@
 """The key/value caches of one call: allocated once, never rolled back."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
+
+from .binding import rows_of
 
 
 class KeyValueCache(Protocol):
@@ -55,8 +57,7 @@ class RowCache:
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
         """The rows [groups * M] of `images` [M]."""
-        count = len(self.keys[0]) // self.groups
-        return torch.cat([images + group * count for group in range(self.groups)])
+        return rows_of(images, self.groups, len(self.keys[0]) // self.groups)
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         source, target = self.index(source), self.index(target)
@@ -124,6 +125,12 @@ class PlacedCache(RowCache):
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots, whose prompts are not longer."""
+        rows, first = self.rows(images), self.size - other.size
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
