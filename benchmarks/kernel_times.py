@@ -36,6 +36,8 @@ def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
     neighbours = torch.randint(vocab_size, (vocab_size, 1000), generator=generator, device=device, dtype=torch.int32)
     codebook = F.normalize(normal(vocab_size, 8), dim=-1)
     latents = F.normalize(normal(batch * 1024, 8), dim=-1)
+    images = normal(1, 128, 256, 256).bfloat16().to(memory_format=torch.channels_last)
+    channels = normal(128).bfloat16()
     seeds, steps = torch.arange(batch, device=device), torch.zeros(batch, dtype=torch.long, device=device)
     rows = torch.full((batch,), 4.0, device=device), torch.ones(batch, device=device), steps + 2000, steps + 0.95
     probabilities_bytes = logits.nbytes + p.nbytes
@@ -50,6 +52,7 @@ def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * vocab_size * rejected),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),
         ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),
+        ("group_norm", "group_norm_silu", (images, 32, channels, channels, 1e-6), 2 * images.nbytes),
     ]
 
 

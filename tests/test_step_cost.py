@@ -100,7 +100,7 @@ KERNELS = {
         3,
         2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1) + DRAFTS * (LONG + 1) + DRAFTS + 3 * 2 * LONG,
     ),
-    "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0].contiguous()), 2, P + DRAFTS * (3 * FLOAT + LONG)),
+    "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0]), 1, P + DRAFTS * (FLOAT + LONG)),
     "probabilities": (lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9), 1, 2 * P),
     "probabilities by row": (
         lambda p, logits, x, noise: probabilities(logits, noise[:, 0, 0], 0.9, x[:, 0], 0.9),

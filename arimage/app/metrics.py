@@ -2,7 +2,6 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ..pipelines.output import DecodingStats
 from .engine import Engine
 
 
@@ -23,17 +22,19 @@ class Metrics:
         self.images = Counter("arimage_images", "Images generated.", registry=self.registry)
         self.batch = Histogram(
             "arimage_batch_images",
-            "Images per batch.",
+            "Images per forward pass.",
             buckets=range(1, engine.limits.batch + 1),
             registry=self.registry,
         )
-        self.passes = Counter("arimage_forward_passes", "Forward passes over a batch.", registry=self.registry)
+        self.passes = Counter("arimage_forward_passes", "Forward passes.", registry=self.registry)
         self.tokens = Counter("arimage_tokens", "Tokens decided.", registry=self.registry)
         queue = Gauge("arimage_queue_length", "Waiting requests.", registry=self.registry)
         queue.set_function(lambda: engine.waiting)
 
-    def observe_batch(self, images: int, stats: DecodingStats) -> None:
-        self.images.inc(images)
+    def observe_pass(self, images: int) -> None:
         self.batch.observe(images)
-        self.passes.inc(stats.forward_passes)
-        self.tokens.inc(int(stats.accepted.sum()))
+        self.passes.inc()
+
+    def observe_images(self, images: int, tokens: int) -> None:
+        self.images.inc(images)
+        self.tokens.inc(tokens)

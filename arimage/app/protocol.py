@@ -123,9 +123,9 @@ class Result:
     Attributes:
         images: the finished images.
         seeds: the seed of each; a request of one image with that seed generates it again.
-        passes: forward passes until its last image was decided, summed over its batches.
+        passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
-        seconds: the duration of its batches, including the other requests in them.
+        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch included.
         exact: whether the decoding samples from the model's own distribution.
         decoding: its name and settings, as in `Request.decoding`.
         deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.

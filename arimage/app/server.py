@@ -87,7 +87,7 @@ def build_server(
         raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
     metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
-    engine.on_batch = metrics.observe_batch
+    engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
     limits, default_model = engine.limits, next(iter(engine.models))
     # Room for an image and a mask that do not compress.
     max_body = 8 * limits.pixels + 2**16

@@ -1,6 +1,8 @@
 """A submitted request: its progress, its result, and the images it has so far."""
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -8,21 +10,21 @@ from dataclasses import dataclass, field, replace
 import torch
 from PIL import Image
 
+from ..decoding import decoding_to_text
 from .plan import Plan
 from .protocol import Cancelled, Progress, Request, Result, image_seeds
 
 
 @dataclass
 class Finished:
-    """The finished images of a request, and what they cost."""
+    """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was decided, in
+    forward passes of the request."""
 
-    images: list[Image.Image] = field(default_factory=list)
-    image_passes: list[int] = field(default_factory=list)
-    deciding: list[torch.LongTensor] = field(default_factory=list)
+    images: dict[int, Image.Image] = field(default_factory=dict)
+    image_passes: dict[int, int] = field(default_factory=dict)
+    deciding: dict[int, torch.LongTensor] = field(default_factory=dict)
     passes: int = 0
     tokens: int = 0
-    seconds: float = 0.0
-    exact: bool = True
 
 
 class Ticket:
@@ -31,20 +33,25 @@ class Ticket:
     Attributes:
         request: what was asked for.
         future: resolves to the `Result`, or to the exception that `result` raises.
+        kind: what requests have in common whose images may share a batch: model, decoding, and so on.
+        unbegun: the images that have not begun, by their indices.
+        passes: forward passes of its images so far.
     """
 
     def __init__(
         self,
         request: Request,
         plan: Plan,
+        kind: tuple,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
     ):
-        self.request, self.plan, self.future = request, plan, Future()
+        self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
         # Only `settle` ends it from here on.
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
-        self.finished, self.begun, self.shown = Finished(), 0, 0
+        self.finished, self.passes, self.shown = Finished(), 0, 0
+        self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
 
@@ -86,9 +93,71 @@ class Ticket:
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """End the request at once. A batch stops when all its requests are cancelled."""
+        """End the request at once. Its images give their rows free after the current forward pass."""
         self.settle(Cancelled("the request was cancelled"))
+        self.drop()
+
+    def drop(self) -> None:
+        """Take the request out of the queue."""
         self._drop(self)
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of its images has begun."""
+        return self._started is not None
+
+    def start(self) -> None:
+        """Images of the request begin."""
+        self._started = self._started or time.perf_counter()
+
+    def finish(
+        self, index: int, image: Image.Image, passes: int, ended: int, tokens: int, deciding: torch.LongTensor | None
+    ) -> None:
+        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request."""
+        finished = self.finished
+        finished.images[index], finished.image_passes[index] = image, passes
+        if deciding is not None:
+            finished.deciding[index] = deciding
+        finished.passes, finished.tokens = max(finished.passes, ended), finished.tokens + tokens
+        if len(finished.images) == self.request.count:
+            self.settle(self._result())
+
+    def again(self) -> None:
+        """Forget the images that are not finished: they begin again, with no other request in their batch."""
+        self.kind = (*self.kind, self)
+        self.unbegun = deque(index for index in range(self.request.count) if index not in self.finished.images)
+
+    def _result(self) -> Result:
+        request, plan, finished, indices = self.request, self.plan, self.finished, range(self.request.count)
+        tokens = finished.tokens / request.count
+        decoding = request.decoding or decoding_to_text(plan.decoding)
+        condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
+        negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
+        deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
+        return Result(
+            images=[finished.images[i] for i in indices],
+            seeds=self.seeds,
+            passes=finished.passes,
+            tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
+            seconds=time.perf_counter() - (self._started or 0),
+            exact=plan.decoding.exact,
+            decoding=decoding,
+            deciding_pass=deciding,
+            settings={
+                "model": request.model,
+                **condition,
+                **negative,
+                "count": request.count,
+                "seed": request.seed,
+                "decoding": decoding,
+                "guidance_scale": plan.sampling.guidance_scale,
+                "temperature": plan.sampling.temperature,
+                "top_k": plan.sampling.top_k,
+                "top_p": plan.sampling.top_p,
+                "height": plan.size[0],
+                "width": plan.size[1],
+            },
+        )
 
     def settle(self, outcome: Result | Exception) -> None:
         """End the request, unless it has ended already."""

@@ -50,6 +50,10 @@ class AdaptiveWindow:
         self._seen[0] += (leading * running).sum() / running.sum().clamp(min=1)
         self._seen[1] += 1
 
+    def restart(self) -> None:
+        """Forget the time spent: other images begin."""
+        self._spent = 0.0
+
     def choose(self, decided: torch.LongTensor) -> int:
         """The size for the next steps, where `decided` [B] tokens of each image are decided. Reads the device."""
         accepted, steps = self._seen.tolist()

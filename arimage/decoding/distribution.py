@@ -125,6 +125,38 @@ class Sampling:
         object.__setattr__(other, "guidance_scale", scale)
         return other
 
+    @property
+    def stacked(self) -> bool:
+        """Whether every row has settings of its own."""
+        return isinstance(self.temperature, torch.Tensor)
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """That of the `images` [M]."""
+        other = copy.copy(self)
+        for name in _ROWS if self.stacked else ("forced",):
+            if getattr(self, name) is not None:
+                object.__setattr__(other, name, getattr(self, name)[images])
+        return other
+
+    def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
+        """That of `batch_size` images, of which `images` [M] are sampled as `other` says: itself where that is no difference,
+        otherwise a stack, which is written in place."""
+        unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
+        if not unlike and self.forced is None and other.forced is None:
+            return self
+        stack = self
+        if not self.stacked:
+            every = torch.arange(batch_size, device=images.device).split(1)
+            stack = type(self).stack([self.take(row) for row in every], images.device)
+        for name, (dtype, absent) in _ROWS.items():
+            if getattr(stack, name) is None and (value := getattr(other, name)) is not None:
+                value = torch.as_tensor(value)
+                shape = value.shape[1:] if other.stacked else value.shape[-1:]
+                rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
+                object.__setattr__(stack, name, rows)
+        stack.put(images, other)
+        return stack
+
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
         scale = self.guidance_scale

@@ -1,7 +1,7 @@
 """Decoding with a drafter: a tree of drafts grown by a small network, verified by the model in one pass."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,22 @@ class DraftTreeState(CursorState):
     step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test of
     drafts."""
 
+    image_dims = {**CursorState.image_dims, "features": 1}
+
     model: TokenModel
     entered: torch.LongTensor
     features: torch.FloatTensor
     drafter: DraftModel
-    drafter_cache: object
+    drafter_cache: Any
     accepts: Accepts
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        self.drafter_cache.put(rows, other.drafter_cache)
+        return super().put(rows, other)
+
+    def select(self, rows: torch.LongTensor) -> None:
+        super().select(rows)
+        self.drafter_cache.expand(rows)
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:

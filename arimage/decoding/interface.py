@@ -1,7 +1,7 @@
 """What a decoding asks of a model."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeGuard
 
 import torch
 
@@ -64,6 +64,15 @@ class TokenModel(Protocol):
         """
         ...
 
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same bound to the `images` [M] of its own, in this order."""
+        ...
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """Bind `images` [M] to the conditions of `other`, a model of M images of the same network, layout and guidance, for
+        `forward`: what `prefill` returned to `other` is put into the cache. Returns whether its tensors are other ones now."""
+        ...
+
 
 class ScaleModel(Protocol):
     """A next-scale model of K square token maps, from coarse to fine, bound to the conditions of the B images of one call.
@@ -108,6 +117,10 @@ class ScaleModel(Protocol):
         self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
     ) -> torch.FloatTensor:
         """The latents after `scale`: those before it (None at the start) plus the vectors [B, n, D] of its map."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same bound to the `images` [M] of its own, in this order."""
         ...
 
 

@@ -18,6 +18,9 @@ class ScaleState(DecodingState):
     """Adds to `DecodingState`: `scale`, the number of maps decided, and `latents` [B, D, P, P], what these add up to (None at
     the start). `tokens` holds the maps one after another from coarse to fine, each row by row."""
 
+    # All images are at the same scale.
+    refillable = False
+
     model: ScaleModel
     scale: int = 0
     latents: torch.FloatTensor | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 
@@ -30,6 +30,14 @@ class JacobiState(WindowState):
     def adapt(self) -> None:
         if self.adaptive is not None:
             resize_window(self, self.adaptive.choose(self.cursor))
+
+    def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
+        return decoding if self.adaptive is None else replace(decoding, window=self.window)
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        if self.adaptive is not None:
+            self.adaptive.restart()
+        return super().put(rows, other)
 
 
 @dataclass(frozen=True)

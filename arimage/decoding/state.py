@@ -1,14 +1,14 @@
 """What a decoding has decided so far: buffers that its steps write in place."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 
 from .distribution import Sampling
-from .interface import ScaleModel, TokenModel
+from .interface import Decoding, ScaleModel, TokenModel, generates_tokens
 
 
 @dataclass
@@ -24,7 +24,12 @@ class DecodingState:
             finished.
         accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided.
         invalid: bool [B], whether probabilities of the image were not finite.
+        image_dims: the dimension of the images of tensors where it is not the first.
+        refillable: whether finished images may be replaced by others, see `put`.
     """
+
+    image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    refillable: ClassVar[bool] = True
 
     model: TokenModel | ScaleModel
     sampling: Sampling
@@ -120,6 +125,41 @@ class DecodingState:
         self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
+    def starter(self, decoding: Decoding) -> Decoding:
+        """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
+        return decoding
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
+        kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
+        assert generates_tokens(self.model) and generates_tokens(other.model)
+        moved = self.model.put(rows, other.model)
+        self.cache.put(rows, other.cache)
+        sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
+        for name, dim, values in self._per_image():
+            theirs = getattr(other, name)
+            if dim == 0 and values.ndim > 1:
+                # A state may have spare columns.
+                values = values[:, : theirs.shape[1]]
+            values.index_copy_(dim, rows, theirs)
+        return moved or self.sampling is not sampling
+
+    def select(self, rows: torch.LongTensor) -> None:
+        """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""
+        for name, dim, values in list(self._per_image()):
+            setattr(self, name, values.index_select(dim, rows))
+        self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
+        self.cache.expand(rows)
+
+    def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The tensors with one part per image: name, dimension of the images, tensor."""
+        batch = len(self.seeds)
+        for field in fields(self):
+            values, dim = getattr(self, field.name), self.image_dims.get(field.name, 0)
+            # What all images share has one part.
+            if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
+                yield field.name, dim, values
+
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
         """A slot [] of the cache that no image has come to, and by how many slots a step comes further at most; None where that
@@ -132,14 +172,19 @@ class DecodingState:
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
 
-    def check(self) -> None:
+    def check(self, names: Sequence[Any] | None = None) -> None:
         """Raise if any probabilities were not finite. Reads the device.
+
+        Args:
+            names: the image of each row, None for a row without one; by default the rows are the images.
 
         Raises:
             ValueError: naming the images.
         """
-        if self.invalid.any():
-            images = ", ".join(map(str, self.invalid.nonzero().flatten().tolist()))
+        names = range(len(self.seeds)) if names is None else names
+        broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
+        if broken:
+            images = ", ".join(map(str, broken))
             raise ValueError(
                 f"the logits of the model are not finite (images {images} of the batch): check its weights, or load it with "
                 "dtype float32 or bfloat16"

@@ -1,6 +1,6 @@
 """The window of drafts ahead of an image's cursor, which the speculative Jacobi decodings share."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -137,7 +137,7 @@ def slide_window(
             the slot: a position is decided once. None takes numbers of the positions that enter.
     """
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
-    torch.lt(positions, end[:, None], out=entered)
+    _into(entered, torch.lt, positions, end[:, None])
     positions.add_(entered, alpha=state.window)
     state.advance(end)
     _draft(state, entered, probabilities, uniform)
@@ -176,7 +176,15 @@ def _draft(
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
         drafts, start = _force(state, positions, drafts, start)
     state.write_tokens(positions, entered, drafts)
-    torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
+    _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
+
+
+def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """Write `operator(*inputs)` to `out`. In a compiled step `out` may not be an argument, since it may be a part of a tensor."""
+    if torch.compiler.is_compiling():
+        out.copy_(operator(*inputs))
+    else:
+        operator(*inputs, out=out)
 
 
 def draft_uniformly(

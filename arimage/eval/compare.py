@@ -34,10 +34,10 @@ def prepare_runs(
 
 
 def generate_in_turn(runs: list[Run], pipe: ARImagePipeline) -> None:
-    """Generate the missing batches, the same batch of every run before the next one, so that other work on the machine slows
+    """Generate the missing calls, the same call of every run before the next one, so that other work on the machine slows
     all runs down alike."""
     missing = {run.folder: set(missing_batches(run)) for run in runs}
-    batches = math.ceil(len(runs[0].rows) / runs[0].config["batch_size"])
+    batches = max(math.ceil(len(run.rows) / run.call_size) for run in runs)
     with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
         for index in range(batches):
             for run in runs:

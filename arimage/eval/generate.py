@@ -1,9 +1,10 @@
 """Generating the images of a run, with any number of processes and interruptions: the images are the same bit for bit.
 
-The unit of work is the batch, rows k * batch_size ... of the manifest. The seed of an image makes it independent of the other
-images of its batch only up to the rounding of differently shaped matrix products, and a token that depends on the last bit
-changes the rest of its image. So an image is always generated in the same batch, and a batch with a missing or damaged image is
-generated again as a whole. A decoding must not depend on the clock either: the window "auto" follows measured times, so its
+The unit of work is the call, rows k * call_size ... of the manifest: up to `BATCHES` times `batch_size` images, of which each that is
+finished makes room for the next one. The seed of an image makes it independent of the others of its call only up to the rounding
+of differently shaped matrix products, and a token that depends on the last bit changes the rest of its image. So an image is
+always generated in the same call, in which everything follows from the tokens and nothing from the clock, and a call with a
+missing or damaged image is repeated as a whole. A decoding must not depend on the clock either: the window "auto" follows measured times, so its
 images follow the model's distribution but are not reproducible.
 """
 
@@ -28,7 +29,22 @@ from ..pipelines.base import ARImagePipeline
 from .files import replace, sync_folder, to_lines
 from .measure import choose_decodings, machine
 from .memory import peak_memory, reset_peak_memory
-from .run_folder import CONFIG, IMAGES, MANIFEST, RESULTS, manifest_digest, read_config, read_results, read_rows
+from .run_folder import (
+    CONFIG,
+    IMAGES,
+    MANIFEST,
+    RESULTS,
+    call_size,
+    manifest_digest,
+    read_config,
+    read_results,
+    read_rows,
+)
+
+
+# A call has at most so many times `batch_size` images, and a run at least so many calls if it has enough of them: to share
+# among processes, to lose to an interruption, and to be timed.
+BATCHES = CALLS = 8
 
 
 @dataclass
@@ -46,9 +62,14 @@ class Run:
     lock: FileLock | None = None
     warm: bool = False
 
+    @property
+    def call_size(self) -> int:
+        """Images per call."""
+        return call_size(self.config)
+
     def batch(self, index: int) -> list[dict]:
-        size = self.config["batch_size"]
-        return self.rows[index * size : (index + 1) * size]
+        """The rows of a call."""
+        return self.rows[index * self.call_size : (index + 1) * self.call_size]
 
 
 def make_config(
@@ -102,6 +123,7 @@ def make_config(
         "images": len(rows),
         "seed": seed,
         "batch_size": batch_size,
+        "call_size": batch_size * min(max(len(rows) // (batch_size * CALLS), 1), BATCHES),
         "height": height,
         "width": width,
         "dtype": str(pipe.dtype).removeprefix("torch."),
@@ -156,7 +178,9 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     old = read_config(folder)
     config["machine"]["threads"] = old["machine"]["threads"]
     # Not its digest: the comparison of the rows names the image that differs.
-    _check_same(folder / CONFIG, {**old, "manifest": None}, {**config, "manifest": None})
+    # Nor how a run of an earlier version was divided: it is continued alike.
+    config["call_size"] = call_size(old)
+    _check_same(folder / CONFIG, {**old, "manifest": None, "call_size": call_size(old)}, {**config, "manifest": None})
     run = open_run(folder, lock)
     before, after = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
     _check_same(folder / MANIFEST, before, after)
@@ -198,20 +222,20 @@ def _space_in(folder: Path):
 
 
 def missing_batches(run: Run) -> list[int]:
-    """The batches of which an image or a result is missing or damaged."""
-    size = run.config["batch_size"]
+    """The calls of which an image or a result is missing or damaged."""
     finished = read_results(run.folder)
-    return sorted({row["id"] // size for row in run.rows if row["id"] not in finished})
+    return sorted({row["id"] // run.call_size for row in run.rows if row["id"] not in finished})
 
 
 def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
-    """Generate the images of a batch and write them.
+    """Generate the images of a call and write them.
 
     Returns:
-        One row per image: id, batch, batch_size (images in this batch), seconds (of the call: prefill, decoding and pixels),
-        passes (forward passes that decided a token of the image), batch_passes, tokens_per_pass (of the image), exact,
-        peak_memory in MiB (of the GPU, or of the process; None where the system does not report it), warm (False for the
-        first batch that a process generates of a run, which includes one-time setup), sha256 (of the file).
+        One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call: prefill,
+        decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (those of the call),
+        tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system does
+        not report it), warm (False for the first call that a process makes of a run, which includes one-time setup), sha256
+        (of the file).
 
     Raises:
         OSError: if an image cannot be written.
@@ -224,6 +248,7 @@ def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
         **config["sampling"],
         height=config["height"],
         width=config["width"],
+        batch_size=config["batch_size"],
         generator=[torch.Generator().manual_seed(row["seed"]) for row in rows],
         decoding=decoding_from_dict(config["decoding"]),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .files import check_fields, parse_json, replace
-from .run_folder import NUMBER, read_config, read_finished
+from .run_folder import NUMBER, call_size, read_config, read_finished
 from .score import check_comparable, read_metrics
 from .standard_errors import paired_difference
 from .tables import EXACT, INEXACT
@@ -51,7 +51,7 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)
     results = {name: read_finished(run)[1] for name, run in named.items()}
-    calls = {name: _timed_calls(rows, configs[name]["batch_size"]) for name, rows in results.items()}
+    calls = {name: _timed_calls(rows, call_size(configs[name])) for name, rows in results.items()}
     rows = []
     for name, run in named.items():
         shared = calls[name].keys() & calls[baseline].keys()
@@ -78,9 +78,9 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
 
 
-def _timed_calls(results: list[dict], batch_size: int) -> dict[int, float]:
-    """Seconds by batch, without the first call of a process and calls of fewer images."""
-    return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == batch_size}
+def _timed_calls(results: list[dict], images: int) -> dict[int, float]:
+    """Seconds by call, without the first call of a process and calls of fewer images."""
+    return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == images}
 
 
 def _cost(results: list[dict], calls: dict[int, float]) -> dict:
@@ -137,7 +137,7 @@ def to_markdown(report: dict) -> str:
     lines += [
         "",
         f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, {sampling}; "
-        f"{settings['batch_size']} images per call, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
+        f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
         f"torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard error, brackets are "
         "95 % intervals.",
     ]

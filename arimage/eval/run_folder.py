@@ -51,6 +51,11 @@ def image_path(id: int) -> str:
     return f"{IMAGES}/{id:06d}.png"
 
 
+def call_size(config: dict) -> int:
+    """Images per call of a run. In runs of earlier versions, a call was a batch."""
+    return config.get("call_size", config["batch_size"])
+
+
 def manifest_digest(rows: list[dict]) -> str:
     """SHA-256 of the file manifest.jsonl."""
     return hashlib.sha256(to_lines(rows)).hexdigest()

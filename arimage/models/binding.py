@@ -17,6 +17,11 @@ def repeat_images(rows: torch.Tensor, groups: int, count: int) -> torch.Tensor:
     return rows.unflatten(0, (groups, -1)).repeat_interleave(count, dim=1).flatten(0, 1)
 
 
+def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:
+    """The rows [groups * M] of `images` [M] among those of `count` images."""
+    return torch.cat([images + group * count for group in range(groups)])
+
+
 def check_raster(layout, family: str) -> None:
     """Refuse a `Layout` that is not an image in raster order.
 

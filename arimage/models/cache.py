@@ -1,9 +1,11 @@
 """The key/value caches of one call: allocated once, never rolled back."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
+
+from .binding import rows_of
 
 
 class KeyValueCache(Protocol):
@@ -55,8 +57,7 @@ class RowCache:
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
         """The rows [groups * M] of `images` [M]."""
-        count = len(self.keys[0]) // self.groups
-        return torch.cat([images + group * count for group in range(self.groups)])
+        return rows_of(images, self.groups, len(self.keys[0]) // self.groups)
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         source, target = self.index(source), self.index(target)
@@ -111,8 +112,8 @@ class PlacedCache(RowCache):
 
     def slots_of(self, positions: torch.LongTensor, slots: torch.LongTensor | None) -> torch.LongTensor:
         """The slots [B, Q] of queries, where padding has the last, nowhere; see `TokenModel.forward`."""
-        slots = positions if slots is None else torch.where(positions < 0, -1, slots)
-        return slots.remainder(len(self.places))
+        own = positions if slots is None else torch.where(positions < 0, -1, slots)
+        return own.remainder(len(self.places))
 
     def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
         """Which keys up to the limit, behind the prompt, the queries at `slots` [B, Q] see: [B, Q, K]; see `TokenModel.forward`.
@@ -125,12 +126,17 @@ class PlacedCache(RowCache):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
 
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots, whose prompts are not longer."""
+        rows, first = self.rows(images), self.size - other.size
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = self.keys[layer], self.values[layer]
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        for part, states in zip(kept, (keys, values), strict=True):
-            part[rows, :, index] = states.transpose(1, 2)
-        return kept[0][:, :, : self.length], kept[1][:, :, : self.length]
+        self.keys[layer][rows, :, index] = keys.transpose(1, 2)
+        self.values[layer][rows, :, index] = values.transpose(1, 2)
+        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
 
 
 class StackedCache(RowCache):

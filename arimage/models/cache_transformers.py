@@ -1,6 +1,9 @@
 """The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
 
+from typing import Self
+
 import torch
+import torch.nn.functional as F
 from transformers import Cache
 
 from .cache import PlacedCache, place, taken
@@ -67,3 +70,17 @@ class LanguageCache(PlacedCache, Cache):
             [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
         )
         self.row_ends = self.row_ends[images]
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Let `images` [M] be those of `other`, a cache of M images with as many slots. Prompts end together: the shorter ones
+        are padded on the left."""
+        more, limit = other.first - self.first, self.limit
+        if more > 0:
+            self.keys, self.values = (
+                [F.pad(layer, (0, 0, more, 0)) for layer in layers] for layers in (self.keys, self.values)
+            )
+            self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
+            self.limit = limit
+            self._row_end_of += more
+        super().put(images, other)
+        self.row_ends.index_copy_(0, images, other.row_ends)

@@ -1,5 +1,6 @@
 """Language models that generate images: any decoder of transformers, with the prompts of one call."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from .binding import check_raster, repeat_images
+from .binding import check_raster, repeat_images, rows_of
 from .cache_transformers import LanguageCache
 from .layers import additive
 
@@ -182,6 +183,24 @@ class LanguageTokenModel:
         unknown = torch.where(tokens.gather(1, after) < 0, cache.places[end_slots], -1)
         by_end &= keys != unknown[..., None]
         return torch.cat([seen, by_end], dim=1)
+
+    def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
+        """See `TokenModel.take`."""
+        other = copy.copy(self)
+        prompts = rows_of(images // self._repeats, self._groups, len(self._prompt) // self._groups)
+        other._prompt, other._prompt_mask = self._prompt[prompts], self._prompt_mask[prompts]
+        other._mask = self._mask[rows_of(images, self._groups, len(self._mask) // self._groups)]
+        other._repeats = 1
+        return other
+
+    def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
+        """See `TokenModel.put`; the longer prompts decide how many places there are."""
+        more = other._mask.shape[1] - self._mask.shape[1]
+        if more > 0:
+            self._mask = F.pad(self._mask, (more, 0))
+        rows = rows_of(images, self._groups, len(self._mask) // self._groups)
+        self._mask.index_copy_(0, rows, F.pad(other._mask, (max(-more, 0), 0)))
+        return more > 0
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if ends.device.type == "cpu" and not torch.compiler.is_compiling():

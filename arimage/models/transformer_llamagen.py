@@ -1,6 +1,8 @@
 """The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order, after a
 prefix of one class embedding or of projected text embeddings."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
@@ -8,7 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import check_raster, repeat_images, with_unconditional
+from .binding import check_raster, repeat_images, rows_of, with_unconditional
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 
@@ -299,6 +301,20 @@ class LlamaGenTokenModel:
         self.codebook = None if codebook is None else codebook.to(self.device)
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+
+    def take(self, images: torch.LongTensor) -> "LlamaGenTokenModel":
+        """See `TokenModel.take`."""
+        other, count = copy.copy(self), len(self._prefix_mask) // self.groups
+        prompts = rows_of(images // self._repeats, self.groups, count // self._repeats)
+        other.condition = {name: value[prompts] for name, value in self.condition.items()}
+        other._prefix_mask, other._repeats = self._prefix_mask[rows_of(images, self.groups, count)], 1
+        return other
+
+    def put(self, images: torch.LongTensor, other: "LlamaGenTokenModel") -> bool:
+        """See `TokenModel.put`."""
+        rows = rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
+        self._prefix_mask.index_copy_(0, rows, other._prefix_mask)
+        return False
 
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""

@@ -1,6 +1,7 @@
 """The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms, conditioned on
 a class or, as an extension, on text."""
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.linear import linear
-from .binding import repeat_images, with_unconditional
+from .binding import repeat_images, rows_of, with_unconditional
 from .cache import GrowingCache
 from .layers import Linear, attend
 
@@ -350,6 +351,16 @@ class VARScaleModel:
         self._levels = transformer.levels(self.device)
         mask = transformer.prefix_mask(**condition)
         self._prefix_mask = None if mask is None else repeat_images(mask, self.groups, num_images_per_prompt)
+
+    def take(self, images: torch.LongTensor) -> "VARScaleModel":
+        """See `ScaleModel.take`."""
+        other = copy.copy(self)
+        prompts = rows_of(images // self._repeats, self.groups, self._rows // (self.groups * self._repeats))
+        other.condition = {name: value[prompts] for name, value in self.condition.items()}
+        other._rows, other._repeats = len(prompts), 1
+        other._prefix_mask = self.transformer.prefix_mask(**other.condition)
+        other.refiner = None if self.refiner is None else self.refiner.take(images)
+        return other
 
     def _tokens(self, scale: int) -> slice:
         first = sum(side**2 for side in self.scales[:scale])

@@ -21,20 +21,18 @@ from ..decoding import (
     AutoregressiveDecoding,
     CollaborativeDecoding,
     Decoding,
-    DecodingState,
     DraftTreeDecoding,
     Sampling,
-    decode,
     decoding_from_dict,
     decoding_from_name,
     decoding_names,
     decoding_to_dict,
 )
 from ..decoding.capture import CompiledSteps
-from ..decoding.watch import INTERVAL
 from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
-from .output import DecodingStats, ImagePipelineOutput, Tokens
+from .output import ImagePipelineOutput, Tokens
+from .run import CallRun
 from .weights import check_weights
 
 
@@ -62,6 +60,8 @@ class ARImagePipeline(DiffusionPipeline):
     _truncates_levels = False
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
+    # The tensor of a state, [B, ...], that is decoded to pixels.
+    decoded_tensor = "tokens"
 
     def __init__(self):
         super().__init__()
@@ -317,6 +317,7 @@ class ARImagePipeline(DiffusionPipeline):
         return_dict: bool,
         callback_on_step_end,
         callback_on_step_end_tensor_inputs: list[str],
+        batch_size: int | None,
         **arguments,
     ) -> ImagePipelineOutput | tuple:
         """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
@@ -330,6 +331,11 @@ class ARImagePipeline(DiffusionPipeline):
             )
         if callback_on_step_end is not None and not callable(callback_on_step_end):
             raise ValueError(f"callback_on_step_end is {callback_on_step_end!r}: give a function")
+        whole = isinstance(batch_size, numbers.Integral) and batch_size is not True
+        if batch_size is not None and not (whole and batch_size >= 1):
+            raise ValueError(
+                f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
+            )
         decoding = self.decoding if decoding is None else as_decoding(decoding)
 
         # 2. Encode the condition
@@ -337,64 +343,35 @@ class ARImagePipeline(DiffusionPipeline):
         call.decoding, call.output_type = decoding, output_type
         call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
 
-        # 3. Generate tokens
+        # 3. Generate tokens, and decode those of finished images to pixels while others wait
+        run = CallRun(self, call, len(call.seeds) if batch_size is None else batch_size)
         with running(self, call):
-            state, stats = self._run_decoding(call)
+            run.run()
 
         # 4. Decode tokens to pixels
-        began = self._now()
-        tokens = images = self.whole_tokens(call, state.tokens)
+        tokens = images = self.whole_tokens(call, run.tensors["tokens"])
         if output_type != "latent":
-            images = self._to_images(call, self.decode_state(call, state).float())
-        stats = DecodingStats(**stats, tokenizer_seconds=self._now() - began)
+            images = run.decode()
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)
-        return ImagePipelineOutput(images=images, tokens=tokens, stats=stats)
-
-    def _run_decoding(self, call: GenerationCall) -> tuple[DecodingState, dict]:
-        """Generate the tokens of a call; the second value holds the fields of `DecodingStats` known by then. Everything that
-        the pipelines know of a `DecodingState` is in here."""
-        on_cpu = call.seeds.device.type == "cpu"
-        began = self._now()
-        prefill_seconds = 0.0
-
-        with self.progress_bar(total=call.model.num_tokens) as progress:
-
-            def on_step(state: DecodingState, step: int) -> bool:
-                nonlocal prefill_seconds
-                if step == 1:
-                    prefill_seconds = self._now() - began
-                # Reading progress from an accelerator waits for it.
-                if on_cpu or step % INTERVAL == 0:
-                    progress.update(int(state.decided.sum(1).min()) - progress.n)
-                if call.callback is not None:
-                    tensors = {name: getattr(state, name) for name in call.callback_tensor_inputs}
-                    call.callback(self, step - 1, step, tensors)
-                return call.interrupted
-
-            state = decode(call.model, call.decoding, call.sampling, call.seeds, on_step, self._steps)
-            progress.update(int(state.decided.sum(1).min()) - progress.n)
-        accepted = state.accepted_per_step()
-        return state, {
-            "forward_passes": len(accepted),
-            "tokens_per_pass": float(accepted.sum(0).float().mean()) / len(accepted),
-            "exact": call.decoding.exact,
-            "prefill_seconds": prefill_seconds,
-            "decode_seconds": self._now() - began - prefill_seconds,
-            "accepted": accepted,
-        }
+        return ImagePipelineOutput(images=images, tokens=tokens, stats=run.stats())
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         """The tokens [B, N] of a call's model in their places, [B, *shape], given panels included."""
         placed = call.layout.to_places(tokens)
         return placed if call.above is None else torch.cat([call.above, placed], dim=1)
 
-    def decode_state(self, call: GenerationCall, state: DecodingState) -> torch.Tensor:
-        """The pixels [B, 3, H, W] of a call whose decoding has ended."""
-        return self.decode_tokens(call, state.tokens)
+    def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
+        """The pixels [B, 3, H, W] of the images of a call whose decoding has ended, from their `decoded_tensor`."""
+        return self.decode_tokens(call, result)
 
-    def _to_images(self, call: GenerationCall, pixels: torch.Tensor) -> list[Image.Image] | np.ndarray | torch.Tensor:
+    def to_images(self, call: GenerationCall, pixels: torch.Tensor) -> list[Image.Image] | np.ndarray | torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], in the form that the call asked for.
+
+        Raises:
+            ValueError: if they are not finite.
+        """
         if not pixels.isfinite().all():
             raise ValueError(
                 "the decoded pixels are not finite: check the weights of the image tokenizer, or load it in float32"

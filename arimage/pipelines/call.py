@@ -58,7 +58,7 @@ class GenerationCall:
         """One row per prompt to one row per image, on the device of the seeds."""
         return values.to(self.seeds.device).repeat_interleave(self.num_images_per_prompt, dim=0)
 
-    def select(self, rows: slice) -> "GenerationCall":
+    def select(self, rows: slice | list[int]) -> "GenerationCall":
         """The call for some of its images, to decode their tokens to pixels."""
         parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above")}
         return replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})

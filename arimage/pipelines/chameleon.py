@@ -177,7 +177,7 @@ class ChameleonPipeline(ARImagePipeline):
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
         pixels = self.decode_image(self.whole_tokens(call, tokens))
-        if call is self.current_call:
+        if self.current_call is not None:
             # The next forward pass needs it.
             self.on_device(self.transformer)
         return pixels

@@ -39,6 +39,10 @@ PARTS = {
             The size in pixels, by default the first of `pipe.image_sizes`.
         num_images_per_prompt (`int`, *optional*, defaults to 1):
             Images per prompt or class.
+        batch_size (`int`, *optional*):
+            How many images are generated at a time; by default all. Of more images the first begin, and whenever some are
+            finished others take their rows, so that none waits for the slowest; finished ones are decoded to pixels in
+            groups of so many. Every image is that of its own run, up to the rounding of differently shaped matrix products.
         generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
             Makes the images reproducible: one for the call, or a list with one per image.
         decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):

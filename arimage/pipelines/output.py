@@ -17,12 +17,15 @@ class DecodingStats:
     """What a call cost.
 
     Attributes:
-        forward_passes: forward passes of the transformer over the whole batch, the prefill included.
-        tokens_per_pass: tokens of an image divided by `forward_passes`; 1 for autoregressive decoding.
+        forward_passes: forward passes of the transformer over a batch, prefills included; with `batch_size` images that begin
+            together share a prefill.
+        tokens_per_pass: tokens of all images divided by `forward_passes` and the number of images in a batch; 1 for
+            autoregressive decoding of one batch.
         exact: whether the decoding samples exactly from the model's distribution.
-        prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the prefill, of the other forward passes, and of
-            decoding tokens to images.
-        accepted: int64 [forward_passes, B], how many tokens each forward pass decided in each image.
+        prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the first prefill, of the other forward passes,
+            and of decoding tokens to images.
+        accepted: int64 [S, B], how many tokens each forward pass of an image decided, its prefill first; S is the most forward
+            passes of an image, which is `forward_passes` where all begin together.
     """
 
     forward_passes: int

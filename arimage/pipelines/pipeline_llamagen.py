@@ -149,6 +149,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         height: int | None = None,
         width: int | None = None,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         decoding: Decoding | str | None = None,
         output_type: str = "pil",

@@ -94,6 +94,7 @@ class LuminaMGPTPipeline(LuminaPrompts):
         height: int | None = None,
         width: int | None = None,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         decoding: Decoding | str | None = None,
         output_type: str = "pil",

@@ -9,7 +9,6 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, NextScaleDecoding
-from ..decoding.next_scale import ScaleState
 from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..tokenizers.vq_var import VARVQModel
 from .call import GenerationCall
@@ -48,6 +47,8 @@ class VARPipeline(ClassOrTextPipeline):
     _optional_components = ["tokenizer", "text_encoder", "refiner"]
     _accepts_no_class = True
     generates_scales = True
+    # Smoothed latents are not those of the tokens.
+    decoded_tensor = "latents"
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
 
     def __init__(
@@ -146,9 +147,8 @@ class VARPipeline(ClassOrTextPipeline):
         known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
         return self.vq.decode(list(known))
 
-    def decode_state(self, call: GenerationCall, state: ScaleState) -> torch.Tensor:
-        # Smoothed latents are not those of the tokens.
-        return self.vq.decode_latents(state.latents)
+    def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
+        return self.vq.decode_latents(result)
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(
@@ -168,6 +168,7 @@ class VARPipeline(ClassOrTextPipeline):
         height: int | None = None,
         width: int | None = None,
         num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         decoding: Decoding | str | None = None,
         output_type: str = "pil",

@@ -5,24 +5,30 @@ import pytest
 import tiny
 
 
-class HeldPipeline:
-    """A text pipeline whose calls wait until `go` is set, and whose forward passes then take `pace` seconds longer."""
+class SlowPipeline:
+    """A pipeline whose forward passes take `pace` seconds longer."""
 
     def __init__(self, pipe):
-        self._pipe, self.go, self.entered, self.pace = pipe, threading.Event(), threading.Event(), 0.0
+        self._pipe, self.pace = pipe, 0.0
+        pipe.transformer.register_forward_pre_hook(lambda *_: time.sleep(self.pace))
 
     def __getattr__(self, name):
         return getattr(self._pipe, name)
 
-    def __call__(self, *, callback_on_step_end, **arguments):
-        self.entered.set()
-        assert self.go.wait(60)
 
-        def slowed(*values):
-            time.sleep(self.pace)
-            callback_on_step_end(*values)
+class HeldPipeline(SlowPipeline):
+    """One where the images of an engine do not begin until `go` is set."""
 
-        return self._pipe(callback_on_step_end=slowed, **arguments)
+    def __init__(self, pipe):
+        super().__init__(pipe)
+        self.go, self.entered = threading.Event(), threading.Event()
+
+    def prepare(self, **arguments):
+        # The engine also prepares a call without seeds, to find out the model's abilities.
+        if "generator" in arguments:
+            self.entered.set()
+            assert self.go.wait(60)
+        return self._pipe.prepare(**arguments)
 
 
 @pytest.fixture

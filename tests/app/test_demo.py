@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from app.conftest import SlowPipeline
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -37,26 +38,9 @@ AUTH = ("ada", "opens sesame")
 SIZE = 4 * tiny.SCALE_FACTOR
 
 
-class Slowed:
-    """A pipeline whose passes take `pace` seconds longer."""
-
-    def __init__(self, pipe):
-        self._pipe, self.pace = pipe, 0.0
-
-    def __getattr__(self, name):
-        return getattr(self._pipe, name)
-
-    def __call__(self, *, callback_on_step_end, **arguments):
-        def slowed(*values):
-            time.sleep(self.pace)
-            callback_on_step_end(*values)
-
-        return self._pipe(callback_on_step_end=slowed, **arguments)
-
-
 @pytest.fixture(scope="module")
 def slow():
-    return Slowed(tiny.text_pipeline(8))
+    return SlowPipeline(tiny.text_pipeline(8))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.app.engine import Engine, _Watch
+from arimage.app.engine import Engine
+from arimage.app.flow import preview
 from arimage.app.models import load_models
 from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
@@ -22,7 +23,6 @@ from arimage.decoding import (
     decoding_names,
     decoding_to_text,
 )
-from arimage.pipelines.call import running
 
 
 PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
@@ -100,12 +100,13 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
     requests = [Request("text", prompt=prompt, seed=i, decoding=decoding) for i, prompt in enumerate(PROMPTS)]
     occupy(held_engine, held)
     tickets = [held_engine.submit(request) for request in requests]
-    held_engine.on_batch = lambda images, stats: sizes.append(images)
+    held_engine.on_pass = sizes.append
     held.go.set()
     together = [ticket.result(120) for ticket in tickets]
+    assert sizes[0] == 1 and max(sizes) == 8
+    sizes.clear()
     alone = [held_engine.submit(request).result(60) for request in requests]
-
-    assert sizes == [1, 8] + [1] * 8
+    assert set(sizes) == {1}
     for one, other in zip(together, alone, strict=True):
         assert same(one.images, other.images)
         assert (one.passes, one.tokens_per_pass, one.seeds) == (other.passes, other.tokens_per_pass, other.seeds)
@@ -117,12 +118,12 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
 def test_a_packaged_model_generates_the_same_in_any_batch(model):
     engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=0.5))
     sizes = []
-    engine.on_batch = lambda images, stats: sizes.append(images)
+    engine.on_pass = sizes.append
     tickets = [engine.submit(Request(model, prompt=prompt, seed=i)) for i, prompt in enumerate(PROMPTS)]
     together = [ticket.result(300) for ticket in tickets]
     alone = [engine.submit(Request(model, prompt=PROMPTS[i], seed=i)).result(60) for i in (0, 3)]
     engine.close()
-    assert sizes == [8, 1, 1]
+    assert sizes[0] == 8 and sizes[-1] == 1
     assert same(alone[0].images, together[0].images) and same(alone[1].images, together[3].images)
     assert not same(alone[0].images, together[1].images)
 
@@ -152,30 +153,55 @@ def test_the_engine_generates_what_the_pipeline_generates(engine):
 def test_a_request_larger_than_a_batch_is_split():
     engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
     sizes = []
-    engine.on_batch = lambda images, stats: sizes.append(images)
+    engine.on_pass = sizes.append
     request = Request("text", prompt="a red heart", count=5, previews=3)
     events = list(engine.submit(request).events())
     result = events[-1]
     small = [engine.submit(Request("text", prompt="a red heart", seed=seed)).result(60) for seed in result.seeds]
     engine.close()
-    assert sizes[:3] == [2, 2, 1]
+    assert sizes[:48] == [2] * 32 + [1] * 16
     assert same(result.images, [image for one in small for image in one.images])
     assert (result.passes, result.tokens_per_pass, result.deciding_pass.shape) == (3 * 16, 1.0, (5, 4, 4))
     progress = [(event.passes, event.decided) for event in events[:-1]]
     assert progress == sorted(progress) and all(event.tokens == 5 * 16 for event in events[:-1])
 
 
-def test_unlike_requests_are_not_mixed(held_engine, held):
+def test_requests_of_another_kind_are_not_mixed(held_engine, held):
     sizes = []
     occupy(held_engine, held)
-    held_engine.on_batch = lambda images, stats: sizes.append(images)
-    settings = [{}, {"top_k": 4}, {"count": 2}, {"decoding": "sjd"}, {"top_k": 4, "count": 7}, {"decoding": "ar"}]
+    settings = [{"decoding": "sjd"}, {"top_k": 4}, {"count": 2}, {"decoding": "sjd"}, {"top_k": 4, "count": 4}, {}]
     tickets = [held_engine.submit(Request("text", prompt="a", **setting)) for setting in settings]
+    started = []
+    for number, ticket in enumerate(tickets):
+        start = ticket.start
+        ticket.start = lambda number=number, start=start: (started.append(number), start())
+    held_engine.on_pass = sizes.append
     held.go.set()
     for ticket in tickets:
         ticket.result(60)
-    # The named default is the default; a request that does not fit waits for the next batch as a whole.
-    assert sizes == [1, 4, 8, 1]
+    # First come, first served; what is of the same kind as the first begins with it, also with other settings.
+    assert started == [0, 3, 1, 4, 2, 5] and max(sizes) == 8
+
+
+def test_settings_of_a_request_do_not_change_the_others(held_engine, held):
+    occupy(held_engine, held)
+    settings = [
+        {"top_k": 4},
+        {"temperature": 0.2},
+        {"top_p": 0.5},
+        {"guidance_scale": 3.0},
+        {"guidance_scale": 5.0},
+        {},
+    ]
+    requests = [
+        Request("text", prompt="a", seed=i, decoding="sjd-coupled", **setting) for i, setting in enumerate(settings)
+    ]
+    tickets = [held_engine.submit(request) for request in requests]
+    held.go.set()
+    together = [ticket.result(60) for ticket in tickets]
+    for request, one in zip(requests, together, strict=True):
+        alone = held_engine.submit(request).result(60)
+        assert same(one.images, alone.images) and one.passes == alone.passes
 
 
 def test_progress_and_partial_images_are_reported(held_engine, held):
@@ -238,15 +264,13 @@ def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
 
 @torch.no_grad()
 def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
-    pipe, info = engine._pipelines["text"], engine.models["text"]
+    pipe = engine._pipelines["text"]
     tokens = torch.full((3, 16), 5)
     # A draft of token 0 is a draft, too.
     tokens[:, -1] = torch.tensor([-1, 0, 5])
     decided = torch.ones_like(tokens, dtype=torch.bool)
     decided[:, -1] = False
-    call = pipe.prepare(["a", "b", "c"])
-    with running(pipe, call):
-        images = _Watch([], info)._preview(pipe, slice(3), tokens, decided)
+    images = preview(pipe, pipe.prepare(["a", "b", "c"]), tokens, decided)
     unknown, first, other = (np.asarray(image)[-2:, -2:] for image in images)
     assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
 
@@ -257,7 +281,7 @@ def test_an_engine_that_fails_cancels_waiting_requests(held):
     engine.on_failure = lambda: failures.append(engine.failure)
     occupy(engine, held)
     waiting = engine.submit(Request("text", prompt="a"))
-    engine.on_batch = lambda images, stats: sys.exit("out of here")
+    engine.on_pass = lambda images: sys.exit("out of here")
     held.go.set()
     with pytest.raises(Cancelled):
         waiting.result(60)
@@ -355,7 +379,7 @@ def test_a_full_queue_is_busy(held_engine, held):
 def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
     sizes = []
     occupy(held_engine, held)
-    held_engine.on_batch = lambda images, stats: sizes.append(images)
+    held_engine.on_pass = sizes.append
     tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(3)]
     tickets[1].cancel()
     with pytest.raises(Cancelled):
@@ -363,12 +387,12 @@ def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
     assert held_engine.waiting == 2
     held.go.set()
     assert tickets[0].result(60).images and tickets[2].result(60).images
-    assert sizes == [1, 2]
+    assert max(sizes) == 3
 
 
 def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     passes, progress = [], []
-    held_engine.on_batch = lambda images, stats: passes.append(stats.forward_passes)
+    held_engine.on_pass = passes.append
     held.pace = 0.1
     held.go.set()
     tickets = [held_engine.submit(Request("text", prompt="a", seed=i), progress.append) for i in range(2)]
@@ -377,7 +401,23 @@ def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
         ticket.cancel()
     held.pace = 0.0
     assert held_engine.submit(Request("text", prompt="b")).result(60).passes == 16
-    assert passes[0] < 15 and passes[-1] == 16
+    assert len(passes) < 16 + 15
+
+
+def test_a_cancelled_request_gives_its_row_to_another(held_engine, held):
+    sizes, progress = [], []
+    held_engine.on_pass = sizes.append
+    held.pace = 0.02
+    held.go.set()
+    first = [held_engine.submit(Request("text", prompt="a", count=4, seed=i), progress.append) for i in range(2)]
+    wait_for(lambda: progress[-1].passes)
+    waiting = held_engine.submit(Request("text", prompt="b", seed=9))
+    assert not waiting.begun
+    first[0].cancel()
+    result = waiting.result(60)
+    held.pace = 0.0
+    assert first[1].result(60).passes == 16 and max(sizes) == 8
+    assert same(result.images, held_engine.submit(Request("text", prompt="b", seed=9)).result(60).images)
 
 
 def test_a_batch_continues_for_those_who_wait(held_engine, held):

@@ -430,7 +430,7 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
         assert held.entered.wait(60)
         wait_for(lambda count=count: engine.waiting == count)
     passes = []
-    engine.on_batch = lambda images, stats: passes.append(stats.forward_passes)
+    engine.on_pass = passes.append
     for each in sockets:
         each.close()
     wait_for(lambda: engine.waiting == 0)
@@ -438,8 +438,8 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     held.go.set()
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
     assert client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
-    wait_for(lambda: len(passes) == 2)
-    assert passes == [1, 16]
+    # The images of the clients that are gone ended with their prefill.
+    assert len(passes) <= 1 + 16
 
 
 def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
@@ -454,7 +454,7 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
         .images[0]
         for number in range(50)
     }
-    batches = metric(address, "arimage_batch_images_count")
+    passes = metric(address, "arimage_forward_passes_total")
     images = metric(address, "arimage_images_total")
     answered = metric(address, 'arimage_requests_total{status="200"}')
     start = threading.Barrier(50)
@@ -473,8 +473,8 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
     assert [number for number, _ in answers] == list(range(50))
     assert all(same(image, expected[key(number)]) for number, image in answers)
     assert metric(address, "arimage_images_total") - images == 50
-    # Two models: at least 2 * ceil(25 / 8) batches, and far fewer than clients.
-    assert 8 <= metric(address, "arimage_batch_images_count") - batches <= 30
+    # Far fewer than those of 25 images of 16 tokens and 25 of 4 scales.
+    assert metric(address, "arimage_forward_passes_total") - passes < (25 * 16 + 25 * 4) / 2
     wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
     assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
 

@@ -1,5 +1,6 @@
 """A token model small enough to enumerate, which every decoding is compared with."""
 
+import copy
 import math
 
 import pytest
@@ -19,6 +20,12 @@ class TokenCache:
         """Copy the slots `source` [B, M] to `target` [B, M]; a target of -1 copies nowhere."""
         for values in (self.tokens, self.positions):
             values.scatter_(1, target % values.shape[1], values.gather(1, source))
+
+    def expand(self, images):
+        self.tokens, self.positions = self.tokens[images], self.positions[images]
+
+    def put(self, images, other):
+        self.tokens[images], self.positions[images] = other.tokens, other.positions
 
 
 class TableModel:
@@ -109,6 +116,17 @@ class TableModel:
         rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
         logits = self._rows[:, rows].masked_fill(~live[..., None], self.padding)
         return (logits, self.features(positions, index)) if return_features else logits
+
+    def take(self, images):
+        other, order = copy.copy(self), self.layout.order
+        other.layout = Layout(self.layout.shape, None if order is None else order[images])
+        return other
+
+    def put(self, images, other):
+        if self.layout.order is not None:
+            order = self.layout.order.index_copy(0, images, other.layout.order)
+            self.layout = Layout(self.layout.shape, order)
+        return False
 
     def joint(self, sampling):
         """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest."""

@@ -143,4 +143,5 @@ def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
 
 def test_sample_compiles_without_spills(compile_for_hopper):
     signature = {"weights_ptr": "*fp32", "uniform_ptr": "*fp32", "out_ptr": "*i64", "vocab_size": "i32"}
+    signature |= {"uniform_stride": "i32"}
     compile_for_hopper("coupling", "sample_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)

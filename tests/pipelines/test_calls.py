@@ -16,8 +16,8 @@ from arimage.convert import convert_janus
 
 
 TAIL = (
-    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt generator decoding output_type "
-    "return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
+    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt batch_size generator decoding "
+    "output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
 ).split()
 LATENT = {"output_type": "latent"}
 
@@ -256,6 +256,7 @@ EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, 
     [
         *(("generator", value) for value in (5, [5], [None], (None,), [], "x")),
         *(("num_images_per_prompt", value) for value in (None, 0, -1, 1.5, True, "2", 10**9, 10**23)),
+        *(("batch_size", value) for value in (0, -1, 1.5, True, "2")),
         *(("callback_on_step_end_tensor_inputs", value) for value in (None, "tokens", ["noise"], 5)),
         *(("top_k", value) for value in (5.0, float("nan"), "5", [1], True)),
         *(("guided_tokens", value) for value in (1.5, "1", True)),

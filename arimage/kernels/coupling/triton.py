@@ -48,10 +48,13 @@ def _sample(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, bloc
 
 
 @triton.jit
-def sample_kernel(weights_ptr, uniform_ptr, out_ptr, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+def sample_kernel(
+    weights_ptr, uniform_ptr, out_ptr, uniform_stride, vocab_size, block: tl.constexpr, blocks: tl.constexpr
+):
     place = tl.program_id(0).to(tl.int64)
     weights_ptr += place * vocab_size
-    token = _sample(weights_ptr, weights_ptr, 0, tl.load(uniform_ptr + place), vocab_size, block, blocks)
+    uniform = tl.load(uniform_ptr + place * uniform_stride)
+    token = _sample(weights_ptr, weights_ptr, 0, uniform, vocab_size, block, blocks)
     tl.store(out_ptr + place, token.to(tl.int64))
 
 
@@ -104,20 +107,21 @@ def _blocks(vocab_size: int) -> dict[str, int]:
 
 @torch.library.custom_op("arimage::sample", mutates_args=())
 def _sample_tokens(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    tokens = torch.empty_like(uniform, dtype=torch.long)
-    vocab_size = weights.shape[-1]
+    tokens = torch.empty(len(uniform), dtype=torch.long, device=uniform.device)
+    size = weights.shape[-1]
     with torch.cuda.device_of(weights):
-        sample_kernel[(tokens.numel(),)](weights, uniform, tokens, vocab_size, **_blocks(vocab_size), num_warps=8)
+        sample_kernel[(len(tokens),)](weights, uniform, tokens, uniform.stride(0), size, **_blocks(size), num_warps=8)
     return tokens
 
 
 @_sample_tokens.register_fake
 def _(weights, uniform):
-    return torch.empty_like(uniform, dtype=torch.long)
+    return torch.empty(len(uniform), dtype=torch.long, device=uniform.device)
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    return _sample_tokens(weights.contiguous(), uniform.contiguous())
+    # One of the numbers of every position is no copy.
+    return _sample_tokens(weights.contiguous(), uniform.flatten()).view(uniform.shape)
 
 
 @torch.library.custom_op("arimage::couple", mutates_args=("leading",))

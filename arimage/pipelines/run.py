@@ -1,0 +1,136 @@
+"""The run of a call: its images go through the rows of a batch, and finished ones are decoded to pixels meanwhile."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..decoding.slots import Images, Slots, decode_slots
+from ..decoding.watch import INTERVAL
+from .call import GenerationCall
+from .output import DecodingStats
+
+
+if TYPE_CHECKING:
+    from .base import ARImagePipeline
+
+
+class CallRun:
+    """A call of B images that are generated `batch_size` at a time.
+
+    Attributes:
+        tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image tokenizer
+            asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1.
+    """
+
+    def __init__(self, pipe: "ARImagePipeline", call: GenerationCall, batch_size: int):
+        self.pipe, self.call, self.count = pipe, call, len(call.seeds)
+        self.slots = Slots(call.decoding, min(batch_size, self.count), pipe._steps)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
+        self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
+        self._images: list[Any] = [None] * self.count
+        # How many images have begun, and those that are finished and not decoded to pixels yet.
+        self._begun, self._undecoded = 0, []
+        self._idle_steps = 0
+        self._tokenizer_seconds = self._prefill_seconds = 0.0
+
+    def run(self) -> None:
+        """Generate the images.
+
+        Raises:
+            ValueError: if the decoding cannot run on the model, or its logits were not finite.
+        """
+        self._began = self.pipe._now()
+        with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
+            decode_slots(self.slots, self._next_images, self._finish, self._on_step)
+            # Those that an interruption left.
+            if self.slots.running:
+                self._finish(self.slots.running)
+            self._show_progress()
+        self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
+
+    def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
+        """The images in order, as the call asked for them."""
+        self._undecoded += range(self._begun, self.count)
+        self._decode(self._undecoded)
+        if self.call.output_type == "pil":
+            return self._images
+        return np.stack(self._images) if self.call.output_type == "np" else torch.stack(self._images)
+
+    def stats(self) -> DecodingStats:
+        accepted = torch.nn.utils.rnn.pad_sequence(self._accepted)
+        passes = self.slots.forward_passes - self._idle_steps
+        return DecodingStats(
+            forward_passes=passes,
+            tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
+            exact=self.call.decoding.exact,
+            prefill_seconds=self._prefill_seconds,
+            decode_seconds=self._seconds - self._prefill_seconds,
+            tokenizer_seconds=self._tokenizer_seconds,
+            accepted=accepted,
+        )
+
+    def _next_images(self, room: int) -> Images | None:
+        names = range(self._begun, min(self._begun + room, self.count))
+        if not names:
+            return None
+        self._begun = names.stop
+        call = self.call
+        if len(names) == self.count:
+            return Images(names, call.model, call.sampling, call.seeds)
+        rows = torch.tensor(names, device=call.seeds.device)
+        return Images(names, call.model.take(rows), call.sampling.take(rows), call.seeds[rows])
+
+    def _on_step(self) -> bool:
+        call, passes = self.call, self.slots.forward_passes
+        if passes == 1:
+            self._prefill_seconds = self.pipe._now() - self._began
+        # Reading progress from an accelerator waits for it.
+        if call.seeds.device.type == "cpu" or passes % INTERVAL == 0:
+            self._show_progress()
+        if call.callback is not None:
+            self._copy(self.slots.running)
+            tensors = {name: self.tensors[name] for name in call.callback_tensor_inputs}
+            call.callback(self.pipe, passes - 1, passes, tensors)
+        return call.interrupted
+
+    def _show_progress(self) -> None:
+        state, rows = self.slots.state, self.slots.running
+        finished = self._begun - len(rows)
+        decided = finished * state.model.num_tokens + int(state.decided[rows].sum())
+        self._progress.update(decided // self.count - self._progress.n)
+
+    def _copy(self, rows: list[int]) -> None:
+        """Copy what the images in `rows` have so far to the tensors of the call."""
+        images = [self.slots.names[row] for row in rows]
+        for name in self._names:
+            values = getattr(self.slots.state, name)
+            if name not in self.tensors:
+                self.tensors[name] = values.new_full((self.count, *values.shape[1:]), -1 if name == "tokens" else 0)
+            self.tensors[name][images] = values[rows]
+
+    def _finish(self, rows: list[int]) -> None:
+        state = self.slots.state
+        state.check(self.slots.names)
+        self._copy(rows)
+        for row, passes in zip(rows, self.slots.passes_of(rows), strict=True):
+            self._accepted[self.slots.names[row]] = state.accepted[:passes, row].to("cpu", copy=True)
+            self._undecoded.append(self.slots.names[row])
+        if rows == self.slots.running:
+            self._idle_steps = self.slots.idle_steps(rows)
+        if self.count > self.slots.size and len(self._undecoded) >= self.slots.size:
+            self._decode(self._undecoded[: self.slots.size])
+
+    def _decode(self, images: list[int]) -> None:
+        """Decode finished images to pixels."""
+        pipe, call = self.pipe, self.call.select(images)
+        self._undecoded = self._undecoded[len(images) :]
+        if call.output_type == "latent":
+            return
+        began = pipe._now()
+        pixels = pipe.decode_result(call, self.tensors[pipe.decoded_tensor][images]).float()
+        for image, picture in zip(images, pipe.to_images(call, pixels), strict=True):
+            self._images[image] = picture
+        self._tokenizer_seconds += pipe._now() - began

@@ -1,0 +1,210 @@
+"""`batch_size`: more images than rows, each of them that of its own run."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from pipelines.test_calls import BUILD, LATENT, condition_of, flat, seeded
+
+from arimage.decoding import decoding_from_name
+from arimage.decoding.slots import Images, Slots, decode_slots
+
+
+# Of different lengths.
+PROMPTS = ["a red heart", "a blue book, flat style", "tree", "cat", "a grinning cat face", "book", "green tree"]
+
+# The decodings of language models, which are slow; the others run all.
+SOME = {"ar", "sjd-coupled", "sjd-tree", "zipar"}
+
+
+@pytest.fixture(scope="module")
+def pipes():
+    return {name: build() for name, build in BUILD.items()}
+
+
+@pytest.fixture(params=BUILD)
+def pipe(request, pipes):
+    return pipes[request.param]
+
+
+def conditions(pipe, count=7):
+    if pipe.num_classes is None:
+        return {"prompt": PROMPTS[:count]}
+    return {"class_labels": [(3 * i) % tiny.NUM_CLASSES for i in range(count)]}
+
+
+def part_of(condition, i):
+    return {name: values[i] for name, values in condition.items()}
+
+
+def seeds(count):
+    return [seeded(i) for i in range(count)]
+
+
+def own_runs(pipe, condition, **options):
+    count = len(next(iter(condition.values())))
+    return [pipe(**part_of(condition, i), generator=seeded(i), **options) for i in range(count)]
+
+
+def check(output, own):
+    assert torch.equal(flat(output.tokens), torch.cat([flat(one.tokens) for one in own]))
+    for accepted, one in zip(output.stats.accepted.T, own, strict=True):
+        steps = one.stats.forward_passes
+        assert torch.equal(accepted[:steps], one.stats.accepted[:, 0]) and not accepted[steps:].any()
+
+
+def test_every_image_is_that_of_its_own_run(pipe):
+    condition = conditions(pipe, 4)
+    some = set(pipe.decoding_names) if hasattr(pipe, "transformer") and hasattr(pipe.transformer, "blocks") else SOME
+    for name in sorted(some):
+        own = own_runs(pipe, condition, decoding=name, **LATENT)
+        output = pipe(**condition, decoding=name, batch_size=2, generator=seeds(4), **LATENT)
+        check(output, own)
+        tokens = flat(own[0].tokens).shape[1]
+        passes, exact = output.stats.forward_passes, output.stats.exact
+        assert output.stats.tokens_per_pass == pytest.approx(2 * tokens / passes) and exact == own[0].stats.exact
+
+
+def test_rows_are_refilled_at_once(pipes):
+    pipe, condition = pipes["llamagen-class"], conditions(pipes["llamagen-class"])
+    own = [one.stats.forward_passes for one in own_runs(pipe, condition, decoding="sjd-coupled", **LATENT)]
+    output = pipe(**condition, decoding="sjd-coupled", batch_size=3, generator=seeds(7), **LATENT)
+    assert min(own) < max(own)
+    # At most one more prefill for each image that did not begin with the first, and a last row that runs alone.
+    assert sum(own) / 3 <= output.stats.forward_passes <= sum(own) / 3 + 4 + max(own)
+
+
+@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+def test_images_are_in_order(pipe, output_type):
+    condition = conditions(pipe)
+    expected, found = (
+        pipe(**condition, output_type=output_type, generator=seeds(7), batch_size=size) for size in (None, 2)
+    )
+    assert type(found.images) is type(expected.images)
+    assert len(found.images) == 7
+    np.testing.assert_allclose(
+        *(np.stack([np.asarray(image, dtype=float) for image in each.images]) for each in (found, expected)),
+        atol=1 if output_type == "pil" else 1e-4,
+    )
+
+
+def test_images_of_one_prompt(pipe):
+    options = {**condition_of(pipe), "num_images_per_prompt": 5, **LATENT}
+    expected, found = (pipe(**options, batch_size=size, generator=seeds(5)) for size in (None, 2))
+    assert torch.equal(flat(found.tokens), flat(expected.tokens))
+
+
+def test_images_are_decoded_in_groups_of_the_batch(pipes, monkeypatch):
+    pipe, sizes = pipes["llamagen-class"], []
+    decode_tokens = pipe.decode_tokens
+
+    def counted(call, tokens):
+        sizes.append(len(tokens))
+        return decode_tokens(call, tokens)
+
+    monkeypatch.setattr(pipe, "decode_tokens", counted)
+    pipe(**conditions(pipe), batch_size=3, decoding="sjd-coupled")
+    assert max(sizes) == 3 and sum(sizes) == 7
+
+
+def test_an_edit_changes_each_image(pipes):
+    pipe = pipes["llamagen-class"]
+    side = pipe.image_sizes[0][0]
+    pictures = torch.rand(5, 3, side, side)
+    mask = torch.zeros(5, 1, side, side)
+    for i in range(5):
+        mask[i, :, : side // 2, i:] = 1
+    condition = conditions(pipe, 5)
+    whole = pipe(**condition, image=pictures, mask_image=mask, batch_size=2, generator=seeds(5), output_type="pt")
+    for i in range(5):
+        one = pipe(
+            **part_of(condition, i), image=pictures[i], mask_image=mask[i], generator=seeded(i), output_type="pt"
+        )
+        assert torch.equal(whole.tokens[i], one.tokens[0])
+        torch.testing.assert_close(whole.images[i], one.images[0], atol=1e-5, rtol=0)
+
+
+def test_a_callback_sees_all_images(pipe):
+    seen = []
+
+    def callback(pipe, step, passes, tensors):
+        assert step == passes - 1
+        seen.append({name: values.clone() for name, values in tensors.items()})
+
+    names = pipe._callback_tensor_inputs
+    output = pipe(
+        **conditions(pipe),
+        batch_size=3,
+        generator=seeds(7),
+        callback_on_step_end=callback,
+        callback_on_step_end_tensor_inputs=names,
+        **LATENT,
+    )
+    assert len(seen) == output.stats.forward_passes
+    assert all(set(tensors) == set(names) and len(tensors["tokens"]) == 7 for tensors in seen)
+    # Those that wait have no tokens yet, and decided ones stay.
+    assert (seen[0]["tokens"][3:] == -1).all() and not seen[0]["decided"][3:].any() and seen[-1]["decided"].all()
+    for before, after in zip(seen, seen[1:], strict=False):
+        kept = before["decided"]
+        assert (after["decided"] >= kept).all() and (after["tokens"] == before["tokens"])[kept].all()
+    tokens = (
+        output.tokens if pipe.generates_scales else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
+    )
+    assert torch.equal(seen[-1]["tokens"], flat(tokens))
+
+
+def test_an_interrupted_call_returns_what_there_is(pipe):
+    condition = conditions(pipe)
+    options = {**condition, "output_type": "pt", "decoding": pipe.decoding_names[0]}
+    whole = pipe(**options, generator=seeds(7))
+    passes = whole.stats.forward_passes + 2
+
+    def callback(pipe, step, passes_so_far, tensors):
+        pipe._interrupt = passes_so_far == passes
+
+    output = pipe(**options, generator=seeds(7), batch_size=2, callback_on_step_end=callback)
+    assert output.stats.forward_passes == passes
+    assert torch.equal(flat(output.tokens)[:2], flat(whole.tokens)[:2]) and (flat(output.tokens)[-1] == -1).all()
+    assert output.images.shape == whole.images.shape
+    torch.testing.assert_close(output.images[:2], whole.images[:2], atol=1e-4, rtol=0)
+    assert (output.stats.accepted.sum(0)[2:4] > 0).all() and not output.stats.accepted[:, 4:].any()
+
+
+def test_logits_that_are_not_finite_name_the_image(pipes):
+    pipe = pipes["llamagen-class"]
+    embedding = pipe.transformer.class_embedding.weight
+    before = embedding[5].clone()
+    with torch.no_grad():
+        embedding[5] = float("nan")
+    try:
+        with pytest.raises(ValueError, match=r"images 6 of"):
+            pipe(class_labels=[1, 2, 3, 4, 6, 7, 5, 8], batch_size=2, **LATENT)
+    finally:
+        with torch.no_grad():
+            embedding[5] = before
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "lumina"])
+@pytest.mark.parametrize("longest", [0, 2])
+def test_prompts_of_any_length_may_join(pipes, name, longest):
+    """As requests come to a server: each with a model of its own, the longest prompt first or last."""
+    pipe, found = pipes[name], {}
+    prompts = sorted(PROMPTS[:3], key=len, reverse=longest == 0)
+    for decoding in ("sjd-coupled", "sjd-tree"):
+        own = [pipe(prompt, generator=seeded(i), decoding=decoding, **LATENT) for i, prompt in enumerate(prompts)]
+        slots, waiting = Slots(decoding_from_name(decoding), 2), list(enumerate(prompts))
+
+        def begin(room, waiting=waiting):
+            if not waiting:
+                return None
+            i, prompt = waiting.pop(0)
+            call = pipe.prepare(prompt, generator=seeded(i))
+            return Images([i], call.model, call.sampling, call.seeds)
+
+        def keep(rows, slots=slots):
+            found.update({slots.names[row]: slots.state.tokens[row].clone() for row in rows})
+
+        with torch.no_grad():
+            decode_slots(slots, begin, keep, lambda: False)
+        for i, one in enumerate(own):
+            assert torch.equal(found[i], one.tokens[0].flatten()), (decoding, i)
