@@ -139,12 +139,12 @@ class Sampling:
         return other
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
-        """That of `batch_size` images, of which `images` [M] are sampled as `other` says: itself where that is no difference,
-        otherwise a stack, which is written in place."""
+        """That of `batch_size` images, of which `images` [M] are sampled as `other` says. It is itself where there is no
+        difference, and where it is a stack with room for all that `other` sets, which is written in place."""
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
-        stack = self
+        stack, moved = copy.copy(self), not self.stacked
         if not self.stacked:
             every = torch.arange(batch_size, device=images.device).split(1)
             stack = type(self).stack([self.take(row) for row in every], images.device)
@@ -154,8 +154,9 @@ class Sampling:
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
                 rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
                 object.__setattr__(stack, name, rows)
+                moved = True
         stack.put(images, other)
-        return stack
+        return stack if moved else self
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""

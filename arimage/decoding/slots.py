@@ -97,7 +97,7 @@ class Slots:
             rows = range(count)
         for row, name in zip(rows, images.names, strict=True):
             self.names[row], self._began[row] = name, self.steps
-        if self._fixed:
+        if self._fixed and self.state.refillable:
             self._resize(self.size)
         # What was seen of these rows is that of others.
         self._watch = Watch(self.state.finished)

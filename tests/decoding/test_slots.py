@@ -123,6 +123,34 @@ def test_images_that_come_later_join_those_that_run(table_model):
     assert sizes[0] == 1 and max(sizes) > 3
 
 
+@pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd-tree", "eagle"])
+def test_every_image_keeps_its_sampling(table_model, preset):
+    model, decoding = table_model(grid=(2, 3), groups=2), decoding_from_name(preset)
+    samplings = [
+        Sampling(guidance_scale=2.0),
+        Sampling(guidance_scale=3.0, top_k=2),
+        Sampling(guidance_scale=2.0, temperature=0.3, guided_tokens=3),
+        Sampling(guidance_scale=2.0, top_p=0.6, allowed=torch.tensor([True, False, True])),
+        Sampling(guidance_scale=2.0, forced=torch.tensor([[-1, 2, -1, 0, -1, 1]])),
+        Sampling(guidance_scale=5.0, top_k=1),
+        Sampling(guidance_scale=2.0),
+    ]
+    waiting, found, slots = list(range(len(samplings))), {}, Slots(decoding, 3)
+
+    def begin(room):
+        if not waiting:
+            return None
+        image = waiting.pop(0)
+        return Images([image], model, samplings[image], SEEDS[[image]])
+
+    def keep(rows):
+        found.update({slots.names[row]: slots.state.tokens[row].tolist() for row in rows})
+
+    decode_slots(slots, begin, keep, lambda: False)
+    for image, sampling in enumerate(samplings):
+        assert found[image] == decode(model, decoding, sampling, SEEDS[[image]]).tokens[0].tolist()
+
+
 def test_images_of_scales_begin_together():
     model, decoding = ScaleTable((1, 1, 2), 3), decoding_from_name("next-scale")
     found, slots = run(model, decoding, Sampling(), SEEDS, 4)
