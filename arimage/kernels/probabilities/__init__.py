@@ -18,8 +18,7 @@ def probabilities(
 
     Top-k keeps every token whose logit reaches the k-th largest. Top-p goes from the most to the least probable token, among
     equally probable ones from the lower id to the higher, and keeps a token as long as those before it sum to `top_p` at
-    most; the first is always kept. Every setting is one number, or one per row [B]: float32, top_k int64. Not differentiable on
-    a GPU.
+    most; the first is always kept. Every setting is one number, or one per row [B]: float32, top_k int64. Not differentiable.
 
     Args:
         logits: [G, B, Q, V]: G = 1, or 2 for those with and those without the condition.

@@ -76,9 +76,11 @@ def _cut(
 
 def _largest(values: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """A number [..., 1] that the k largest of `values` [..., V] and their equals reach, and no others."""
-    if values.is_cpu and (values.numel() <= _FEW or int(k.max()) <= _SMALL):
-        ordered = values.topk(int(k.max()), dim=-1).values
-        return ordered.gather(-1, (k - 1).expand(*values.shape[:-1], 1))
+    if values.is_cpu:
+        most = int(k.max())
+        if most <= _SMALL or (values.numel() <= _FEW and 4 * most <= values.shape[-1]):
+            ordered = values.topk(most, dim=-1).values
+            return ordered.gather(-1, (k - 1).expand(*values.shape[:-1], 1))
     return _threshold(values, k - 1, None, mask)[0]
 
 
