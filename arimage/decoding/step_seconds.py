@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -61,7 +62,7 @@ def table_path() -> Path:
 
 def _describe(model: TokenModel) -> str | None:
     """The device and the network in words; None of a network without parameters."""
-    network = model.network
+    network: Any = model.network
     if not isinstance(network, nn.Module):
         return None
     parameters = list(network.parameters())
