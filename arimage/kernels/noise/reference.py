@@ -18,7 +18,11 @@ def splitmix(words: torch.LongTensor) -> torch.LongTensor:
     return words
 
 
-def _words(seeds, positions, steps, purpose, count) -> torch.IntTensor:
+# One operator, because inductor multiplies constants without wrapping around.
+@torch.library.custom_op("arimage::words", mutates_args=())
+def _words(
+    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
+) -> torch.Tensor:
     """Words of 32 bits [B, Q, count] as int32."""
     keys = seeds * signed(constants.SEED) + signed((purpose + 1) * constants.PURPOSE)
     if steps is not None:
@@ -27,20 +31,25 @@ def _words(seeds, positions, steps, purpose, count) -> torch.IntTensor:
     if count > 2:
         blocks = torch.arange((count + 1) // 2, device=places.device)
         places = places.add(blocks, alpha=signed(constants.BLOCK))
-    return splitmix(places).view(torch.int32)[..., :count]
+    return splitmix(places).view(torch.int32)[..., :count].contiguous()
+
+
+@_words.register_fake
+def _(seeds, positions, steps, purpose, count):
+    return positions.new_empty(*positions.shape, count, dtype=torch.int32)
 
 
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    words = _words(seeds, positions, steps, purpose, count)
+    words = _words(seeds, positions, steps, int(purpose), count)
     return words.bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
 
 
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    words = _words(seeds, positions, steps, purpose, count)
+    words = _words(seeds, positions, steps, int(purpose), count)
     # The last of the 2 ** 31 would round to 1, whose logarithm is infinite.
     uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()
