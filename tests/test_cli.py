@@ -646,7 +646,7 @@ def test_bench_prints_a_table_and_writes_every_figure(run, models):
     ar, coupled = table(out)
     assert ar[:6] == ["ar", ar[1], "16.0", "16", "1.00", "1.0"] and ar[8] == "1.00"
     assert coupled[0] == "sjd-coupled" and coupled[1].startswith("exact (0.")
-    assert "top_k 5" in out and "3 images at a time" in out and torch.__version__ in out
+    assert "top_k 5" in out and "3 images per call" in out and torch.__version__ in out
     assert Image.open("bench.png").width > 500
 
     written = json.loads(Path("bench.json").read_text())

@@ -11,14 +11,16 @@ from .watch import INTERVAL
 GUESS = 0.5
 # The cost of trying, as a share of the time of autoregressive decoding.
 LOSS = 0.03
+# A new size is tried for so many intervals. Only the last one counts, since the first drafts of a size are hardly refined yet.
+TRIAL = 2
 
 
 class AdaptiveWindow:
     """Picks the window that decides the most tokens per second, for all images of a call together.
 
     Each size has an exponent, see `GUESS`. What is seen of the size in use corrects its own exponent by a half, those of the others
-    by a quarter. A window is only tried if accepting none of its drafts until the next choice would not put the slowest image
-    behind autoregressive decoding by more than `LOSS` of its time.
+    by a quarter. A window is only tried if accepting none of its drafts until the next choice (`TRIAL`) would not put the slowest
+    image behind autoregressive decoding by more than `LOSS` of its time.
 
     Args:
         seconds: the time of a step at each size, see `step_seconds`.
@@ -31,6 +33,8 @@ class AdaptiveWindow:
         self._exponents = dict.fromkeys(seconds, GUESS)
         self._spent = 0.0
         self.window = self._best(1)
+        # Intervals for which the size in use was tried.
+        self._tried = 0
         # Accepted drafts per image and step, and steps, since the last choice.
         self._seen = torch.zeros(2, device=device)
 
@@ -42,7 +46,9 @@ class AdaptiveWindow:
     def _best(self, decided: int) -> int:
         alone = self.seconds[1]
         spare = (decided - 1 + LOSS * self.num_tokens) * alone - self._spent
-        affordable = [size for size, cost in self.seconds.items() if size == 1 or INTERVAL * (cost - alone) <= spare]
+        affordable = [
+            size for size, cost in self.seconds.items() if size == 1 or TRIAL * INTERVAL * (cost - alone) <= spare
+        ]
         return max(affordable, key=lambda size: size ** self._exponents[size] / self.seconds[size])
 
     def observe(self, leading: torch.LongTensor, running: torch.BoolTensor) -> None:
@@ -59,9 +65,14 @@ class AdaptiveWindow:
         accepted, steps = self._seen.tolist()
         self._seen.zero_()
         self._spent += steps * self.seconds[self.window]
+        self._tried += 1
+        if self._tried < TRIAL:
+            return self.window
         if self.window > 1 and steps:
             seen = math.log(1 + accepted / steps, self.window)
             for size, exponent in self._exponents.items():
                 self._exponents[size] += (seen - exponent) * (0.5 if size == self.window else 0.25)
-        self.window = self._best(int(decided.min()))
+        previous, self.window = self.window, self._best(int(decided.min()))
+        if self.window != previous:
+            self._tried = 0
         return self.window

@@ -485,7 +485,8 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
 )
 def test_the_command_refuses_before_it_loads(options, message, monkeypatch):
     monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
-    result = CliRunner().invoke(cli.app, ["serve", "--model", "no-such-model", *options])
+    monkeypatch.setattr("arimage.app.models.load_models", lambda *_: pytest.fail("a model was loaded"))
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "emoji-llamagen", *options])
     assert isinstance(result.exception, ValueError) and message in str(result.exception)
 
 

@@ -214,8 +214,8 @@ def test_what_is_kept_stands_and_the_rest_is_generated_on_every_side_of_it(pipe,
         assert kept[-1][:, ~generated].all()
         white = mask[0, 0].bool()
         torch.testing.assert_close(out.images[..., ~white], given[..., ~white], atol=1e-6, rtol=0)
-    two = [pipe(**condition, **options, generator=seeded(seed), output_type="latent").images[-1] for seed in (0, 1)]
-    assert not torch.equal(two[0][:, 1, 2], two[1][:, 1, 2])
+    made = [pipe(**condition, **options, generator=seeded(seed), output_type="latent").images[-1] for seed in range(4)]
+    assert any(not torch.equal(made[0][:, 1, 2], one[:, 1, 2]) for one in made[1:])
 
 
 def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, condition):
