@@ -43,7 +43,7 @@ def find_model(name: str) -> Path | None:
     downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
 
     Raises:
-        ValueError: if there is no such model, or the folder holds no pipeline of this library.
+        ValueError: if the name is unknown, or the folder does not hold a pipeline of arimage.
     """
     folder = Path(name)
     if not (folder / INDEX).is_file():

@@ -116,7 +116,7 @@ def check_image(judge: Judge, image: torch.Tensor, row: dict) -> dict[str, bool]
     (for each object the names that are right) and, for "colours", `colour`.
 
     Raises:
-        ValueError: if there is no such check.
+        ValueError: if the check is unknown.
     """
     check = row.get("check")
     if check in ("known", "paraphrases"):

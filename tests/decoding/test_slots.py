@@ -1,4 +1,4 @@
-"""More images than slots: every image is that of its own run, whatever the decoding and whoever had its row before."""
+"""More images than slots: every image equals its own run, with every decoding and after any other image in its row."""
 
 import pytest
 import torch

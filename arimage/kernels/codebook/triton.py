@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 @triton.jit
@@ -46,7 +47,7 @@ def nearest_code_kernel(
     tl.store(out_ptr + row, nearest.to(tl.int64), mask=row < rows)
 
 
-@torch.library.custom_op("arimage::nearest_code", mutates_args=())
+@library.custom_op("arimage::nearest_code", mutates_args=())
 def _nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     (rows, width), size = latents.shape, len(codebook)
     out = torch.empty_like(latents[:, 0], dtype=torch.long)

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 @triton.jit
@@ -105,7 +106,7 @@ def _blocks(vocab_size: int) -> dict[str, int]:
     return {"block": block, "blocks": triton.next_power_of_2(triton.cdiv(vocab_size, block))}
 
 
-@torch.library.custom_op("arimage::sample", mutates_args=())
+@library.custom_op("arimage::sample", mutates_args=())
 def _sample_tokens(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     tokens = torch.empty(len(uniform), dtype=torch.long, device=uniform.device)
     size = weights.shape[-1]
@@ -124,7 +125,7 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return _sample_tokens(weights.contiguous(), uniform.flatten()).view(uniform.shape)
 
 
-@torch.library.custom_op("arimage::couple", mutates_args=("leading",))
+@library.custom_op("arimage::couple", mutates_args=("leading",))
 def _couple(
     p: torch.Tensor,
     q: torch.Tensor,

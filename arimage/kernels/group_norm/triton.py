@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 # Elements of a part.
@@ -105,7 +106,7 @@ def apply_kernel(
     tl.store(out_ptr + address, (normed * tl.sigmoid(normed)).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("arimage::group_norm_silu", mutates_args=())
+@library.custom_op("arimage::group_norm_silu", mutates_args=())
 def _group_norm_silu(
     hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def neighbour_mass_kernel(
     tl.store(mass_ptr + place, tl.sum(tl.where(rank == taken - 1, cumulative, 0.0)))
 
 
-@torch.library.custom_op("arimage::neighbour_mass", mutates_args=())
+@library.custom_op("arimage::neighbour_mass", mutates_args=())
 def _neighbour_mass(
     p: torch.Tensor, x: torch.Tensor, neighbours: torch.Tensor, bound: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

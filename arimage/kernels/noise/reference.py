@@ -1,6 +1,7 @@
 """The definition of the random numbers, in torch."""
 
 import torch
+from torch import library
 
 from . import constants
 from .constants import signed
@@ -19,7 +20,7 @@ def splitmix(words: torch.LongTensor) -> torch.LongTensor:
 
 
 # One operator, because inductor multiplies constants without wrapping around.
-@torch.library.custom_op("arimage::words", mutates_args=())
+@library.custom_op("arimage::words", mutates_args=())
 def _words(
     seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
 ) -> torch.Tensor:

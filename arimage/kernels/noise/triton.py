@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 from . import constants
 
@@ -55,7 +56,7 @@ def noise_kernel(
     _store(out_ptr, words >> 32, 2 * blocks + 1, count, exponential)
 
 
-@torch.library.custom_op("arimage::noise", mutates_args=())
+@library.custom_op("arimage::noise", mutates_args=())
 def _noise(
     seeds: torch.Tensor,
     positions: torch.Tensor,

@@ -1,6 +1,7 @@
 """The definition of the sampling distribution, in torch."""
 
 import torch
+from torch import library
 
 
 # Of so few values, or for so small a k, a selection of the k largest is faster than a search for the k-th.
@@ -46,7 +47,7 @@ def probabilities(
 
 
 # As one operator, since how long it searches depends on the data, which a compiled graph may not.
-@torch.library.custom_op("arimage::cut", mutates_args=("probabilities",))
+@library.custom_op("arimage::cut", mutates_args=("probabilities",))
 def _cut(
     logits: torch.Tensor, probabilities: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> None:

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 @triton.jit
@@ -145,7 +146,7 @@ def probabilities_kernel(
         tl.store(out_ptr + tokens, tl.math.div_rn(weights, kept), mask=tokens < vocab_size)
 
 
-@torch.library.custom_op("arimage::probabilities", mutates_args=())
+@library.custom_op("arimage::probabilities", mutates_args=())
 def _probabilities(
     logits: torch.Tensor,
     scale: float,

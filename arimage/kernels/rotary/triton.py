@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 
 @triton.jit
@@ -37,7 +38,7 @@ def rotate_kernel(
     tl.store(out + 1, (odd * cos + even * sin).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("arimage::rotate", mutates_args=())
+@library.custom_op("arimage::rotate", mutates_args=())
 def _rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     rows, length, heads, width = states.shape
     out = torch.empty_like(states, memory_format=torch.contiguous_format)

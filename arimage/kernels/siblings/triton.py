@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import library
 
 from ..coupling.triton import _blocks, _sample, noise_rows
 
@@ -112,7 +113,7 @@ def couple_siblings_kernel(
     tl.store(which_ptr + place, which)
 
 
-@torch.library.custom_op("arimage::sample_siblings", mutates_args=())
+@library.custom_op("arimage::sample_siblings", mutates_args=())
 def _sample_siblings(q: torch.Tensor, noise: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
     vocab_size, count = q.shape[-1], noise.shape[1]
     tokens = torch.empty(*q.shape[:-1], count + (first is not None), dtype=torch.long, device=q.device)
@@ -145,7 +146,7 @@ def sample_siblings(
     return _sample_siblings(q.contiguous(), noise_rows(noise), None if first is None else first.contiguous())
 
 
-@torch.library.custom_op("arimage::couple_siblings", mutates_args=())
+@library.custom_op("arimage::couple_siblings", mutates_args=())
 def _couple_siblings(
     p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
