@@ -27,10 +27,16 @@ def attend(
     scale: float | None = None,
 ) -> torch.Tensor:
     """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]."""
-    alone = query.shape[2] == 1 and query.device.type == "cpu" and query.dtype != torch.float32
+    slow = query.device.type == "cpu" and query.dtype != torch.float32
+    grouped = key.shape[1] < query.shape[1]
+    if slow and query.requires_grad and not grouped:
+        # In training PyTorch's kernel for bfloat16 takes twice as long as plain products, backwards too.
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = (query * scale) @ key.transpose(-1, -2)
+        return (scores if mask is None else scores + mask).softmax(-1) @ value
+    alone = slow and query.shape[2] == 1
     if alone:
         # PyTorch takes three times as long for one query in bfloat16 as for two.
         query = query.expand(-1, -1, 2, -1).contiguous()
-    grouped = key.shape[1] < query.shape[1]
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return attended[:, :, :1] if alone else attended

@@ -19,7 +19,11 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` is the decay of the averaged weights."""
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` is the decay of the averaged weights.
+
+    Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/), scaled so
+    that learning rate and weight decay mean what they mean to AdamW.
+    """
 
     steps: int
     learning_rate: float
@@ -28,6 +32,7 @@ class OptimizerSettings:
     warmup_steps: int = 50
     gradient_clip: float = 1.0
     ema_decay: float = 0.999
+    muon: tuple[str, ...] = ()
 
     def learning_rate_at(self, step: int) -> float:
         warmup = min(1.0, (step + 1) / self.warmup_steps)
@@ -61,26 +66,32 @@ class MasterWeights:
         self.parameters = [p for _, p in named]
         self.masters = [p.detach().float().clone() for p in self.parameters]
         self.averages = [m.clone() for m in self.masters]
-        groups = [
-            {"params": [master], "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0}
-            for master in self.masters
-        ]
-        self.scales = [
-            math.prod(scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start))
-            for name, _ in named
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+        groups: dict[bool, list[dict]] = {False: [], True: []}
+        for (name, _), master in zip(named, self.masters, strict=True):
+            group = {
+                "params": [master],
+                "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0,
+                "scale": math.prod(
+                    scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start)
+                ),
+            }
+            groups[master.ndim == 2 and name.startswith(tuple(settings.muon))].append(group)
+        self.optimizers = [torch.optim.AdamW(groups[False], betas=settings.betas, fused=True)]
+        if groups[True]:
+            self.optimizers.append(torch.optim.Muon(groups[True], adjust_lr_fn="match_rms_adamw"))
 
     @torch.no_grad()
     def step(self, step: int) -> None:
-        for group, scale in zip(self.optimizer.param_groups, self.scales, strict=True):
-            group["lr"] = self.settings.learning_rate_at(step) * scale
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             # Not every step need reach every parameter.
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         torch._foreach_copy_(self.parameters, self.masters)
         decay = min(self.settings.ema_decay, (step + 1) / (step + 10))
         torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
@@ -91,13 +102,15 @@ class MasterWeights:
         torch._foreach_copy_(self.parameters, self.averages if averaged else self.masters)
 
     def state_dict(self) -> dict:
-        return {"masters": self.masters, "averages": self.averages, "optimizer": self.optimizer.state_dict()}
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        return {"masters": self.masters, "averages": self.averages, "optimizers": optimizers}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         torch._foreach_copy_(self.masters, state["masters"])
         torch._foreach_copy_(self.averages, state["averages"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.load(averaged=False)
 
 

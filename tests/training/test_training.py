@@ -289,6 +289,23 @@ def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
     assert task.reported == [(5, task.line.weight.item())]
 
 
+def test_muon_moves_its_matrices_equally_far_in_every_direction():
+    torch.manual_seed(0)
+    module = torch.nn.ModuleDict({"layers": torch.nn.Linear(12, 8), "head": torch.nn.Linear(12, 8)})
+    settings = OptimizerSettings(steps=10, learning_rate=0.1, weight_decay=0.0, warmup_steps=1, muon=("layers.",))
+    weights, before = MasterWeights(module, settings), copy.deepcopy(module.state_dict())
+    # One direction of the input is five times as strong as the others.
+    x = torch.randn(64, 12) * torch.tensor([5.0] + [1.0] * 11)
+    (module["layers"](x) + module["head"](x)).pow(2).sum().backward()
+    weights.step(0)
+    moved = {name: value - before[name] for name, value in module.state_dict().items()}
+    values = torch.linalg.svdvals(moved["layers.weight"])
+    assert values.max() < 2 * values.min()
+    values = torch.linalg.svdvals(moved["head.weight"])
+    assert values.max() > 4 * values.min()
+    torch.testing.assert_close(moved["layers.bias"], moved["head.bias"])
+
+
 def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     settings = OptimizerSettings(steps=1000, learning_rate=2.0, warmup_steps=10)
     assert settings.learning_rate_at(0) == pytest.approx(0.2)
@@ -298,9 +315,10 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.parametrize("muon", [(), ("line.",)])
 @pytest.mark.parametrize("stop_at", [1, 7, 29])
-def test_an_interrupted_loop_ends_as_if_it_had_never_been(tmp_path, stop_at):
-    settings = OptimizerSettings(steps=30, learning_rate=0.1, ema_decay=0.9)
+def test_an_interrupted_loop_ends_as_if_it_had_never_been(tmp_path, stop_at, muon):
+    settings = OptimizerSettings(steps=30, learning_rate=0.1, ema_decay=0.9, muon=muon)
     whole, first, second = Line(), Line(), Line()
     fit(whole, settings, tmp_path / "whole")
     first.stop_at = stop_at
@@ -390,7 +408,7 @@ def test_learning_rates_scale_by_the_beginning_of_a_name():
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     weights.step(0)
-    rates = [group["lr"] for group in weights.optimizer.param_groups]
+    rates = [group["lr"] for group in weights.optimizers[0].param_groups]
     assert rates == pytest.approx([0.1 * rates[2]] * 2 + [rates[2]] * 2)
 
 
