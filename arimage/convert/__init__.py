@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointError
+    from .cosmos import convert_cosmos
     from .cosmos_tokenizer import convert_cosmos_tokenizer
     from .emu3 import convert_emu3
     from .fetch import load_published
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckpointError": ".checkpoint",
     "convert_anole": ".lumina_mgpt",
+    "convert_cosmos": ".cosmos",
     "convert_cosmos_tokenizer": ".cosmos_tokenizer",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
@@ -33,6 +35,7 @@ __all__ = [
     "CheckpointError",
     "PublishedCheckpoint",
     "convert_anole",
+    "convert_cosmos",
     "convert_cosmos_tokenizer",
     "convert_emu3",
     "convert_janus",

@@ -7,15 +7,24 @@ from pathlib import Path
 import torch
 from diffusers.utils import logging
 
+from ..decoding import SpeculativeJacobiDecoding
 from ..models.transformer_cosmos import CosmosTransformer
-from .checkpoint import fill, shape_of
+from ..pipelines.pipeline_cosmos import CosmosPipeline
+from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .cosmos_tokenizer import convert_cosmos_tokenizer
+from .folder import load_t5_encoder
 
 
 logger = logging.get_logger(__name__)
 
 KIND = "Cosmos-Predict1 autoregressive model"
-# Layers of the published sizes, and whether their positions are those of YaRN, which no tensor says.
-YARN = {16: False, 40: True}
+# Width and depth of the weights that NVIDIA published, whose licence asks for its guardrail.
+PUBLISHED_SHAPES = ((4096, 16), (5120, 40))
+# Pixels per token and frames per map of the tokenizer that the models were trained with.
+COMPRESSION = (16, 8)
+# Published sampling without text, and with it.
+SAMPLING = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
+TEXT_SAMPLING = SAMPLING | {"top_p": 0.7}
 # Names here and the original's, replaced from top to bottom.
 NAMES = (
     (r"^token_embedding\.", "tok_embeddings."),
@@ -30,6 +39,70 @@ NAMES = (
 )
 
 
+def convert_cosmos(
+    model_file: str | Path,
+    *,
+    tokenizer: str | Path,
+    text_encoder: str | Path | None = None,
+    num_frames: int = 33,
+    height: int = 640,
+    width: int = 1024,
+    yarn: bool | None = None,
+    out: str | Path | None = None,
+) -> CosmosPipeline:
+    """The pipeline of a published model, with the published sampling defaults, exact parallel decoding and the weights in the
+    dtype of the files.
+
+    Args:
+        model_file: `model.pt` of an autoregressive Cosmos-Predict1.
+        tokenizer: folder of Cosmos-Tokenize1-DV8x16x16-720p, see `convert_cosmos_tokenizer`. The tokenizers of version 0.1 have
+            files of the same shapes and do not fit.
+        text_encoder: folder of the T5 encoder (google-t5/t5-11b) and its tokenizer, for models with text. Without it the pipeline
+            takes `prompt_embeds`.
+        num_frames, height, width: of the videos that the model was trained for.
+        yarn: as in `cosmos_transformer_from_original`.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a file cannot be read, does not fit the others, or `out` is taken.
+    """
+    if out is not None:
+        check_vacant(out)
+    vq = convert_cosmos_tokenizer(tokenizer)
+    spatial, temporal = compression = (vq.scale_factor, vq.config.temporal_compression_ratio)
+    if compression != COMPRESSION:
+        raise CheckpointError(
+            f"{tokenizer} is that of a DV{temporal}x{spatial}x{spatial}: give the folder of "
+            "Cosmos-Tokenize1-DV8x16x16-720p, which the models were trained with"
+        )
+    try:
+        shape = (vq.num_maps(num_frames), height // spatial, width // spatial)
+    except ValueError as error:
+        raise CheckpointError(f"num_frames is {num_frames}: {error}") from error
+    if height % spatial or width % spatial or min(height, width) < 1:
+        raise CheckpointError(f"height and width are {height} and {width}: give positive multiples of {spatial}")
+    transformer = cosmos_transformer_from_original(
+        load_original(model_file), shape=shape, yarn=yarn, source=model_file
+    )
+    texts = {}
+    if text_encoder is not None:
+        if not transformer.reads_text:
+            raise CheckpointError(f"{model_file} reads no text: leave out --text-encoder (text_encoder=)")
+        texts["tokenizer"], texts["text_encoder"] = load_t5_encoder(
+            Path(text_encoder), transformer.config.context_dim, model_file
+        )
+    size = (transformer.config.hidden_size, transformer.config.num_layers)
+    try:
+        pipeline = CosmosPipeline(transformer, vq, **texts, requires_safety_checker=size in PUBLISHED_SHAPES)
+    except ValueError as error:
+        raise CheckpointError(f"{model_file} does not fit: {error}") from error
+    pipeline.generation_config.update(TEXT_SAMPLING if transformer.reads_text else SAMPLING)
+    pipeline.decoding = SpeculativeJacobiDecoding(window=128, refresh="gumbel")
+    if out is not None:
+        save_whole(pipeline.save_pretrained, out)
+    return pipeline
+
+
 def cosmos_transformer_from_original(
     state: dict[str, torch.Tensor],
     *,
@@ -41,8 +114,8 @@ def cosmos_transformer_from_original(
 
     Args:
         shape: frames, rows and columns of the token maps that it was trained for.
-        yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published sizes, of which
-            those of 40 layers have it.
+        yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published sizes, where those
+            have it (40 layers) whose heads together are not as wide as the model.
         source: what errors call the file.
 
     Raises:
@@ -56,11 +129,13 @@ def cosmos_transformer_from_original(
     embeddings, hidden_size = sizes("tok_embeddings.weight")
     head_dim = sizes("layers.0.attention.q_norm.weight", 1)[0]
     layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
+    num_heads = sizes("layers.0.attention.wq.weight")[0] // head_dim
     if yarn is None:
-        yarn = YARN.get(layers, False)
-        if layers not in YARN:
+        yarn = num_heads * head_dim != hidden_size
+        if (hidden_size, layers) not in PUBLISHED_SHAPES:
             logger.warning(
-                f"{source} has {layers} layers, as no published size: it is read without YaRN, give yarn=True if it has it"
+                f"{source} is {hidden_size} wide with {layers} layers, as no published model: it is read with{'' if yarn else 'out'} "
+                f"YaRN, give yarn={not yarn} if that is wrong"
             )
     text = "layers.0.cross_attention.wk.weight"
     vocab_size = sizes("output.weight")[0]
@@ -70,7 +145,7 @@ def cosmos_transformer_from_original(
             hidden_size=hidden_size,
             intermediate_size=sizes("layers.0.feed_forward.w1.weight")[0],
             num_layers=layers,
-            num_attention_heads=sizes("layers.0.attention.wq.weight")[0] // head_dim,
+            num_attention_heads=num_heads,
             num_key_value_heads=sizes("layers.0.attention.wk.weight")[0] // head_dim,
             head_dim=head_dim,
             vocab_size=vocab_size,
