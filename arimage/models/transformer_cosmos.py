@@ -345,16 +345,21 @@ class CosmosTokenModel:
         self.codebook = None if codebook is None else codebook.to(self.device)
         shape = (given.shape[1] + layout.shape[0], *layout.shape[1:])
         self._rotary, self._absolute = transformer.positions(shape, self.device)
+        last = given[:, -1:].flatten(1)
+        self.context = last.repeat_interleave(num_images_per_prompt, dim=0) if given.shape[1] else None
 
     def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
         """See `TokenModel.take`."""
         other, prompts = copy.copy(self), images // self._repeats
         other._prefix, other._repeats = self._prefix[prompts], 1
         other._embeds = None if self._embeds is None else self._embeds[prompts]
+        other.context = None if self.context is None else self.context[images]
         return other
 
     def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
         """See `TokenModel.put`. All that a forward pass needs of a condition is in the cache."""
+        if self.context is not None:
+            self.context.index_copy_(0, images, other.context)
         return False
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
