@@ -80,8 +80,10 @@ def load_published(
                 }
             except ConnectionError as error:
                 raise ConnectionError(f"{error}, or copy the files here and run `{_by_hand(entry, given)}`") from error
-            if folder.exists():
-                shutil.rmtree(folder)
+            # The index goes first and comes last: a folder that has one is whole. A killed process may have left a part.
+            (folder / "model_index.json").unlink(missing_ok=True)
+            for left in (*folder.parent.glob(folder.name), *folder.parent.glob(f".{folder.name}.*.partial")):
+                shutil.rmtree(left)
             # A converter imports the frameworks, and most calls find the folder.
             module = import_module(f".{MODULES.get(entry.family, entry.family)}", __package__)
             getattr(module, f"convert_{entry.family}")(**paths, **given, **entry.options, out=folder)
@@ -100,7 +102,7 @@ def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
 def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
     weights = entry.all_parameters
     logger.warning(
-        "%s is downloaded and converted once: %s to download, %s more of disk for %s and as much memory meanwhile; its %s "
+        "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory meanwhile; its %s "
         "parameters take %s of memory in bfloat16 and %s in float32.",
         *(entry.name, size_text(size), size_text(entry.converted), folder),
         *(f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights)),

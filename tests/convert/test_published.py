@@ -193,6 +193,15 @@ def test_a_revision_is_one_of_the_first_repository(publish, tmp_path):
     assert sorted(path.name for path in (tmp_path / "home" / "hub").glob("*/refs/*")) == ["main", "v1"]
 
 
+def test_what_a_killed_conversion_left_is_removed(janus, tmp_path):
+    folder = load_published("janus-pro-1b")
+    part = folder.with_name(".janus-pro-1b.1a2b3c4d.partial")
+    part.mkdir()
+    (folder / "model_index.json").unlink()
+    assert load_published("janus-pro-1b") == folder and (folder / "model_index.json").is_file()
+    assert not part.exists() and not half_written(tmp_path)
+
+
 def test_local_files_only_converts_what_is_there_and_downloads_nothing(janus, caplog):
     with pytest.raises(ConnectionError, match="not in the cache"):
         load_published("janus-pro-1b", local_files_only=True)
@@ -214,6 +223,15 @@ def test_a_gated_repository_is_explained(janus, token, tmp_path):
     said = str(refusal.value)
     assert "deepseek-ai/Janus-Pro-1B is gated" in said and "hf auth login" in said and "token=" in said
     assert "\n" not in said and not half_written(tmp_path)
+
+
+def test_a_gated_pipeline_is_explained(hub, tmp_path):
+    hub.repositories["somebody/hearts"] = tmp_path
+    hub.gated.add("somebody/hearts")
+    with pytest.raises(PermissionError, match="somebody/hearts is gated"):
+        AutoPipeline.from_pretrained("somebody/hearts")
+    with pytest.raises(FileNotFoundError, match="somebody/gone does not exist"):
+        AutoPipeline.from_pretrained("somebody/gone")
 
 
 def test_a_missing_revision_is_explained(janus):
