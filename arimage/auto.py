@@ -113,8 +113,8 @@ def _download_index(name: str, hub: dict) -> Path:
 def _remedy(config: Path | None) -> str:
     """What to do with a folder or repository that holds no pipeline, by its `config.json`."""
     model_type = _read_object(config).get("model_type") if config is not None and config.is_file() else None
-    if model_type in CONVERT_COMMANDS:
-        return f"convert its folder with `{CONVERT_COMMANDS[model_type]}`, and give the folder that it writes"
+    if command := CONVERT_COMMANDS.get(str(model_type)):
+        return f"convert its folder with `{command}`, and give the folder that it writes"
     holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "
     return f"{holds}give a folder written by save_pretrained, or a name that `arimage models` lists"
 

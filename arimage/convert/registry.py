@@ -241,6 +241,22 @@ PUBLISHED = [
     _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
     _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
 ]
+# Repositories of the same authors that cannot generate images here, and what can.
+_CHAT = "answers questions about images and was not trained to generate them: give emu3-gen"
+_CHAMELEON = (
+    "was published with image generation disabled: give anole-7b or lumina-mgpt-7b-768, which were trained for it"
+)
+_FLOW = "generates images by rectified flow, not token by token: give janus-1.3b or janus-pro-1b"
+INSTEAD = {
+    "BAAI/Emu3-Chat": _CHAT,
+    "BAAI/Emu3-Chat-hf": _CHAT,
+    "Emu3-community/Emu3-Chat-hf": _CHAT,
+    "BAAI/Emu3-VisionTokenizer": "is an image tokenizer, which emu3-gen downloads: give emu3-gen",
+    "facebook/chameleon-7b": _CHAMELEON,
+    "facebook/chameleon-30b": _CHAMELEON,
+    "deepseek-ai/JanusFlow-1.3B": _FLOW,
+    "ai-forever/MoVQGAN": "is an image tokenizer, which lumina-mgpt-2 downloads: give lumina-mgpt-2",
+}
 # The model_type of a published config.json, and the command that converts its folder.
 CONVERT_COMMANDS = {
     "multi_modality": "arimage convert janus",
@@ -255,8 +271,10 @@ def find_published(name: str) -> PublishedCheckpoint | None:
     """The entry of a name, or of a Hub repository that holds one checkpoint; `None` if there is none.
 
     Raises:
-        ValueError: if the repository holds several.
+        ValueError: if the repository holds several, or is known to generate no images here.
     """
+    if name in INSTEAD:
+        raise ValueError(f"{name} {INSTEAD[name]}")
     found = [entry for entry in PUBLISHED if name in (entry.name, entry.repository)]
     if len(found) > 1:
         raise ValueError(f"{name} holds several models: give one of {', '.join(entry.name for entry in found)}")

@@ -131,6 +131,12 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     assert hub.requests == [] and type(again) is type(pipe) and not half_written(tmp_path)
 
 
+def test_the_console_command_takes_a_name(janus, tmp_path, caplog):
+    arguments = ["generate", "a cat", "--model", "deepseek-ai/Janus-Pro-1B", "--out", str(tmp_path / "cat.png")]
+    typer.main.get_command(cli.app).main(arguments, standalone_mode=False)
+    assert (tmp_path / "cat.png").is_file() and "janus-pro-1b is downloaded and converted once" in caplog.text
+
+
 def test_settings_that_no_file_holds_come_from_the_table(publish):
     publish("janus-1.3b")
     pipe = AutoPipeline.from_pretrained("janus-1.3b")
@@ -305,6 +311,14 @@ def test_lumina_mgpt_1_says_how_to_get_its_tokenizer(publish, tmp_path):
     for part in ("ai.meta.com", "vqgan.ckpt", str(tmp_path / "home" / "arimage" / "chameleon-tokenizer"), "anole-7b"):
         assert part in str(refusal.value)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("name", registry.INSTEAD)
+def test_repositories_that_generate_no_images_say_what_does(name):
+    with pytest.raises(ValueError, match=f"^{name} .*: give ") as refusal:
+        AutoPipeline.from_pretrained(name)
+    instead = re.findall(r"[a-z0-9.]+(?:-[a-z0-9.]+)+", str(refusal.value).partition(": give ")[2])
+    assert instead and all(find_published(each.rstrip(".")) for each in instead)
 
 
 def test_a_repository_of_several_models_names_them():
