@@ -13,7 +13,7 @@ import typer
 
 from .auto import packaged_models
 from .convert.commands import convert_app
-from .convert.registry import PUBLISHED
+from .convert.registry import PUBLISHED, size_text
 from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
@@ -250,21 +250,23 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
 
 @app.command()
 def models() -> None:
-    """List the models that have a name."""
+    """List the models that have a name: parameters of the network, what is downloaded, and the disk that it takes with the converted
+    pipeline."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "pixels", "parameters", "from", "files", "licence")
+    table = Table("name", "pixels", "parameters", "download", "disk", "from", "licence")
     for name in packaged_models():
-        table.add_row(name, "", "", "this package", "", "Apache-2.0, see its README.md")
+        table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
     for entry in PUBLISHED:
         table.add_row(
             entry.name,
             str(entry.image_size),
-            f"{entry.parameters / 1e6:.0f} M",
-            entry.repository,
-            ", ".join(filter(None, [entry.transformer_file, entry.tokenizer_file, entry.text_encoder_repository])),
-            entry.weights_licence or f"{entry.code_licence} (code); weights: see the repository",
+            f"{entry.parameters / 1e6:,.0f} M",
+            size_text(entry.download),
+            size_text(entry.download + entry.converted),
+            ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
+            entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
         )
     # In a pipe, names are not wrapped.
     Console(width=None if sys.stdout.isatty() else 240).print(table)

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from arimage import cli, options
-from arimage.convert.registry import PUBLISHED
+from arimage.convert.registry import PUBLISHED, size_text
 
 
 ROOT = Path(cli.__file__).parents[1]
@@ -607,9 +607,10 @@ def test_ctrl_c_exits_with_130(run, monkeypatch):
 def test_models_lists_every_published_name_whole(run):
     code, out, _ = run("models")
     assert code == 0
+    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
     for entry in PUBLISHED:
-        assert entry.name in out
-        assert entry.repository in out
+        for part in (entry.repository, size_text(entry.download), entry.licence, f"{entry.parameters / 1e6:,.0f} M"):
+            assert part in rows[entry.name]
 
 
 def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):

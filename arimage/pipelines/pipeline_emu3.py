@@ -23,7 +23,7 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> # the folder that `arimage convert` wrote
+        >>> # downloaded and converted once; `arimage models` says how large it is
         >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
         ```
