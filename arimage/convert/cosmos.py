@@ -50,8 +50,8 @@ def convert_cosmos(
     yarn: bool | None = None,
     out: str | Path | None = None,
 ) -> CosmosPipeline:
-    """The pipeline of a published model, with the published sampling defaults, exact parallel decoding and the weights in the
-    dtype of the files.
+    """The pipeline of a published model, with the published sampling defaults, exact parallel decoding, and the weights in the
+    dtype of their files, those of the text encoder in that of the model.
 
     Args:
         model_file: `model.pt` of an autoregressive Cosmos-Predict1.
@@ -91,6 +91,7 @@ def convert_cosmos(
         texts["tokenizer"], texts["text_encoder"] = load_t5_encoder(
             Path(text_encoder), transformer.config.context_dim, model_file
         )
+        texts["text_encoder"].to(transformer.dtype)
     size = (transformer.config.hidden_size, transformer.config.num_layers)
     try:
         pipeline = CosmosPipeline(transformer, vq, **texts, requires_safety_checker=size in PUBLISHED_SHAPES)
