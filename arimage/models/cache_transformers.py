@@ -20,7 +20,7 @@ class LanguageCache(PlacedCache, Cache):
         row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, thrown away.
     """
 
-    def __init__(self, mask: torch.BoolTensor, layout, scratch: int, groups: int, has_row_ends: bool):
+    def __init__(self, mask: torch.BoolTensor, batch_size: int, layout, scratch: int, groups: int, has_row_ends: bool):
         Cache.__init__(self, layers=[])
         columns, count, device = layout.columns, layout.num_tokens, mask.device
         self.groups = groups
@@ -30,7 +30,7 @@ class LanguageCache(PlacedCache, Cache):
         # Where the row end of each slot lies; nowhere without one.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
         self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
-        self.row_ends = torch.zeros(len(mask) // groups, len(self.places), dtype=torch.bool, device=device)
+        self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, self._inner_ends] = True
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -65,11 +65,13 @@ class LanguageCache(PlacedCache, Cache):
         self.row_ends[images[:, None], self._inner_ends] = True
 
     def expand(self, images: torch.LongTensor) -> None:
-        rows = self.rows(images)
+        self.take_rows(self.rows(images))
+        self.row_ends = self.row_ends[images]
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
         self.keys, self.values = (
             [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
         )
-        self.row_ends = self.row_ends[images]
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Let `images` [M] be those of `other`, a cache of M images with as many slots. Prompts end together: the shorter ones

@@ -143,7 +143,7 @@ class ChameleonPipeline(ARImagePipeline):
         codebook = self.code_vectors()
         transformer = self.on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(transformer, transformer.model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
@@ -154,8 +154,8 @@ class ChameleonPipeline(ARImagePipeline):
             codebook=codebook,
             groups=1 + call.guided,
             network=transformer,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
 
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all tokens in the image tokenizer [V, D]."""

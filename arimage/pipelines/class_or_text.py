@@ -101,6 +101,9 @@ class ClassOrTextPipeline(ARImagePipeline):
             condition = {"class_labels": torch.as_tensor(class_labels).flatten().long()}
         else:
             if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt(as_texts(prompt))
+                texts = as_texts(prompt)
+                different = list(dict.fromkeys(texts))
+                rows = [different.index(text) for text in texts]
+                prompt_embeds, prompt_attention_mask = (part[rows] for part in self.encode_prompt(different))
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
         return {name: value.to(self._execution_device) for name, value in condition.items()}

@@ -106,7 +106,7 @@ class Emu3Pipeline(Emu3Prompts):
         codes = torch.arange(self._vocab_size, device=self._execution_device)
         # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
         # sides, so that guided logits of the image tokens alone give the same distribution.
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(self.model.lm_head, first, self._vocab_size),
@@ -117,8 +117,8 @@ class Emu3Pipeline(Emu3Prompts):
             codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
             groups=len(groups),
             network=self.model,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

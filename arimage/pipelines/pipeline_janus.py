@@ -79,7 +79,7 @@ class JanusPipeline(JanusPrompts):
             ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
             mask = mask.repeat(2, 1)
         parts = self.parts
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(self.model, parts.language_model),
             embed=self.model.prepare_embeddings_for_image_generation,
             head=parts.generation_head,
@@ -89,8 +89,8 @@ class JanusPipeline(JanusPrompts):
             codebook=self.code_vectors(),
             groups=1 + call.guided,
             network=self.model,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def code_vectors(self) -> torch.Tensor:

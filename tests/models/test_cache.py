@@ -60,7 +60,7 @@ def filled(kind):
         prompt_places = torch.arange(cache.prefix - PREFIX, cache.prefix)
         cache.write_next_at(prompt_places.expand(IMAGES * GROUPS, -1), cache.prefix)
     else:
-        cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), LAYOUT, 0, GROUPS, True)
+        cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), IMAGES, LAYOUT, 0, GROUPS, True)
     write(cache, prompt)
     cache.write_next_at(cache.index(slots))
     return cache, given, write(cache, image)
