@@ -101,7 +101,7 @@ class ARImagePipeline(DiffusionPipeline):
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
         lacking = [
-            method
+            method.__name__
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
