@@ -29,6 +29,7 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.capture import CompiledSteps
+from ..tokenizers.tiling import Tiling, TilingMixin
 from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
 from .output import ImagePipelineOutput, Tokens
@@ -68,6 +69,7 @@ class ARImagePipeline(DiffusionPipeline):
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
         self._compiled: CompiledSteps | None = None
+        self._tiling: Tiling | None = None
 
     # Abilities
 
@@ -191,6 +193,7 @@ class ARImagePipeline(DiffusionPipeline):
         pipe = super().from_pipe(pipeline, **kwargs)
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
+        pipe._tiling = pipeline._tiling
         return pipe
 
     @classmethod
@@ -206,6 +209,30 @@ class ARImagePipeline(DiffusionPipeline):
             ignore_patterns=["*.*.safetensors"] if kwargs.get("variant") is None else None,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
+
+    # Image tokenizer
+
+    @property
+    def tiling(self) -> TilingMixin:
+        """What `enable_vae_slicing` and `enable_vae_tiling` set: the image tokenizer, if it is one of this library."""
+        assert self._tiling is not None
+        return self._tiling
+
+    def enable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels one after the other; see `TilingMixin.enable_slicing`."""
+        self.tiling.enable_slicing()
+
+    def disable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels at once again."""
+        self.tiling.disable_slicing()
+
+    def enable_vae_tiling(self, *args: int | None, **kwargs: int | None) -> None:
+        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it takes."""
+        self.tiling.enable_tiling(*args, **kwargs)
+
+    def disable_vae_tiling(self) -> None:
+        """Turn whole images into pixels again."""
+        self.tiling.disable_tiling()
 
     # Compilation
 
