@@ -13,6 +13,10 @@ from .cache_transformers import LanguageCache
 from .layers import additive
 
 
+# Prompts are padded on the left to a multiple of this length: what is compiled for one serves those that are about as long.
+PROMPT_MULTIPLE = 32
+
+
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The part of a head that computes the logits of `count` image tokens, whose ids in the language model begin at `first`. Only
     these rows of the weight are multiplied, unless it is offloaded or packed by quantisation."""
@@ -92,11 +96,12 @@ class LanguageTokenModel:
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
         mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
-        self._mask = mask.to(prompt.device).bool()
+        mask = mask.to(prompt.device).bool()
+        self._mask = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
         self._decoder, self._embed, self._head = decoder, embed, head
-        self._groups = groups
+        self._groups, self._dtype = groups, prompt.dtype
         # The prompts with their masks, and which of them each row has.
-        self._prompts, self._rows = (prompt, self._mask), list(range(rows))
+        self._prompts, self._rows = (prompt, mask), list(range(rows))
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
@@ -110,12 +115,23 @@ class LanguageTokenModel:
     @torch.no_grad()
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        rows, length = self._mask.shape
+        rows = len(self._mask)
         if rows != batch_size * self._groups:
             raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self._groups} images")
         first, copies = distinct(self._rows)
         prompt, mask = (part[[self._rows[row] for row in first]] for part in self._prompts)
-        cache = LanguageCache(mask, batch_size, self.layout, scratch, self._groups, self._row_end is not None)
+        length = mask.shape[1]
+        cache = LanguageCache(
+            len(mask),
+            length,
+            places=self._mask.shape[1],
+            batch_size=batch_size,
+            layout=self.layout,
+            scratch=scratch,
+            groups=self._groups,
+            has_row_ends=self._row_end is not None,
+            device=self.device,
+        )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         # Padding sees itself, so that no row of the mask is empty.
         visible = (causal & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
@@ -140,7 +156,9 @@ class LanguageTokenModel:
         at_slots = cache.slots_of(positions, slots)
         seen = cache.seen(at_slots, visible)
         at, index = positions.clamp(min=0), cache.index(at_slots)
-        embedded = self._embed(tokens.clamp(min=0)).to(self._prompts[0]).masked_fill((tokens < 0)[..., None], 0)
+        embedded = (
+            self._embed(tokens.clamp(min=0)).to(self.device, self._dtype).masked_fill((tokens < 0)[..., None], 0)
+        )
         last = None
         if self._row_end is not None:
             ends = (

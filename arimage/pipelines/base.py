@@ -240,8 +240,8 @@ class ARImagePipeline(DiffusionPipeline):
         """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a step as one
         graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
 
-        A decoding is compiled when a call first uses it, and again for every other number of images, size, length of the
-        prompts or window; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
+        A decoding is compiled when a call first uses it, and again for every other number of images, size or window, and for
+        prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
         the rounding of fused operators. Prefill and image decoding stay eager, and while hooks move the weights of a component
         (offloading, several devices) so do the steps. `from_pipe` and `save_pretrained` forget it.
 
