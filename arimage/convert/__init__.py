@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointError
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .paths import CheckpointError
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
 _MODULES = {
-    "CheckpointError": ".checkpoint",
+    "CheckpointError": ".paths",
     "convert_anole": ".lumina_mgpt",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",

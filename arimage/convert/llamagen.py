@@ -9,17 +9,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
 from .folder import damaged_files, load_model, read_json
+from .paths import CheckpointError, check_vacant
 
 
 LLAMAGEN_SAMPLING = {
