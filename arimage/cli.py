@@ -14,6 +14,7 @@ import typer
 from .auto import packaged_models
 from .convert.commands import convert_app
 from .convert.registry import PUBLISHED, size_text
+from .decoding.names import DEFAULTS, PRESETS
 from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
@@ -26,6 +27,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    check_decodings,
     check_models,
     check_output,
     load_pipeline,
@@ -74,8 +76,9 @@ def generate(
     decoding: Annotated[
         str | None,
         typer.Option(
+            callback=check_decodings,
             help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
-            "Default: the model's."
+            "Default: the model's.",
         ),
     ] = None,
     image: Annotated[
@@ -278,17 +281,14 @@ def decodings() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from .decoding import PRESETS, decoding_from_name, decoding_to_dict
-
     table = Table("name", "exact", "what it does", "settings", "paper")
     for name, preset in PRESETS.items():
-        decoding = decoding_from_name(name)
         settings = [
             f"{key}={value['method'] if isinstance(value, dict) else value}"
-            for key, value in decoding_to_dict(decoding).items()
+            for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
-        table.add_row(name, "yes" if decoding.exact else "no", preset.summary, ", ".join(settings[1:]), paper)
+        table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
     Console(width=None if sys.stdout.isatty() else 240).print(table)
 
 
@@ -297,8 +297,9 @@ def bench(
     decoding: Annotated[
         list[str] | None,
         typer.Option(
+            callback=check_decodings,
             help="Decoding to measure, with settings if needed: sjd-coupled:window=16,init=left; repeat for more. "
-            "`arimage decodings` lists them. Default: all that the model supports."
+            "`arimage decodings` lists them. Default: all that the model supports.",
         ),
     ] = None,
     window: Annotated[

@@ -114,8 +114,10 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_shown_commands_are_complete(command, monkeypatch):
-    # A page may show a name in the place of the reader's own model.
+    # A page may show names in the place of the reader's own model and files.
     monkeypatch.setattr("arimage.options.find_model", lambda name: None)
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
     found, arguments = find(command)
     found.make_context("arimage", arguments)
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointError
     from .cosmos import convert_cosmos
     from .cosmos_tokenizer import convert_cosmos_tokenizer
     from .emu3 import convert_emu3
@@ -13,11 +12,12 @@ if TYPE_CHECKING:
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .paths import CheckpointError
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
 _MODULES = {
-    "CheckpointError": ".checkpoint",
+    "CheckpointError": ".paths",
     "convert_anole": ".lumina_mgpt",
     "convert_cosmos": ".cosmos",
     "convert_cosmos_tokenizer": ".cosmos_tokenizer",

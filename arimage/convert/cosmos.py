@@ -10,9 +10,10 @@ from diffusers.utils import logging
 from ..decoding import SpeculativeJacobiDecoding
 from ..models.transformer_cosmos import CosmosTransformer
 from ..pipelines.pipeline_cosmos import CosmosPipeline
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .checkpoint import fill, load_original, save_whole, shape_of
 from .cosmos_tokenizer import convert_cosmos_tokenizer
 from .folder import load_t5_encoder
+from .paths import CheckpointError, check_vacant
 
 
 logger = logging.get_logger(__name__)

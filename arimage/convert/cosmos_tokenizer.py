@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
-from .checkpoint import CheckpointError, check_vacant, fill, save_whole, shape_of
+from .checkpoint import fill, save_whole, shape_of
+from .paths import CheckpointError, check_vacant
 from .torchscript import load_torchscript
 
 

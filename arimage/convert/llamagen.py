@@ -9,17 +9,9 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
 from .folder import load_t5_encoder
+from .paths import CheckpointError, check_vacant
 
 
 LLAMAGEN_SAMPLING = {

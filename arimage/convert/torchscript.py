@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import CheckpointError
+from .paths import CheckpointError
 
 
 # The storages of tensors that a published archive may hold.

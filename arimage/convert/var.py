@@ -9,17 +9,8 @@ import torch
 from ..models.transformer_var import VARTransformer
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    WRAPPINGS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, WRAPPINGS, fill, load_original, multipliers_of, save_whole, shape_of
+from .paths import CheckpointError, check_vacant
 
 
 # The published cfg is what the scale adds to 1.

@@ -11,6 +11,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
+from .binding import distinct, distinct_rows
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 
@@ -278,10 +279,10 @@ class CosmosCache(SlotCache):
 
     texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
-    def expand(self, images: torch.LongTensor) -> None:
-        super().expand(images)
+    def take_rows(self, rows: torch.LongTensor) -> None:
+        super().take_rows(rows)
         if self.texts is not None:
-            self.texts = [(key[images], value[images]) for key, value in self.texts]
+            self.texts = [(key[rows], value[rows]) for key, value in self.texts]
 
     def put(self, images: torch.LongTensor, other: "CosmosCache") -> None:
         super().put(images, other)
@@ -298,10 +299,9 @@ class CosmosTokenModel:
     Args:
         transformer: the `CosmosTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         layout: the `Layout` of the tokens to generate, (frames, rows, columns) in raster order.
-        given: tokens of the maps before, [B', t, rows, columns], one row per prompt; t may be 0 with text only.
-        prompt_embeds: text embeddings [B', S, context_dim], for a model with text. The texts of a call have one length.
+        given: tokens of the maps before, [B, t, rows, columns], one row per video; t may be 0 with text only.
+        prompt_embeds: text embeddings [B, S, context_dim], for a model with text.
         codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
-        num_images_per_prompt: videos of each prompt, which is prefilled once.
 
     Raises:
         ValueError: if the layout has not three dimensions, has an order, does not fit the given maps, or a text is missing or
@@ -318,7 +318,6 @@ class CosmosTokenModel:
         prompt_embeds: torch.Tensor | None = None,
         *,
         codebook: torch.Tensor | None = None,
-        num_images_per_prompt: int = 1,
     ):
         if len(layout.shape) != 3 or layout.order is not None:
             raise ValueError(f"layout has shape {layout.shape}: give (frames, rows, columns) in raster order")
@@ -338,23 +337,29 @@ class CosmosTokenModel:
         if not prefix.shape[1]:
             raise ValueError("given holds no map, and without text the first token is never predicted: give one")
         self.transformer, self.network, self.layout = transformer, transformer, layout
-        self._prefix, self._embeds, self._repeats = prefix, prompt_embeds, num_images_per_prompt
+        # The conditions, and which of them each video has.
+        self._conditions = (prefix,) if prompt_embeds is None else (prefix, prompt_embeds)
+        self._rows = list(range(len(prefix)))
         self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
         self.device = given.device
         # The tokenizer may be offloaded.
         self.codebook = None if codebook is None else codebook.to(self.device)
         shape = (given.shape[1] + layout.shape[0], *layout.shape[1:])
         self._rotary, self._absolute = transformer.positions(shape, self.device)
-        last = given[:, -1:].flatten(1)
-        self.context = last.repeat_interleave(num_images_per_prompt, dim=0) if given.shape[1] else None
+        self.context = given[:, -1].flatten(1).clone() if given.shape[1] else None
 
     def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
         """See `TokenModel.take`."""
-        other, prompts = copy.copy(self), images // self._repeats
-        other._prefix, other._repeats = self._prefix[prompts], 1
-        other._embeds = None if self._embeds is None else self._embeds[prompts]
+        other = copy.copy(self)
+        other._rows = [self._rows[image] for image in images.tolist()]
         other.context = None if self.context is None else self.context[images]
         return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal conditions once. Reads the device."""
+        first, numbers = distinct_rows(*self._conditions)
+        self._rows = [numbers[row] for row in self._rows]
+        self._conditions = tuple(part[first] for part in self._conditions)
 
     def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
         """See `TokenModel.put`. All that a forward pass needs of a condition is in the cache."""
@@ -365,9 +370,11 @@ class CosmosTokenModel:
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
         """A cache with the given maps in it, and the logits [1, B, V] of position 0; see `TokenModel.prefill`."""
         config = self.transformer.config
-        prompts, length = self._prefix.shape
-        if prompts * self._repeats != batch_size:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {prompts * self._repeats} videos")
+        if len(self._rows) != batch_size:
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {len(self._rows)} videos")
+        first, copies = distinct(self._rows)
+        prefix, *embeds = (part[[self._rows[row] for row in first]] for part in self._conditions)
+        prompts, length = prefix.shape
         cache = CosmosCache(
             config.num_layers,
             prompts,
@@ -383,17 +390,16 @@ class CosmosTokenModel:
         places = torch.arange(cache.prefix - length, cache.prefix, device=self.device)
         cache.write_next_at(places.expand(prompts, -1), cache.prefix)
         logits = self.transformer(
-            self._prefix,
+            prefix,
             rotary=self._rotary[None, :length],
             absolute=None if self._absolute is None else self._absolute[None, :length],
-            prompt_embeds=self._embeds,
+            prompt_embeds=embeds[0] if embeds else None,
             cache=cache,
             first_query=length - 1,
         )[:, 0]
-        if self._repeats > 1:
-            videos = torch.arange(batch_size, device=self.device) // self._repeats
-            cache.expand(videos)
-            logits = logits[videos]
+        if len(first) < batch_size:
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            logits = logits[copies]
         return cache, logits[None]
 
     def forward(
@@ -406,7 +412,7 @@ class CosmosTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [1, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        at_slots, length = cache.slots_of(positions, slots), self._prefix.shape[1]
+        at_slots, length = cache.slots_of(positions, slots), self._conditions[0].shape[1]
         cache.write_next_at(cache.index(at_slots))
         seen = cache.seen(at_slots, visible)
         prefix = torch.arange(cache.prefix, device=self.device) >= cache.prefix - length

@@ -10,7 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import check_raster, repeat_images, rows_of, with_unconditional
+from .binding import check_raster, distinct, distinct_rows, rows_of, with_unconditional
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 
@@ -266,12 +266,11 @@ class LlamaGenTokenModel:
 
     Args:
         transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
-        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per prompt.
+        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per image.
         layout: the `Layout` of the image tokens, (rows, columns) in raster order.
         guided: also compute the logits without the condition.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
         drafter: a `LlamaGenDrafter` of this transformer.
-        num_images_per_prompt: images of each prompt, which is prefilled once.
 
     Raises:
         ValueError: if the layout has three dimensions, or an order.
@@ -289,16 +288,16 @@ class LlamaGenTokenModel:
         guided: bool = False,
         codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
-        num_images_per_prompt: int = 1,
     ):
         check_raster(layout, "LlamaGen")
-        condition = with_unconditional(condition) if guided else condition
-        self.transformer, self.condition, self.layout = transformer, condition, layout
-        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
+        self.transformer, self.layout, self.groups = transformer, layout, 2 if guided else 1
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
         self.drafter, self.network = drafter, transformer
-        self._prefix_mask = repeat_images(transformer.prefix_mask(**condition), self.groups, num_images_per_prompt)
+        self._prefix_mask = transformer.prefix_mask(**condition)
+        # The conditions, and which of them each row has.
+        self._conditions, self._rows = condition, list(range(len(self._prefix_mask)))
         self.device = self._prefix_mask.device
         # The tokenizer may be offloaded.
         self.codebook = None if codebook is None else codebook.to(self.device)
@@ -307,11 +306,20 @@ class LlamaGenTokenModel:
 
     def take(self, images: torch.LongTensor) -> "LlamaGenTokenModel":
         """See `TokenModel.take`."""
-        other, count = copy.copy(self), len(self._prefix_mask) // self.groups
-        prompts = rows_of(images // self._repeats, self.groups, count // self._repeats)
-        other.condition = {name: value[prompts] for name, value in self.condition.items()}
-        other._prefix_mask, other._repeats = self._prefix_mask[rows_of(images, self.groups, count)], 1
+        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
+        other._prefix_mask, other._rows = self._prefix_mask[rows], [self._rows[row] for row in rows.tolist()]
         return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal conditions once. Reads the device."""
+        first, numbers = distinct_rows(*self._conditions.values())
+        self._rows = [numbers[row] for row in self._rows]
+        self._conditions = {name: value[first] for name, value in self._conditions.items()}
+
+    @property
+    def condition(self) -> dict[str, torch.Tensor]:
+        """Arguments of `LlamaGenTransformer.embed_condition` of every row."""
+        return {name: value[self._rows] for name, value in self._conditions.items()}
 
     def put(self, images: torch.LongTensor, other: "LlamaGenTokenModel") -> bool:
         """See `TokenModel.put`."""
@@ -325,7 +333,9 @@ class LlamaGenTokenModel:
         rows, length = self._prefix_mask.shape
         if rows != batch_size * self.groups:
             raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
-        prefix_mask = self.transformer.prefix_mask(**self.condition)
+        first, copies = distinct(self._rows)
+        condition = {name: value[[self._rows[row] for row in first]] for name, value in self._conditions.items()}
+        prefix_mask = self.transformer.prefix_mask(**condition)
         cache = SlotCache(
             config.num_layers,
             len(prefix_mask),
@@ -347,15 +357,14 @@ class LlamaGenTokenModel:
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=F.pad((causal & prefix_mask[:, None]) | own, (padding, 0)),
-            condition=self.condition,
+            condition=condition,
             cache=cache,
             first_query=length - 1,
             return_features=True,
         )
-        if self._repeats > 1:
-            images = torch.arange(batch_size // self._repeats, device=self.device)
-            cache.expand(images.repeat_interleave(self._repeats))
-            outputs = (repeat_images(output, self.groups, self._repeats) for output in outputs)
+        if len(first) < rows:
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            outputs = (output[copies] for output in outputs)
         logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 

@@ -29,6 +29,7 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.capture import CompiledSteps
+from ..tokenizers.tiling import Tiling, TilingMixin
 from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
 from .output import ImagePipelineOutput, Tokens
@@ -71,6 +72,7 @@ class ARPipeline(DiffusionPipeline):
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
         self._compiled: CompiledSteps | None = None
+        self._tiling: Tiling | None = None
 
     # Abilities
 
@@ -104,7 +106,7 @@ class ARPipeline(DiffusionPipeline):
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
         lacking = [
-            method
+            method.__name__
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
@@ -194,6 +196,7 @@ class ARPipeline(DiffusionPipeline):
         pipe = super().from_pipe(pipeline, **kwargs)
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
+        pipe._tiling = pipeline._tiling
         return pipe
 
     @classmethod
@@ -210,14 +213,38 @@ class ARPipeline(DiffusionPipeline):
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
 
+    # Image tokenizer
+
+    @property
+    def tiling(self) -> TilingMixin:
+        """What `enable_vae_slicing` and `enable_vae_tiling` set: the image tokenizer, if it is one of this library."""
+        assert self._tiling is not None
+        return self._tiling
+
+    def enable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels one after the other; see `TilingMixin.enable_slicing`."""
+        self.tiling.enable_slicing()
+
+    def disable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels at once again."""
+        self.tiling.disable_slicing()
+
+    def enable_vae_tiling(self, *args: int | None, **kwargs: int | None) -> None:
+        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it takes."""
+        self.tiling.enable_tiling(*args, **kwargs)
+
+    def disable_vae_tiling(self) -> None:
+        """Turn whole images into pixels again."""
+        self.tiling.disable_tiling()
+
     # Compilation
 
     def compile(self, **options) -> None:
         """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a step as one
         graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
 
-        A decoding is compiled when a call first uses it, and again for every other number of images, size, length of the
-        prompts or window; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
+        A decoding is compiled when a call first uses it, and again for every other number of images, size or window, and for
+        prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
         the rounding of fused operators. Prefill and image decoding stay eager, and while hooks move the weights of a component
         (offloading, several devices) so do the steps. `from_pipe` and `save_pretrained` forget it.
 

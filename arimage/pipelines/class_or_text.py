@@ -5,6 +5,7 @@ from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
+from ..tokenizers.tiling import TilingMixin
 from .base import ARImagePipeline
 from .captions import clean_caption
 from .checks import as_texts
@@ -35,6 +36,10 @@ class ClassOrTextPipeline(ARImagePipeline):
     def num_classes(self) -> int | None:
         config = self.transformer.config
         return config.num_classes if config.conditioning == "class" else None
+
+    @property
+    def tiling(self) -> TilingMixin:
+        return self.vq
 
     def encode_prompt(self, prompt: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Right-padded text embeddings [B, P, D] and their mask [B, P], from captions cleaned as in the original."""
@@ -101,6 +106,9 @@ class ClassOrTextPipeline(ARImagePipeline):
             condition = {"class_labels": torch.as_tensor(class_labels).flatten().long()}
         else:
             if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt(as_texts(prompt))
+                texts = as_texts(prompt)
+                different = list(dict.fromkeys(texts))
+                rows = [different.index(text) for text in texts]
+                prompt_embeds, prompt_attention_mask = (part[rows] for part in self.encode_prompt(different))
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
         return {name: value.to(self._execution_device) for name, value in condition.items()}

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ..decoding import Decoding, Layout
 from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
+from ..tokenizers.tiling import TilingMixin
 from .base import ARPipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts
@@ -98,6 +99,10 @@ class CosmosPipeline(ARPipeline):
         return [(rows * self.vq.scale_factor, columns * self.vq.scale_factor)]
 
     @property
+    def tiling(self) -> TilingMixin:
+        return self.vq
+
+    @property
     def num_frames(self) -> int:
         """Frames of the videos that the weights were trained for, the most that a call generates."""
         return self.vq.num_frames(self.transformer.config.shape[0])
@@ -148,14 +153,14 @@ class CosmosPipeline(ARPipeline):
             given = self.vq.encode(stacked.to(self.vq.dtype))
         given = given.to(device).expand(count, -1, -1, -1)
         call.above = call.per_image(given)
-        call.model = CosmosTokenModel(
+        model = CosmosTokenModel(
             self.transformer,
             Layout((maps - given_maps, *given.shape[2:])),
             given,
             None if embeds is None else embeds.to(device).expand(count, -1, -1),
             codebook=self.vq.code_vectors(),
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     # Parts of `prepare`

@@ -110,15 +110,15 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        call.model = LlamaGenTokenModel(
+        model = LlamaGenTokenModel(
             self.transformer,
             condition,
             Layout((self.transformer.config.grid_size,) * 2),
             guided=call.guided,
             codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

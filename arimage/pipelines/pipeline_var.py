@@ -107,11 +107,10 @@ class VARPipeline(ClassOrTextPipeline):
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         condition = self.encode_condition(*condition)
-        options = {"guided": call.guided, "num_images_per_prompt": call.num_images_per_prompt}
         refiner = None
         if self.refiner is not None:
-            refiner = VARScaleModel(self.refiner, self.vq, condition, **options)
-        call.model = VARScaleModel(self.transformer, self.vq, condition, refiner=refiner, **options)
+            refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
+        call.bind(VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner))
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:

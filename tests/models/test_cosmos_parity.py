@@ -39,11 +39,9 @@ def videos_of(expected):
     return expected["tf_tokens"].unflatten(1, SHAPE)
 
 
-def bound(transformer, expected, maps, **settings):
+def bound(transformer, expected, maps):
     given = videos_of(expected)[:, :maps]
-    return CosmosTokenModel(
-        transformer, Layout((SHAPE[0] - maps, *SHAPE[1:])), given, expected.get("context"), **settings
-    )
+    return CosmosTokenModel(transformer, Layout((SHAPE[0] - maps, *SHAPE[1:])), given, expected.get("context"))
 
 
 def test_positions_equal_the_original(golden):
@@ -100,10 +98,17 @@ def test_greedy_tokens_equal_the_original(golden, maps, decoding):
 def test_videos_of_one_prompt_share_a_prefill(golden):
     transformer, expected = golden
     sampling, count = Sampling(top_k=1), len(expected["tf_tokens"])
-    model = bound(transformer, expected, 1, num_images_per_prompt=2)
-    tokens = decode(model, AutoregressiveDecoding(), sampling, torch.arange(2 * count)).tokens
-    assert torch.equal(tokens, expected["greedy_tokens_prefix1"][:, 12:].repeat_interleave(2, dim=0))
-    taken = model.take(torch.tensor([2 * count - 1, 0]))
+    model = bound(transformer, expected, 1)
+    wanted = torch.arange(2 * count) // 2
+    several = model.take(wanted)
+    several.merge_prompts()
+    fed = []
+    hook = transformer.register_forward_pre_hook(lambda module, args: fed.append(len(args[0])))
+    state = decode(several, AutoregressiveDecoding(), sampling, torch.arange(2 * count))
+    hook.remove()
+    assert fed[:2] == [count, 2 * count]
+    assert torch.equal(state.tokens, expected["greedy_tokens_prefix1"][wanted, 12:])
+    taken = several.take(torch.tensor([2 * count - 1, 0]))
     tokens = decode(taken, AutoregressiveDecoding(), sampling, torch.arange(2)).tokens
     assert torch.equal(tokens, expected["greedy_tokens_prefix1"][[count - 1, 0], 12:])
 
