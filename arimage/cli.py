@@ -1,7 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
 import atexit
-import functools
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
     IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
     Device,
     Dtype,
     GuidanceScale,
@@ -52,6 +52,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
+OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
 PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
 Models = Annotated[
@@ -83,11 +84,20 @@ def generate(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(help="Image to edit, together with --mask-image. It is resized to the model's size."),
+        typer.Option(
+            help="Image to edit, together with --mask-image, resized to the model's size; of a video model the first frame."
+        ),
     ] = None,
     mask_image: Annotated[
         Path | None, typer.Option(help="Mask: white where --image is generated again, black where it is kept.")
     ] = None,
+    video: Annotated[
+        Path | None, typer.Option(help="Video that a video model continues: .webp, .gif, or .mp4 with arimage[video].")
+    ] = None,
+    num_frames: Annotated[
+        int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
+    ] = None,
+    fps: Annotated[int, typer.Option(min=1, max=100, help="Frames per second of a video.")] = 24,
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
     ratio: Annotated[
@@ -106,7 +116,11 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     out: Annotated[
-        Path, typer.Option(help="Image file for a grid of all images, or a folder for one file per image.")
+        Path,
+        typer.Option(
+            help="Image file for a grid of all images, or a folder for one file per image. Of videos: .mp4 (with "
+            "arimage[video]), .webp or .gif."
+        ),
     ] = Path("outputs"),
     trace: Annotated[
         Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
@@ -117,109 +131,142 @@ def generate(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Generate images and write them to --out."""
+    """Generate images, or videos, and write them to --out."""
     texts = list(prompts or [])
     if file is not None:
         texts += _lines(file)
     labels = list(class_label or [])
-    if bool(texts) == bool(labels):
+    # A video may go on without a text.
+    continues = video is not None or image is not None
+    if (texts and labels) or not (texts or labels or continues):
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
-    total = count * len(texts or labels)
+    total = count * max(len(texts or labels), 1)
     if not 1 <= total <= MAX_IMAGES:
         raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
-    is_file = out.suffix.lower() in IMAGE_SUFFIXES
-    check_output("--out", out, IMAGE_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
+    is_file = out.suffix.lower() in OUT_SUFFIXES
+    check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
     if trace is not None:
         check_output("--trace", trace, (".webp", ".gif"))
     if acceptance_map is not None:
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
-    if (image is None) != (mask_image is None):
-        raise ValueError("--image and --mask-image belong together: give both, or neither")
-    condition: dict = {"prompt": texts} if texts else {"class_labels": labels}
-    if image is not None and mask_image is not None:
-        condition |= {"image": _open_image("--image", image), "mask_image": _open_image("--mask-image", mask_image)}
+    condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
+    if image is not None:
+        condition["image"] = _open_image("--image", image)
+    optional: dict = {
+        "ratio": ratio,
+        "negative_prompt": negative_prompt,
+        "prompt_suffix": prompt_suffix,
+        "task": task,
+        "guidance_scale": guidance_scale,
+        "guided_tokens": guided_tokens,
+        "num_frames": num_frames,
+    }
+    if mask_image is not None:
+        optional["mask_image"] = _open_image("--mask-image", mask_image)
+    if video is not None:
+        from .eval.film import read_video
+
+        optional["video"] = read_video("--video", video)
+    if out.suffix.lower() == ".mp4":
+        from .eval.film import check_mp4
+
+        check_mp4("--out", out)
 
     method = None
     if decoding is not None:
         from .decoding import decoding_from_text
 
         method = decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype)
+    pipe = load_pipeline(model, device, dtype, videos=True)
+    kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.generates_video else ("images", IMAGE_SUFFIXES)
+    if is_file and out.suffix.lower() not in suffixes:
+        raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
 
     import torch
 
-    from .eval.trace import Trace, animate, draw_acceptance_map
+    from .eval.trace import Trace, animate, draw_acceptance_map, shown_frames
 
     if acceptance_map is not None and pipe.generates_scales:
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
-    optional = {
-        "ratio": ratio,
-        "negative_prompt": negative_prompt,
-        "prompt_suffix": prompt_suffix,
-        "task": task,
-    }
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
         **condition,
         **_supported(pipe, model, optional),
         height=height,
         width=width,
-        num_images_per_prompt=count,
+        **{pipe.per_prompt: count},
         generator=torch.Generator().manual_seed(seed),
         decoding=method,
-        guidance_scale=guidance_scale,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        guided_tokens=guided_tokens,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )
-    images, stats = output.images, output.stats
+    images, stats = output[0], output.stats
     # Only now, so that a refused call leaves no empty folder.
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
-    names = texts or [f"class {label}" for label in labels]
-    written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
+    names = texts or [f"class {label}" for label in labels] or [(video or image or out).stem]
+    form = {"videos": pipe.generates_video, "fps": fps}
+    written = [_write_grid(images, count, out, **form)] if is_file else _write_files(images, names, seed, out, **form)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
-        grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
+        grid = None if pipe.generates_scales else recorder.call.layout.shape
         title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
+        first = recorder.call.select(slice(1))
+
+        @torch.no_grad()
+        def decode(step: torch.LongTensor) -> torch.Tensor:
+            pixels = pipe.decode_tokens(first, step)
+            return torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.generates_video else pixels
+
         if trace is not None:
-            with torch.no_grad():
-                first = recorder.call.select(slice(1))
-                animate(tokens, decided, grid, functools.partial(pipe.decode_tokens, first), title, trace)
+            animate(tokens, decided, grid, decode, title, trace)
             written.append(trace)
         if acceptance_map is not None and grid is not None:
-            draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
+            picture = _grid(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
+            draw_acceptance_map(decided, grid, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)
     typer.echo(
-        f"{len(images)} images, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens per pass, "
+        f"{len(images)} {kind}, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens per pass, "
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
 
 
-def _write_grid(images: list["Image"], count: int, path: Path) -> Path:
+def _grid(images: list["Image"], rows: int) -> "Image":
     from diffusers.utils import make_image_grid
 
+    return make_image_grid(images, rows=rows, cols=len(images) // rows)
+
+
+def _write_grid(images: list, count: int, path: Path, videos: bool, fps: int) -> Path:
     # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
     columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-    make_image_grid(images, rows=len(images) // columns, cols=columns).save(path)
+    rows = len(images) // columns
+    if videos:
+        from .eval.film import write_video
+
+        write_video([_grid(list(frames), rows) for frames in zip(*images, strict=True)], path, fps)
+    else:
+        _grid(images, rows).save(path)
     return path
 
 
-def _write_files(images: list["Image"], names: list[str], seed: int, folder: Path) -> list[Path]:
+def _write_files(images: list, names: list[str], seed: int, folder: Path, videos: bool, fps: int) -> list[Path]:
+    from .eval.film import can_write_mp4
+
+    suffix = (".mp4" if can_write_mp4() else ".webp") if videos else ".png"
     paths = []
     for i, image in enumerate(images):
         name = names[i * len(names) // len(images)]
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-        paths.append(folder / f"{slug or 'image'}-{seed}-{i}.png")
-        image.save(paths[-1])
+        paths.append(_write_grid([image], 1, folder / f"{slug or 'image'}-{seed}-{i}{suffix}", videos, fps))
     return paths
 
 

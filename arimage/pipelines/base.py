@@ -60,8 +60,9 @@ class ARPipeline(DiffusionPipeline):
     # What a call returns, and its argument that says how many.
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
-    # Whether a call returns videos, not images.
-    generates_video = False
+    # Whether a call returns videos, not images, and what it takes of them.
+    generates_video = accepts_video = accepts_num_frames = False
+    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = True
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
     # The tensor of a state, [B, ...], that is decoded to pixels.

@@ -60,7 +60,8 @@ class CosmosPipeline(ARPipeline):
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
-    generates_video = True
+    generates_video = accepts_video = accepts_num_frames = True
+    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = False
     per_prompt = "num_videos_per_prompt"
 
     def __init__(
