@@ -273,7 +273,11 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
         ("text", ["x", "--temperature", "0"], "arimage: temperature is 0.0"),
         ("text", ["x", "-n", "0"], "arimage: --count makes 0 images"),
         ("text", ["--class-label", "3"], "arimage: this checkpoint generates from text"),
-        ("class", ["x"], "arimage: this checkpoint generates classes: give class_labels, ids from 0 to 9"),
+        (
+            "class",
+            ["x"],
+            "arimage: this checkpoint generates classes and does not name them: give class_labels, ids from 0 to 9",
+        ),
         ("class", ["--class-label", "99"], "arimage: class_labels are [99]: give one or more ids from 0 to 9"),
         ("class", [], "arimage: give prompts"),
         ("class", ["x", "--class-label", "3"], "arimage: give prompts"),

@@ -91,6 +91,11 @@ class ARImagePipeline(DiffusionPipeline):
         return None
 
     @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes by their ids; None if the checkpoint does not name them."""
+        return None
+
+    @property
     def accepts_negative_prompt(self) -> bool:
         return False
 

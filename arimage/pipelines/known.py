@@ -139,13 +139,8 @@ class KnownCaptions:
         if self.knows(prompt):
             return None
         nearest = self.nearest(prompt)
-        combined = " and can combine" if self.words else ""
-        known = f"the {len(self.pictures):,} pictures that {model} knows{combined}"
-        ending = f"the nearest are {quoted(nearest)}" if nearest[1:] else f"the nearest is {quoted(nearest)}"
-        return Unknown(
-            nearest=nearest,
-            message=f"{quoted([prompt])} is not among {known}; {ending if nearest else 'none of them is similar'}",
-        )
+        known = f"the {len(self.pictures):,} pictures that {model} knows{' and can combine' if self.words else ''}"
+        return Unknown(nearest, f"{quoted([prompt])} is not among {known}; {tell_nearest(nearest)}")
 
 
 def as_words(text: str) -> Words:
@@ -179,6 +174,11 @@ def quoted(names: list[str]) -> str:
         f'"{name if len(name) <= 80 else name[:77] + "..."}"' for name in (" ".join(name.split()) for name in names)
     ]
     return " and ".join(filter(None, [", ".join(every[:-1]), *every[-1:]]))
+
+
+def tell_nearest(names: list[str]) -> str:
+    """The end of a sentence about something unknown."""
+    return f"the nearest {'are' if names[1:] else 'is'} {quoted(names)}" if names else "none is similar"
 
 
 def _stems(words: Words) -> frozenset[str]:

@@ -144,7 +144,7 @@ def test_long_prompts_take_no_time_and_are_not_repeated(packaged, prompt):
 
 def test_one_sentence_tells_it():
     assert COMBINED.check("a hat", "m").message == (
-        '"a hat" is not among the 7 pictures that m knows and can combine; none of them is similar'
+        '"a hat" is not among the 7 pictures that m knows and can combine; none is similar'
     )
     simple = KnownCaptions(COMBINED.pictures)
     assert simple.check("green apple", "m").message.endswith('that m knows; the nearest is "red apple"')
@@ -194,7 +194,7 @@ def test_a_call_warns_of_every_unknown_prompt_once(tmp_path, caplog):
     pipe("a green dog", decoding="sjd")
     assert caplog.messages == [
         '"a green dog" is not among the 7 pictures that zoo knows and can combine; the nearest is "dog"',
-        '"a hat" is not among the 7 pictures that zoo knows and can combine; none of them is similar',
+        '"a hat" is not among the 7 pictures that zoo knows and can combine; none is similar',
     ]
     caplog.clear()
     pipe.known_captions = None
