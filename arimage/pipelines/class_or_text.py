@@ -135,7 +135,7 @@ class ClassOrTextPipeline(ARImagePipeline):
 
     @property
     def _last_class(self) -> int:
-        return self.num_classes - 1 + self._accepts_no_class
+        return (self.num_classes or 0) - 1 + self._accepts_no_class
 
     def _class_ids(self, prompt, class_labels) -> torch.LongTensor:
         """The ids [B'] of the classes that a call asks for."""

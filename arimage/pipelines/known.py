@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -149,7 +149,7 @@ def as_words(text: str) -> Words:
     return tuple(word for word in words if word not in _ARTICLES)
 
 
-def parse_pattern(pattern: str, words: dict[str, Set[Words]]) -> list[Set[Words]]:
+def parse_pattern(pattern: str, words: Mapping[str, Set[Words]]) -> list[Set[Words]]:
     """The parts of a pattern: what may stand in each place.
 
     Raises:
