@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .auto import class_names, find_model, packaged_models
+from .auto import class_names, find_model, packaged_models, published_models
 from .convert.commands import convert_app
 from .convert.registry import PUBLISHED
 from .eval.commands import eval_app
@@ -260,7 +260,7 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
 @app.command()
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="List what this packaged model, or model in a folder, knows.")
+        str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
     ] = None,
     search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
 ) -> None:
@@ -295,8 +295,12 @@ def models(
 def _list_known(model: str, search: str | None) -> None:
     """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
     folder = find_model(model)
+    if folder is None and model in published_models():
+        from .convert.fetch import load_published
+
+        folder = load_published(model, local_files_only=True)
     if folder is None:
-        raise ValueError(f"{model} is not on this machine: generate an image with it first, which downloads it")
+        raise ValueError(f"{model} is a repository of the Hub: download it, and give its folder")
     known, labels = KnownCaptions.load(folder), class_names(folder)
     if known is None and labels is None:
         raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")

@@ -671,12 +671,17 @@ def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
     [
         (["emoji-llamagen", "--search", "qqq"], "knows nothing with 'qqq'"),
         (["--search", "x"], "name the model"),
-        (["var-d16-256"], "is not on this machine"),
+        (["someone/hearts"], "is a repository of the Hub"),
         (["nonesuch"], "nonesuch is neither"),
     ],
 )
 def test_what_cannot_be_listed_is_refused(refused, arguments, sentence):
     assert sentence in refused("models", *arguments)
+
+
+def test_a_downloaded_model_is_listed(run, models, monkeypatch):
+    monkeypatch.setattr("arimage.convert.fetch.load_published", lambda name, local_files_only: Path(models["named"]))
+    assert run("models", "llamagen-c2i-b-256", "--search", "otter")[1] == "3 otter\n"
 
 
 def test_a_model_of_any_text_has_no_list(refused, models):
