@@ -1,5 +1,6 @@
 """What the pipelines of all families share: the body of a call, abilities, loading and saving."""
 
+import functools
 import json
 import numbers
 import os
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
+from diffusers.utils import logging
 from huggingface_hub import snapshot_download
 from PIL import Image
 
@@ -31,11 +33,15 @@ from ..decoding import (
 from ..decoding.capture import CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .call import GenerationCall, running, running_call
+from .checks import as_texts
 from .images import known_tokens, prepare_image, round_levels_down
+from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .weights import check_weights
 
+
+logger = logging.get_logger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -52,8 +58,10 @@ class ARPipeline(DiffusionPipeline):
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
+        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them. None
+            for a model of any text, or to turn the warning off.
 
-    `from_pretrained`, `save_pretrained` and `from_pipe` keep both. `Pipeline(**pipe.components)` starts with the defaults.
+    `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
@@ -72,6 +80,7 @@ class ARPipeline(DiffusionPipeline):
         super().__init__()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
+        self.known_captions: KnownCaptions | None = None
         self._compiled: CompiledSteps | None = None
         self._tiling: Tiling | None = None
 
@@ -85,6 +94,11 @@ class ARPipeline(DiffusionPipeline):
     @property
     def num_classes(self) -> int | None:
         """How many classes `class_labels` chooses from; None if the images are those of a text."""
+        return None
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes by their ids; None if the checkpoint does not name them."""
         return None
 
     @property
@@ -161,6 +175,8 @@ class ARPipeline(DiffusionPipeline):
         config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if self.known_captions is not None:
+            self.known_captions.save(Path(save_directory))
         super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
@@ -174,6 +190,9 @@ class ARPipeline(DiffusionPipeline):
         check_weights(folder, kwargs)
         pipe = super().from_pretrained(folder, **kwargs)
         pipe._load_generation_config(folder / GENERATION_CONFIG)
+        pipe.known_captions = KnownCaptions.load(folder)
+        # Of a repository, not the folder of its snapshot.
+        pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
         return pipe
 
     def _load_generation_config(self, path: Path) -> None:
@@ -198,6 +217,7 @@ class ARPipeline(DiffusionPipeline):
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
         pipe._tiling = pipeline._tiling
+        pipe.known_captions = pipeline.known_captions
         return pipe
 
     @classmethod
@@ -319,6 +339,14 @@ class ARPipeline(DiffusionPipeline):
             module._hf_hook.pre_forward(module)
         return module
 
+    def check_known(self, prompt: str | list[str] | None) -> None:
+        """Warn of every prompt that is not among `known_captions`, once."""
+        if self.known_captions is not None and prompt is not None:
+            for text in as_texts(prompt):
+                unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
+                if unknown is not None:
+                    _warn_once(unknown.message)
+
     # The body of a call
 
     @torch.no_grad()
@@ -353,6 +381,7 @@ class ARPipeline(DiffusionPipeline):
 
         # 2. Encode the condition
         call = self.prepare(**arguments)
+        self.check_known(arguments.get("prompt"))
         call.decoding, call.output_type = decoding, output_type
         call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
 
@@ -430,6 +459,11 @@ class ARImagePipeline(ARPipeline):
         if call.pixels is not None:
             pixels = torch.where(call.repaint, pixels, call.pixels)
         return VaeImageProcessor().postprocess(pixels, output_type=call.output_type)
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:
