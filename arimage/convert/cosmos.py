@@ -132,18 +132,17 @@ def cosmos_transformer_from_original(
     head_dim = sizes("layers.0.attention.q_norm.weight", 1)[0]
     layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
     num_heads = sizes("layers.0.attention.wq.weight")[0] // head_dim
-    if yarn is None:
-        yarn = num_heads * head_dim != hidden_size
-        if (hidden_size, layers) not in PUBLISHED_SHAPES:
-            logger.warning(
-                f"{source} is {hidden_size} wide with {layers} layers, as no published model: it is read with{'' if yarn else 'out'} "
-                f"YaRN, give yarn={not yarn} if that is wrong"
-            )
+    stretched = num_heads * head_dim != hidden_size if yarn is None else yarn
+    if yarn is None and (hidden_size, layers) not in PUBLISHED_SHAPES:
+        logger.warning(
+            f"{source} is {hidden_size} wide with {layers} layers, as no published model: it is read "
+            f"with{'' if stretched else 'out'} YaRN, give yarn={not stretched} if that is wrong"
+        )
     text = "layers.0.cross_attention.wk.weight"
     vocab_size = sizes("output.weight")[0]
     with torch.device("meta"):
         transformer = CosmosTransformer(
-            shape=tuple(shape),
+            shape=shape,
             hidden_size=hidden_size,
             intermediate_size=sizes("layers.0.feed_forward.w1.weight")[0],
             num_layers=layers,
@@ -153,7 +152,7 @@ def cosmos_transformer_from_original(
             vocab_size=vocab_size,
             context_dim=sizes(text)[1] if text in state else None,
             embeddings=embeddings,
-            yarn=yarn,
+            yarn=stretched,
         )
     for key in state:
         if re.search(r"\.attention\.(wq|wk|q_norm|k_norm)\.weight$", key):

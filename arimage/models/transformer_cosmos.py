@@ -3,6 +3,7 @@ in raster order, frame after frame, with positions in three dimensions and, for 
 
 import copy
 import math
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -284,7 +285,7 @@ class CosmosCache(SlotCache):
         if self.texts is not None:
             self.texts = [(key[rows], value[rows]) for key, value in self.texts]
 
-    def put(self, images: torch.LongTensor, other: "CosmosCache") -> None:
+    def put(self, images: torch.LongTensor, other: Self) -> None:
         super().put(images, other)
         for mine, theirs in zip(self.texts or (), other.texts or (), strict=True):
             for part, new in zip(mine, theirs, strict=True):

@@ -129,17 +129,17 @@ class CosmosPipeline(ARPipeline):
         texts = self.check_text(prompt, prompt_embeds)
         if sum(value is not None for value in (image, video, tokens)) != 1:
             raise ValueError("give one of image, video and tokens, which the video continues")
-        given = self._check_tokens(tokens) if tokens is not None else None
-        size = self.check_size(height, width, None if given is None else given.shape[2:])
-        pixels = [] if given is not None else self._first_frames(image, video, size)
-        count = max(texts, len(pixels) if given is None else len(given))
-        for name, number in (
-            ("prompt", texts),
-            ("image, video or tokens", len(pixels) if given is None else len(given)),
-        ):
+        if tokens is not None:
+            begun = self._check_tokens(tokens)
+            size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
+        else:
+            size = self.check_size(height, width)
+            begun = self._first_frames(image, video, size)
+            given_maps = self.vq.num_maps(begun.shape[2])
+        count = max(texts, len(begun))
+        for name, number in (("prompt", texts), ("image, video or tokens", len(begun))):
             if number not in (0, 1, count):
                 raise ValueError(f"{name} holds {number} for {count} videos: give one for all, or one for each")
-        given_maps = self.vq.num_maps(pixels[0].shape[1]) if given is None else given.shape[1]
         maps = self._maps(num_frames, given_maps)
         call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
         if call.guided:
@@ -147,12 +147,9 @@ class CosmosPipeline(ARPipeline):
                 "guidance_scale of the pipeline's generation_config is above 1: this family has no guidance"
             )
 
-        embeds = self._encode_text(prompt, prompt_embeds, max_sequence_length)
-        device = self._execution_device
-        if given is None:
-            stacked = torch.stack(pixels).to(device)
-            given = self.vq.encode(stacked.to(self.vq.dtype))
-        given = given.to(device).expand(count, -1, -1, -1)
+        embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
+        given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
+        given = given.expand(count, -1, -1, -1)
         call.above = call.per_image(given)
         model = CosmosTokenModel(
             self.transformer,
@@ -180,11 +177,12 @@ class CosmosPipeline(ARPipeline):
                     "this pipeline has no text encoder: give prompt_embeds, or convert the checkpoint again with --text-encoder"
                 )
             return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        assert prompt_embeds is not None
         width = self.transformer.config.context_dim
-        fits = isinstance(prompt_embeds, torch.Tensor) and prompt_embeds.ndim == 3 and prompt_embeds.shape[2] == width
-        if not fits or 0 in prompt_embeds.shape:
-            shape = tuple(prompt_embeds.shape) if isinstance(prompt_embeds, torch.Tensor) else repr(prompt_embeds)
-            raise ValueError(f"prompt_embeds are {shape}: give a tensor [B, S, {width}]")
+        if not isinstance(prompt_embeds, torch.Tensor):
+            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor [B, S, {width}]")
+        if prompt_embeds.ndim != 3 or prompt_embeds.shape[2] != width or 0 in prompt_embeds.shape:
+            raise ValueError(f"prompt_embeds are {tuple(prompt_embeds.shape)}: give a tensor [B, S, {width}]")
         return len(prompt_embeds)
 
     def check_size(
@@ -216,21 +214,21 @@ class CosmosPipeline(ARPipeline):
             raise ValueError(f"tokens must be ids from 0 to {last}")
         return tokens.long()
 
-    def _first_frames(self, image: PipelineImageInput | None, video: Any, size: tuple[int, int]) -> list[torch.Tensor]:
-        """What the videos begin with, [3, T, H, W] each: an image, or the last frames of a video that make two maps."""
+    def _first_frames(self, image: PipelineImageInput | None, video: Any, size: tuple[int, int]) -> torch.Tensor:
+        """What the videos begin with, [B', 3, T, H, W]: images, or the last frames of videos, of which two maps are made."""
         if image is not None:
-            return list(prepare_images(image, size))
+            return prepare_images(image, size)
         last = self.vq.num_frames(2)
         videos = prepare_videos(video, size)
         for frames in videos:
-            if frames.shape[1] not in (1, *range(last, frames.shape[1] + 1)):
+            if 1 < frames.shape[1] < last:
                 raise ValueError(
                     f"video has {frames.shape[1]} frames: give one, or at least {last}, of which the last count"
                 )
         videos = [frames[:, -last:] for frames in videos]
         if len({frames.shape[1] for frames in videos}) > 1:
             raise ValueError(f"video holds single frames and videos: give at least {last} frames each")
-        return videos
+        return torch.stack(videos)
 
     def _maps(self, num_frames: int | None, given: int) -> int:
         """How many maps the videos of a call have, those given included."""
@@ -273,7 +271,7 @@ class CosmosPipeline(ARPipeline):
                     "these weights may be used with NVIDIA's guardrail only, by their licence "
                     f"({LICENCE}): pip install cosmos_guardrail, and accept its terms"
                 )
-            from cosmos_guardrail import CosmosSafetyChecker
+            from cosmos_guardrail import CosmosSafetyChecker  # pyright: ignore[reportMissingImports] it is optional
 
             self.register_modules(safety_checker=CosmosSafetyChecker())
         return self.safety_checker
