@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
-from huggingface_hub import snapshot_download
+from huggingface_hub import file_exists, snapshot_download
 from PIL import Image
 
 from ..decoding import (
@@ -33,6 +33,7 @@ from .call import GenerationCall, running, running_call
 from .images import known_tokens, prepare_image, round_levels_down
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
+from .saved_folder import CARD, INDEX, name_files, own_classes, write_card
 from .weights import check_weights
 
 
@@ -128,6 +129,11 @@ class ARImagePipeline(DiffusionPipeline):
         return None if self.current_call is None else self.current_call.sampling.guidance_scale
 
     @property
+    def num_timesteps(self) -> int | None:
+        """The most forward passes that an image of the running call takes, for callbacks; None outside of a call."""
+        return None if self.current_call is None else self.current_call.num_timesteps
+
+    @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the running call computes logits without the condition."""
         return self.current_call is not None and self.current_call.guided
@@ -153,9 +159,31 @@ class ARImagePipeline(DiffusionPipeline):
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         # First, since the parent may push the folder to the Hub.
         config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if not (folder / CARD).is_file():
+            self._write_card(folder, folder.resolve().name)
         super().save_pretrained(save_directory, **kwargs)
+
+    def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
+        super().save_config(save_directory, **kwargs)
+        name_files(Path(save_directory), type(self))
+
+    def _upload_folder(self, working_dir: str | os.PathLike, repo_id: str, token: str | None = None, **kwargs):
+        # diffusers has put a card of its own into the folder, or the one that the repository has.
+        if not file_exists(repo_id, CARD, token=token):
+            self._write_card(Path(working_dir), repo_id)
+        return super()._upload_folder(working_dir, repo_id, token=token, **kwargs)
+
+    def _write_card(self, folder: Path, name: str) -> None:
+        write_card(folder, name, type(self).__name__, self.num_classes is not None)
+
+    @classmethod
+    def load_config(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> dict:
+        """What model_index.json holds, with the modules of our classes."""
+        config = super().load_config(pretrained_model_name_or_path, **kwargs)
+        return own_classes(config, cls._get_signature_types())
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
@@ -165,10 +193,25 @@ class ARImagePipeline(DiffusionPipeline):
         # transformers would load in the dtype of the file, diffusers in float32: one default for all components.
         if "dtype" not in kwargs and "torch_dtype" not in kwargs:
             kwargs["dtype"] = torch.float32
-        check_weights(folder, kwargs)
-        pipe = super().from_pretrained(folder, **kwargs)
-        pipe._load_generation_config(folder / GENERATION_CONFIG)
-        return pipe
+        if not (folder / INDEX).is_file():
+            raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
+        check_weights(folder, cls.load_config(folder), kwargs)
+        return super().from_pretrained(folder, **kwargs)
+
+    def register_to_config(self, **kwargs) -> None:
+        super().register_to_config(**kwargs)
+        # `DiffusionPipeline.from_pretrained` ends with it, and knows nothing of defaults.
+        if "_name_or_path" in kwargs:
+            folders = [kwargs["_name_or_path"], *(Path(path).parent for path in self._component_paths())]
+            saved = next((Path(folder) for folder in folders if (Path(folder) / INDEX).is_file()), None)
+            if saved is not None:
+                self._load_generation_config(saved / GENERATION_CONFIG)
+
+    def _component_paths(self) -> list[str]:
+        """The folders that components were loaded from."""
+        configs = [getattr(part, "config", None) for part in self.components.values()]
+        paths = [getattr(config, "_name_or_path", None) for config in configs]
+        return [path for path in paths if path]
 
     def _load_generation_config(self, path: Path) -> None:
         if not path.is_file():
@@ -195,15 +238,16 @@ class ARImagePipeline(DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, and of weights
-        only those of `variant`, or those without one."""
+        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, of weights only
+        those of `variant`, or those without one, and nothing of components that are given, None included."""
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
+        given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
         # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has one.
         return snapshot_download(
             pretrained_model_name,
             allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
-            ignore_patterns=["*.*.safetensors"] if kwargs.get("variant") is None else None,
+            ignore_patterns=(["*.*.safetensors"] if kwargs.get("variant") is None else []) + given,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
 
@@ -322,6 +366,9 @@ class ARImagePipeline(DiffusionPipeline):
     ) -> ImagePipelineOutput | tuple:
         """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
         # 1. Check inputs
+        for name, part in self.components.items():
+            if part is None and name not in self._optional_components:
+                raise ValueError(f"this pipeline has no {name}: load it without {name}=None")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
         names = callback_on_step_end_tensor_inputs
