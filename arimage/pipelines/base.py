@@ -14,6 +14,7 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from huggingface_hub import file_exists, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
 from PIL import Image
 
 from ..decoding import (
@@ -202,16 +203,19 @@ class ARImagePipeline(DiffusionPipeline):
         super().register_to_config(**kwargs)
         # `DiffusionPipeline.from_pretrained` ends with it, and knows nothing of defaults.
         if "_name_or_path" in kwargs:
-            folders = [kwargs["_name_or_path"], *(Path(path).parent for path in self._component_paths())]
-            saved = next((Path(folder) for folder in folders if (Path(folder) / INDEX).is_file()), None)
-            if saved is not None:
-                self._load_generation_config(saved / GENERATION_CONFIG)
+            folder = self._saved_folder(str(kwargs["_name_or_path"]))
+            if folder is not None:
+                self._load_generation_config(folder / GENERATION_CONFIG)
 
-    def _component_paths(self) -> list[str]:
-        """The folders that components were loaded from."""
+    def _saved_folder(self, name: str) -> Path | None:
+        """The folder that the components were loaded from, by the folder or repository that the user named."""
+        if (Path(name) / INDEX).is_file():
+            return Path(name)
+        # Parts that the user gave may come from elsewhere.
         configs = [getattr(part, "config", None) for part in self.components.values()]
-        paths = [getattr(config, "_name_or_path", None) for config in configs]
-        return [path for path in paths if path]
+        paths = [Path(getattr(config, "_name_or_path", None) or "") for config in configs]
+        cached = repo_folder_name(repo_id=name, repo_type="model")
+        return next((path.parent for path in paths if cached in path.parts), None)
 
     def _load_generation_config(self, path: Path) -> None:
         if not path.is_file():

@@ -138,37 +138,59 @@ def hub(monkeypatch, folders, tmp_path):
     def folder_of(repository):
         return folders / repository.removeprefix("someone/")
 
+    def cached(repository, files):
+        out = tmp_path / f"models--{repository.replace('/', '--')}" / "snapshot"
+        for file in files:
+            (out / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder_of(repository) / file, out / file)
+        return out
+
     def download(repository, file, **options):
-        return str(folder_of(repository) / file)
+        return str(cached(repository, [file]) / file)
 
     def snapshot(repository, allow_patterns, ignore_patterns, **options):
-        source, out = folder_of(repository), tmp_path / "snapshot"
-        files = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
-        for file in filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
-            (out / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / file, out / file)
-        return str(out)
+        files = [one.rfilename for one in Info(folder_of(repository)).siblings]
+        chosen = filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        return str(cached(repository, chosen))
 
     for module in (pipeline_utils, dynamic_modules_utils):
         monkeypatch.setattr(module, "model_info", lambda repository, **options: Info(folder_of(repository)))
         monkeypatch.setattr(module, "hf_hub_download", download)
     monkeypatch.setattr(pipeline_utils, "snapshot_download", snapshot)
     monkeypatch.setattr(base, "snapshot_download", snapshot)
-    return tmp_path / "snapshot"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    return tmp_path
 
 
 @pytest.mark.usefixtures("trusting", "hub")
+@pytest.mark.parametrize("name", [name for name in BUILD if name != "janus"])
 def test_diffusers_loads_a_repository(name, pipe):
     loaded = DiffusionPipeline.from_pretrained(f"someone/{name}", trust_remote_code=True)
     assert type(loaded) is type(pipe)
     assert loaded.generation_config == pipe.generation_config and loaded.decoding == pipe.decoding
 
 
+@pytest.mark.usefixtures("trusting", "hub")
+def test_a_repository_of_which_diffusers_downloads_too_little_is_refused():
+    with pytest.raises(ValueError, match="DiffusionPipeline does not download model/generation_config.json"):
+        DiffusionPipeline.from_pretrained("someone/janus", trust_remote_code=True)
+    assert AutoPipeline.from_pretrained("someone/janus").generation_config == DEFAULTS
+
+
+@pytest.mark.usefixtures("trusting", "hub")
+def test_defaults_are_those_of_the_repository_not_of_a_given_part(tmp_path):
+    BUILD["lumina"]().save_pretrained(tmp_path / "other")
+    given = AutoPipeline.from_pretrained(tmp_path / "other").transformer
+    loaded = DiffusionPipeline.from_pretrained("someone/lumina", transformer=given, trust_remote_code=True)
+    assert loaded.transformer is given and loaded.generation_config == DEFAULTS
+
+
 def test_parts_that_are_given_are_not_downloaded(pipes, hub):
     kind = type(pipes["llamagen-text"])
     loaded = kind.from_pretrained("someone/llamagen-text", transformer=None, vq=None, drafter=None)
     assert loaded.text_encoder is not None and loaded.transformer is None
-    assert {path.name for path in hub.iterdir() if path.is_dir()} == {"text_encoder", "tokenizer"}
+    snapshot = hub / "models--someone--llamagen-text" / "snapshot"
+    assert {path.name for path in snapshot.iterdir() if path.is_dir()} == {"text_encoder", "tokenizer"}
 
 
 @pytest.mark.parametrize("way", ["pipeline", "folder"])
