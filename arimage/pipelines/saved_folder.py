@@ -29,7 +29,7 @@ The components of a `{kind}` of arimage: autoregressive image generation with di
 ```python
 from arimage import AutoPipeline
 
-pipe = AutoPipeline.from_pretrained("{name}")
+pipe = AutoPipeline.from_pretrained({quoted})
 image = pipe({condition}).images[0]
 ```
 
@@ -38,7 +38,7 @@ With diffusers, while arimage is installed: each .py file here is one import fro
 ```python
 from diffusers import DiffusionPipeline
 
-pipe = DiffusionPipeline.from_pretrained("{name}", trust_remote_code=True)
+pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 ```
 """
 
@@ -93,5 +93,5 @@ def write_card(folder: Path, name: str, kind: str, by_class: bool) -> None:
     task, condition = (
         ("unconditional-image-generation", "class_labels=0") if by_class else ("text-to-image", '"a red heart"')
     )
-    card = CARD_TEMPLATE.format(name=name, kind=kind, task=task, condition=condition)
+    card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, condition=condition)
     (folder / CARD).write_text(card, encoding="utf-8")
