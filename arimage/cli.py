@@ -438,7 +438,7 @@ def app_command(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Open the demo: watch images while they are decoded, compare decodings, edit images."""
+    """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     _check_port(port)
     try:
         from .app.access import check_password
