@@ -177,12 +177,11 @@ def _enlarge(pixels: np.ndarray) -> np.ndarray:
 def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
     """Tint the cells of a picture by `marks`, bool [rows, columns] per colour, and outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
-    picture = picture.astype(float)
+    image = Image.fromarray(picture)
     for colour, mark in marks.items():
-        cell = picture.shape[0] // mark.shape[0], picture.shape[1] // mark.shape[1]
-        alpha = strength[colour] * mark.repeat(cell[0], 0).repeat(cell[1], 1)[..., None]
-        picture = picture * (1 - alpha) + np.array(colour) * alpha
-    image = Image.fromarray(picture.round().astype(np.uint8))
+        alpha = Image.fromarray((255 * strength[colour] * mark).round().astype(np.uint8))
+        image.paste(colour, mask=alpha.resize(image.size, Image.Resampling.NEAREST))
+    cell = picture.shape[0] // marks[DRAFT].shape[0], picture.shape[1] // marks[DRAFT].shape[1]
     pen = ImageDraw.Draw(image)
     for colour, width in ((DRAFT, 1), (ACCEPTED, 3), (REJECTED, 3)):
         for row, column in np.argwhere(marks[colour]):
