@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..pipelines.base import ARImagePipeline
 from .flow import Flow
+from .known import known_of
 from .models import ModelInfo, describe
 from .plan import check
 from .protocol import Limits, Progress, Refused, Request
@@ -28,6 +29,7 @@ class Engine:
 
     Attributes:
         models: the abilities of each pipeline, by name.
+        known: what each knows, by name; None for those that take any text.
         on_pass: called in the engine's thread after every forward pass with the number of images in it.
         on_images: called there with the number of images that are finished, and their tokens.
         on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
@@ -43,6 +45,7 @@ class Engine:
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(pipe)
+        self.known = {name: known_of(pipe) for name, pipe in pipelines.items()}
         self.on_pass: Callable[[int], None] = lambda images: None
         self.on_images: Callable[[int, int], None] = lambda images, tokens: None
         self.on_failure: Callable[[], None] | None = None
