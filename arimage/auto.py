@@ -66,6 +66,12 @@ def find_model(name: str) -> Path | None:
     return folder
 
 
+def class_names(folder: Path) -> list[str] | None:
+    """The names of the classes of the model in a folder; None if it does not name any."""
+    labels = _read_object(folder / INDEX).get("id2label")
+    return [labels[str(i)] for i in range(len(labels))] if isinstance(labels, dict) else None
+
+
 class AutoPipeline:
     """Loads the pipeline of any checkpoint; it has no instances."""
 

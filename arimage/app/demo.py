@@ -38,7 +38,7 @@ def build_demo(engine: Engine) -> gr.Blocks:
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 generate = GenerateTab(engine)
-            if any(engine.known.values()):
+            if any(info.pictures for info in engine.models.values()):
                 with gr.Tab("Gallery") as tab:
                     gallery_tab(engine, tab, tabs, generate)
             with gr.Tab("Race"):

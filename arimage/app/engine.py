@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from ..pipelines.base import ARImagePipeline
 from .flow import Flow
-from .known import known_of
 from .models import ModelInfo, describe
-from .plan import check
+from .plan import check, with_class
 from .protocol import Limits, Progress, Refused, Request
 from .ticket import Ticket
 
@@ -29,7 +28,6 @@ class Engine:
 
     Attributes:
         models: the abilities of each pipeline, by name.
-        known: what each knows, by name; None for those that take any text.
         on_pass: called in the engine's thread after every forward pass with the number of images in it.
         on_images: called there with the number of images that are finished, and their tokens.
         on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
@@ -45,7 +43,6 @@ class Engine:
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(pipe)
-        self.known = {name: known_of(pipe) for name, pipe in pipelines.items()}
         self.on_pass: Callable[[int], None] = lambda images: None
         self.on_images: Callable[[int, int], None] = lambda images, tokens: None
         self.on_failure: Callable[[], None] | None = None
@@ -76,8 +73,9 @@ class Engine:
         """
         if request.model not in self.models:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
-        info = self.models[request.model]
-        plan = check(request, self._pipelines[request.model], info, self.limits)
+        pipe, info = self._pipelines[request.model], self.models[request.model]
+        request = with_class(request, pipe)
+        plan = check(request, pipe, info, self.limits)
         if request.image is not None and request.mask_image is not None:
             try:
                 # Pillow reads the pixels only now.
@@ -89,6 +87,8 @@ class Engine:
         if info.grid is None:
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)
+        if pipe.known_captions is not None and request.prompt is not None:
+            ticket.unknown = pipe.known_captions.check(request.prompt, request.model)
         with self._arrived:
             if self._closed:
                 raise Refused("the engine is closed: start it again")

@@ -32,10 +32,10 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
     pictures = gr.HTML(js_on_load=CLICK, elem_id="gallery")
 
     def show(model: str) -> tuple[str, str]:
-        known = engine.known[model]
-        if known is None:
+        names = engine.models[model].pictures
+        if not names:
             return f'<p class="faint">{escape(model)} has no list of pictures.</p>', ""
-        return ABOUT.format(count=f"{len(known.pictures):,}", model=escape(model)), sheet(tuple(known.pictures))
+        return ABOUT.format(count=f"{len(names):,}", model=escape(model)), sheet(tuple(names))
 
     def choose(event: gr.EventData) -> tuple[str, dict]:
         return event.name, gr.Tabs(selected="generate")

@@ -191,11 +191,9 @@ class GenerateTab:
     def _finished(self, request: Request, result: Result) -> dict:
         images = stamped(result)
         path = write_download(images, _name(request), self._gallery.GRADIO_CACHE)
-        known = self._engine.known[request.model]
-        unknown = known.check(request.prompt, request.model) if known and request.prompt else None
         return {
             self._gallery: gr.Gallery(images, columns=_columns(request)),
-            self._status: markup.finished(result, unknown),
+            self._status: markup.finished(result),
             self._download: gr.DownloadButton("Download", value=path, interactive=True),
             self._again: gr.Button(interactive=True),
             self._film: gr.Button(interactive=True),

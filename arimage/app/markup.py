@@ -4,8 +4,8 @@ from html import escape
 from urllib.parse import urlencode
 
 from ..decoding import PRESETS
+from ..pipelines.known import Unknown
 from .engine import Engine
-from .known import Unknown
 from .models import ModelInfo
 from .pictures import data_uri, map_of
 from .protocol import Progress, Result
@@ -34,8 +34,8 @@ PROMISES = {
 
 def intro(engine: Engine) -> str:
     """What this is, for somebody who has never heard of it."""
-    name, known = next(iter(engine.known.items()))
-    knows = f" {escape(name)} knows {len(known.pictures):,} pictures: see the gallery." if known else ""
+    name, info = next(iter(engine.models.items()))
+    knows = f" {escape(name)} knows {len(info.pictures):,} pictures: see the gallery." if info.pictures else ""
     return (
         '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece by piece. '
         f"It can decide many pieces in one step instead of one: a race shows how much faster that is.{knows}</p></div>"
@@ -45,8 +45,8 @@ def intro(engine: Engine) -> str:
 def suggestions(engine: Engine) -> str:
     """What each model knows, for `SUGGEST`."""
     lists = []
-    for number, known in enumerate(engine.known.values()):
-        options = "".join(f'<option value="{escape(name)}">' for name in (known.pictures if known else ()))
+    for number, info in enumerate(engine.models.values()):
+        options = "".join(f'<option value="{escape(name)}">' for name in info.pictures)
         lists.append(f'<datalist id="suggests-{number}">{options}</datalist>')
     return "".join(lists)
 
@@ -88,12 +88,12 @@ def progress(now: Progress, count: int) -> str:
     return _status(text, now.decided / now.tokens)
 
 
-def finished(result: Result, unknown: Unknown | None = None) -> str:
+def finished(result: Result) -> str:
     """The cost of a request, the seeds that generate its images again, and whether the model knows the prompt."""
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
     cost = f"{result.passes} forward passes · {result.tokens_per_pass:.1f} tokens per forward pass · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
-    note = "" if unknown is None else _note(unknown, result.settings["model"])
+    note = "" if result.unknown is None else _note(result.unknown, result.settings["model"])
     return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p>{note}</div>'
 
 

@@ -29,6 +29,7 @@ class ModelInfo:
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
         negative_prompt: whether it accepts a negative prompt.
+        names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
     """
 
     classes: int | None
@@ -39,6 +40,12 @@ class ModelInfo:
     decoding: str
     sampling: dict
     negative_prompt: bool
+    names: list[str] | None
+
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the pictures that it knows, if it generates from text and has such a list."""
+        return self.names or [] if self.classes is None else []
 
 
 def model_names(models: list[str] | None) -> dict[str, str]:
@@ -102,4 +109,5 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
         decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
         negative_prompt=pipe.accepts_negative_prompt,
+        names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

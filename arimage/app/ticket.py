@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ..decoding import decoding_to_text
+from ..pipelines.known import Unknown
 from .plan import Plan
 from .protocol import Cancelled, Film, Progress, Request, Result, image_seeds
 
@@ -38,6 +39,7 @@ class Ticket:
         kind: what requests have in common whose images may share a batch: model, decoding, and so on.
         unbegun: the images that have not begun, by their indices.
         passes: forward passes of its images so far.
+        unknown: what to tell about a prompt that the model does not know.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Ticket:
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
         self.finished, self.passes, self.shown = Finished(), 0, 0
+        self.unknown: Unknown | None = None
         self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
@@ -179,6 +182,7 @@ class Ticket:
                 "width": plan.size[1],
             },
             film=finished.film,
+            unknown=self.unknown,
         )
 
     def settle(self, outcome: Result | Exception) -> None:

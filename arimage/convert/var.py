@@ -20,6 +20,7 @@ from .checkpoint import (
     save_whole,
     shape_of,
 )
+from .imagenet import class_names
 
 
 # The published cfg is what the scale adds to 1.
@@ -210,7 +211,7 @@ def convert_var(
     out: str | Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> VARPipeline:
-    """The pipeline of two published files, with the published sampling defaults.
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of ImageNet.
 
     Args:
         transformer, tokenizer: files such as `var_d16.pth` and `vae_ch160v4096z32.pth`. A trainer's `ar-ckpt-best.pth`
@@ -236,7 +237,7 @@ def convert_var(
             f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of width "
             f"{known[1]}: give the tokenizer that this transformer was trained with"
         )
-    pipeline = VARPipeline(transformer=model, vq=vq)
+    pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
     pipeline.generation_config.update(VAR_SAMPLING)
     if out is not None:
         save_whole(pipeline.save_pretrained, out)

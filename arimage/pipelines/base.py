@@ -1,5 +1,6 @@
 """What the pipelines of all families share: the body of a call, abilities, loading and saving."""
 
+import functools
 import json
 import numbers
 import os
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
+from diffusers.utils import logging
 from huggingface_hub import snapshot_download
 from PIL import Image
 
@@ -30,11 +32,15 @@ from ..decoding import (
 )
 from ..decoding.capture import CompiledSteps
 from .call import GenerationCall, running, running_call
+from .checks import as_texts
 from .images import known_tokens, prepare_image, round_levels_down
+from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .weights import check_weights
 
+
+logger = logging.get_logger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -51,8 +57,10 @@ class ARImagePipeline(DiffusionPipeline):
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
+        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them. None
+            for a model of any text, or to turn the warning off.
 
-    `from_pretrained`, `save_pretrained` and `from_pipe` keep both. `Pipeline(**pipe.components)` starts with the defaults.
+    `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
@@ -67,6 +75,7 @@ class ARImagePipeline(DiffusionPipeline):
         super().__init__()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
+        self.known_captions: KnownCaptions | None = None
         self._compiled: CompiledSteps | None = None
 
     # Abilities
@@ -79,6 +88,11 @@ class ARImagePipeline(DiffusionPipeline):
     @property
     def num_classes(self) -> int | None:
         """How many classes `class_labels` chooses from; None if the images are those of a text."""
+        return None
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes by their ids; None if the checkpoint does not name them."""
         return None
 
     @property
@@ -155,6 +169,8 @@ class ARImagePipeline(DiffusionPipeline):
         config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if self.known_captions is not None:
+            self.known_captions.save(Path(save_directory))
         super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
@@ -168,6 +184,9 @@ class ARImagePipeline(DiffusionPipeline):
         check_weights(folder, kwargs)
         pipe = super().from_pretrained(folder, **kwargs)
         pipe._load_generation_config(folder / GENERATION_CONFIG)
+        pipe.known_captions = KnownCaptions.load(folder)
+        # Of a repository, not the folder of its snapshot.
+        pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
         return pipe
 
     def _load_generation_config(self, path: Path) -> None:
@@ -191,6 +210,7 @@ class ARImagePipeline(DiffusionPipeline):
         pipe = super().from_pipe(pipeline, **kwargs)
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
+        pipe.known_captions = pipeline.known_captions
         return pipe
 
     @classmethod
@@ -306,6 +326,14 @@ class ARImagePipeline(DiffusionPipeline):
             module._hf_hook.pre_forward(module)
         return module
 
+    def check_known(self, prompt: str | list[str] | None) -> None:
+        """Warn of every prompt that is not among `known_captions`, once."""
+        if self.known_captions is not None and prompt is not None:
+            for text in as_texts(prompt):
+                unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
+                if unknown is not None:
+                    _warn_once(unknown.message)
+
     # The body of a call
 
     @torch.no_grad()
@@ -340,6 +368,7 @@ class ARImagePipeline(DiffusionPipeline):
 
         # 2. Encode the condition
         call = self.prepare(**arguments)
+        self.check_known(arguments.get("prompt"))
         call.decoding, call.output_type = decoding, output_type
         call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
 
@@ -386,6 +415,11 @@ class ARImagePipeline(DiffusionPipeline):
         if self._execution_device.type == "cuda":
             torch.cuda.synchronize(self._execution_device)
         return time.perf_counter()
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:

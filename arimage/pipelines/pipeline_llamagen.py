@@ -48,6 +48,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -65,6 +66,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         drafter: LlamaGenDrafter | None = None,
+        id2label: dict[int, str] | None = None,
     ):
         super().__init__()
         if transformer.config.vocab_size != vq.config.codebook_size:
@@ -81,6 +83,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         self.register_modules(
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
         )
+        self.name_classes(id2label)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -90,7 +93,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     def prepare(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,
@@ -135,7 +138,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     def __call__(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -35,9 +36,9 @@ from arimage import cli
 from arimage.app import film, gallery_tab, links, markup, pictures
 from arimage.app.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine import Engine
-from arimage.app.known import Known
 from arimage.app.protocol import Film, Limits, Request, Result
 from arimage.eval.emoji import read_gallery
+from arimage.pipelines.known import KnownCaptions, Unknown
 
 
 AUTH = ("ada", "opens sesame")
@@ -388,16 +389,17 @@ def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
 
 
 @pytest.fixture
-def knowing(monkeypatch):
+def knowing():
     """An engine whose model knows two pictures, one of which the reference has."""
-    monkeypatch.setattr("arimage.app.engine.known_of", lambda pipe: Known({"hot dog": [], 'a "<b>"': []}))
-    engine = Engine({"text": tiny.text_pipeline()})
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = KnownCaptions({"hot dog": [], 'a "<b>"': []})
+    engine = Engine({"text": pipe})
     yield engine
     engine.close()
 
 
 def test_the_gallery_has_every_picture_that_is_known(knowing):
-    names = tuple(knowing.known["text"].pictures)
+    names = tuple(knowing.models["text"].pictures)
     html = gallery_tab.sheet(names)
     assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
     image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
@@ -410,11 +412,16 @@ def test_the_gallery_has_every_picture_that_is_known(knowing):
 
 
 def test_an_unknown_prompt_is_told_with_links_to_known_ones(knowing):
-    unknown = knowing.known["text"].check("hot dogs <i>", "text")
-    note = markup.finished(result_of(knowing, prompt="hot dogs <i>"), unknown)
+    note = markup.finished(result_of(knowing, prompt="hot dogs <i>"))
     assert '<a href="?model=text&amp;prompt=hot+dog">hot dog</a>' in note and "<i>" not in note
     assert "note" not in markup.finished(result_of(knowing, prompt="hot dog"))
-    assert knowing.known["text"].check("a hot dog", "text") is None
+
+
+def test_an_unknown_prompt_is_told_under_the_images():
+    unknown = Unknown(["red heart"], '"a <hart>" is not known')
+    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {"model": "text"}, unknown=unknown)
+    assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)
+    assert "is not known" not in markup.finished(replace(result, unknown=None))
 
 
 def test_downloads_keep_to_their_folder(tmp_path):
