@@ -196,7 +196,8 @@ def test_what_the_model_knows_is_shown_and_suggested(page):
     options = prompt.evaluate("(input) => [...input.list.options].map((option) => option.value)")
     tab(page, "Gallery")
     known = page.locator("#gallery [data-name]")
-    assert options == [known.nth(i).get_attribute("data-name") for i in range(known.count())]
+    expect(known).to_have_count(len(options))
+    assert options == known.evaluate_all("(buttons) => buttons.map((button) => button.dataset.name)")
     page.locator("#gallery [data-name='hot dog']").click()
     expect(prompt).to_have_value("hot dog")
     page.wait_for_url("**prompt=hot+dog**")
