@@ -199,7 +199,10 @@ class Flow:
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
         call = place.call.select([place.row])
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
-        grid = None if pipe.generates_scales else place.call.layout.shape
+        grid = None
+        if not pipe.generates_scales:
+            rows, columns = place.call.layout.shape
+            grid = rows, columns
         with running(pipe, call):
             frames = draw_steps(tokens, decided, grid, partial(pipe.decode_tokens, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended])

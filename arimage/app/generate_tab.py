@@ -142,9 +142,9 @@ class GenerateTab:
         engine = self._engine
         request = from_query(page.query_params, engine)
         if request is None:
-            model, info = next(iter(engine.models.items()))
-            subject = {"prompt": EXAMPLES[0]} if info.classes is None else {"class_label": 0}
-            first = Request(model, **subject, preview_every=preview_every(engine, model))
+            model = next(iter(engine.models))
+            subject = self.subject.condition(model, EXAMPLES[0], 0)
+            first = Request(**subject, preview_every=preview_every(engine, model))
             if self._first is not None:
                 yield self._finished(first, self._first)
                 return
