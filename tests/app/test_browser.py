@@ -191,6 +191,7 @@ def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
 
 def test_what_the_model_knows_is_shown_and_suggested(page):
     panel = tab(page, "Generate")
+    generated(page)
     prompt = panel.get_by_label("Prompt")
     prompt.focus()
     options = prompt.evaluate("(input) => [...input.list.options].map((option) => option.value)")
