@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -35,10 +35,6 @@ from .options import (
 )
 from .pipelines.known import KnownCaptions
 from .training.commands import train_app
-
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 app = typer.Typer(
@@ -154,8 +150,11 @@ def generate(
     if acceptance_map is not None:
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
+
+    from .eval.media import check_mp4, grid_of, open_image, read_video, write_files, write_grid
+
     if image is not None:
-        condition["image"] = _open_image("--image", image)
+        condition["image"] = open_image("--image", image)
     optional: dict = {
         "ratio": ratio,
         "negative_prompt": negative_prompt,
@@ -166,14 +165,10 @@ def generate(
         "num_frames": num_frames,
     }
     if mask_image is not None:
-        optional["mask_image"] = _open_image("--mask-image", mask_image)
+        optional["mask_image"] = open_image("--mask-image", mask_image)
     if video is not None:
-        from .eval.film import read_video
-
         optional["video"] = read_video("--video", video)
     if out.suffix.lower() == ".mp4":
-        from .eval.film import check_mp4
-
         check_mp4("--out", out)
 
     method = None
@@ -215,8 +210,8 @@ def generate(
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or image or out).stem]
-    form = {"videos": pipe.generates_video, "fps": fps}
-    written = [_write_grid(images, count, out, **form)] if is_file else _write_files(images, names, seed, out, **form)
+    rate = fps if pipe.generates_video else None
+    written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         grid = None if pipe.generates_scales else recorder.call.layout.shape
@@ -232,7 +227,7 @@ def generate(
             animate(tokens, decided, grid, decode, title, trace)
             written.append(trace)
         if acceptance_map is not None and grid is not None:
-            picture = _grid(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
+            picture = grid_of(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
             draw_acceptance_map(decided, grid, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
@@ -249,54 +244,11 @@ def _class_labels(labels: list[str] | None) -> list[int | str]:
     return [int(label) if re.fullmatch(r"-?[0-9]{1,9}", label) else label for label in labels or []]
 
 
-def _grid(images: list["Image"], rows: int) -> "Image":
-    from diffusers.utils import make_image_grid
-
-    return make_image_grid(images, rows=rows, cols=len(images) // rows)
-
-
-def _write_grid(images: list, count: int, path: Path, videos: bool, fps: int) -> Path:
-    # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
-    columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-    rows = len(images) // columns
-    if videos:
-        from .eval.film import write_video
-
-        write_video([_grid(list(frames), rows) for frames in zip(*images, strict=True)], path, fps)
-    else:
-        _grid(images, rows).save(path)
-    return path
-
-
-def _write_files(images: list, names: list[str], seed: int, folder: Path, videos: bool, fps: int) -> list[Path]:
-    from .eval.film import can_write_mp4
-
-    suffix = (".mp4" if can_write_mp4() else ".webp") if videos else ".png"
-    paths = []
-    for i, image in enumerate(images):
-        name = names[i * len(names) // len(images)]
-        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-        paths.append(_write_grid([image], 1, folder / f"{slug or 'image'}-{seed}-{i}{suffix}", videos, fps))
-    return paths
-
-
 def _lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
-
-
-def _open_image(option: str, path: Path) -> "Image":
-    from PIL import Image
-
-    try:
-        image = Image.open(path)
-        image.load()
-    # Damaged PNG files raise SyntaxError.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} is {path}, which cannot be read: {error}") from error
-    return image
 
 
 def _supported(pipe, model: str, arguments: dict) -> dict:
@@ -495,6 +447,16 @@ def serve(
     base_url: Annotated[
         str | None, typer.Option(help="Start of the URLs of images, if the server is behind a proxy.")
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; repeat for more."
+        ),
+    ] = None,
+    any_size: Annotated[
+        bool,
+        typer.Option("--any-size", help="Generate the nearest size of the model instead of refusing others."),
+    ] = False,
     batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
     images: Annotated[int, typer.Option(help="Images per request.")] = 8,
@@ -510,13 +472,14 @@ def serve(
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
     from .app.engine import Engine
-    from .app.models import load_models
+    from .app.models import load_models, model_names, parse_aliases
     from .app.protocol import Limits
 
     token = check_token(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, images=images)
+    aliases = parse_aliases(alias or [], model_names(model))
     engine = Engine(load_models(model, device, dtype), limits)
-    serve_forever(engine, host, port, token, base_url)
+    serve_forever(engine, host, port, token, base_url, aliases, any_size)
 
 
 @app.command("app")
@@ -530,7 +493,7 @@ def app_command(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Open the demo: watch images while they are decoded, compare decodings, edit images."""
+    """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     _check_port(port)
     try:
         from .app.access import check_password

@@ -10,7 +10,7 @@ import typer
 from PIL import Image, ImageSequence
 
 from arimage import cli
-from arimage.eval import film
+from arimage.eval import media
 from arimage.options import load_pipeline
 
 
@@ -65,7 +65,7 @@ def test_an_image_becomes_a_video(run, picture, suffix, tmp_path):
 
 
 def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(run, picture, monkeypatch, tmp_path):
-    monkeypatch.setattr(film, "can_write_mp4", lambda: False)
+    monkeypatch.setattr(media, "can_write_mp4", lambda: False)
     run("--image", picture, "--out", "first.webp")
     assert len(frames_of(tmp_path / "first.webp")) == 17
     printed = run("--video", "first.webp", "-n", 2, "--out", "films")
@@ -92,7 +92,7 @@ def test_a_trace_and_an_acceptance_map_show_the_maps_side_by_side(run, picture, 
 @needs_mp4
 def test_mp4_files_are_written_and_read(run, picture, tmp_path):
     run("--image", picture, "--out", "film.mp4")
-    frames = film.read_video("--video", tmp_path / "film.mp4")
+    frames = media.read_video("--video", tmp_path / "film.mp4")
     assert len(frames) == 17 and frames[0].size == SIZE
     assert run("--video", "film.mp4", "--out", "films").out.split() == ["films/film-0-0.mp4"]
 
@@ -116,7 +116,7 @@ def test_wrong_options_are_refused(run, picture, options, message, tmp_path):
 
 
 def test_mp4_needs_its_extra(run, picture, monkeypatch):
-    monkeypatch.setattr(film, "can_write_mp4", lambda: False)
+    monkeypatch.setattr(media, "can_write_mp4", lambda: False)
     monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
     for options in (["--image", picture, "--out", "x.mp4"], ["--video", "x.mp4"]):
         with pytest.raises(ValueError, match=r"x.mp4, which needs imageio: pip install 'arimage\[video\]'"):
@@ -132,6 +132,6 @@ def test_an_image_model_takes_no_video(models, picture, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     command = typer.main.get_command(cli.app)
     for options in (["--video", str(picture)], ["--num-frames", "9"], ["--out", "x.mp4"]):
-        monkeypatch.setattr(film, "can_write_mp4", lambda: True)
+        monkeypatch.setattr(media, "can_write_mp4", lambda: True)
         with pytest.raises(ValueError, match="takes no video|takes no num_frames|generates images"):
             command.main(["generate", "a red heart", *options], standalone_mode=False)

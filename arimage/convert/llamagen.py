@@ -241,4 +241,7 @@ def _load_text_encoder(
 ) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
     if model.config.conditioning == "class":
         raise CheckpointError(f"{transformer} is conditioned on classes: leave out the text encoder {folder}")
-    return load_t5_encoder(folder, model.config.caption_dim, transformer)
+    tokenizer, text_encoder = load_t5_encoder(folder, model.config.caption_dim, transformer)
+    # So that the text encoder can be used without the transformer.
+    tokenizer.model_max_length = model.config.num_condition_tokens
+    return tokenizer, text_encoder

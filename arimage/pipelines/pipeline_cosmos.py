@@ -104,6 +104,11 @@ class CosmosPipeline(ARPipeline):
         return self.vq
 
     @property
+    def _card(self) -> tuple[str, str]:
+        prompt = ', prompt="a street in the rain"' if self.transformer.reads_text else ""
+        return "image-to-video", f"frames = pipe(image=image{prompt}).frames[0]  # a PIL image becomes a list of them"
+
+    @property
     def num_frames(self) -> int:
         """Frames of the videos that the weights were trained for, the most that a call generates."""
         return self.vq.num_frames(self.transformer.config.shape[0])

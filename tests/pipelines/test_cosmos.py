@@ -5,6 +5,8 @@ import pytest
 import tiny
 import tiny_cosmos
 import torch
+from diffusers import DiffusionPipeline
+from diffusers.utils import dynamic_modules_utils
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_cosmos import FOLDER, FRAMES, SHAPE, SIZE, TOKENIZER
@@ -278,6 +280,16 @@ def test_a_saved_pipeline_is_the_same(pipes, tmp_path):
             generator = torch.Generator().manual_seed(2)
             both.append(one(**arguments_of(kind), generator=generator, output_type="latent").frames)
         assert torch.equal(both[0], both[1]) and torch.equal(both[0], both[2])
+
+
+def test_diffusers_loads_a_saved_folder(pipes, tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_modules_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for kind, pipe in pipes.items():
+        pipe.save_pretrained(tmp_path / kind)
+        loaded = DiffusionPipeline.from_pretrained(tmp_path / kind, trust_remote_code=True)
+        assert type(loaded) is CosmosPipeline and loaded.decoding == pipe.decoding
+        card = (tmp_path / kind / "README.md").read_text()
+        assert "image-to-video" in card and ".frames[0]" in card and ("prompt=" in card) == (kind == "text")
 
 
 def test_components_that_do_not_fit_are_refused():
