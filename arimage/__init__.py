@@ -11,6 +11,9 @@ _EXPORTS = {
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
+    "CosmosPipeline": "pipelines.pipeline_cosmos",
+    "CosmosTransformer": "models.transformer_cosmos",
+    "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
     "DecodingStats": "pipelines.output",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
@@ -33,6 +36,7 @@ _EXPORTS = {
     "VARPipeline": "pipelines.pipeline_var",
     "VARTransformer": "models.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
+    "VideoPipelineOutput": "pipelines.output",
     "ZipARDecoding": "decoding",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
@@ -43,6 +47,9 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "CosmosPipeline",
+    "CosmosTransformer",
+    "CosmosVideoTokenizer",
     "DecodingStats",
     "DraftTreeDecoding",
     "Emu3Pipeline",
@@ -65,6 +72,7 @@ __all__ = [
     "VARPipeline",
     "VARTransformer",
     "VARVQModel",
+    "VideoPipelineOutput",
     "ZipARDecoding",
     "__version__",
     "decoding_from_name",
@@ -91,15 +99,18 @@ if TYPE_CHECKING:
         decoding_names,
     )
     from .models.drafter_llamagen import LlamaGenDrafter
+    from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_var import VARTransformer
-    from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
+    from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_var import VARPipeline
+    from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

@@ -276,6 +276,9 @@ class LlamaGenTokenModel:
         ValueError: if the layout has three dimensions, or an order.
     """
 
+    # It generates images, which continue none.
+    context = None
+
     def __init__(
         self,
         transformer: nn.Module,
