@@ -182,15 +182,15 @@ def generate(
     written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
-        grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
+        first = recorder.call.select(slice(1))
+        layout = None if pipe.generates_scales else first.layout
         title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
         if trace is not None:
             with torch.no_grad():
-                first = recorder.call.select(slice(1))
-                animate(tokens, decided, grid, functools.partial(pipe.decode_tokens, first), title, trace)
+                animate(tokens, decided, layout, functools.partial(pipe.decode_tokens, first), title, trace)
             written.append(trace)
-        if acceptance_map is not None and grid is not None:
-            draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
+        if acceptance_map is not None and layout is not None:
+            draw_acceptance_map(decided, layout, images[0], title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)

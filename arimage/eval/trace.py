@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..decoding import Layout
 from ..pipelines.call import GenerationCall
 
 
@@ -54,7 +55,7 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
 def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
-    grid: tuple[int, int] | None,
+    layout: Layout | None,
     decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     path: Path,
@@ -63,7 +64,7 @@ def animate(
 
     Args:
         tokens, decided: from `Trace.of_image`.
-        grid: rows and columns, to mark the tokens of each step; None for the scales of a next-scale model.
+        layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
     """
     pictures = []
@@ -84,13 +85,15 @@ def animate(
         }
         count = int(done.sum())
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
-        if grid is not None:
-            picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
-        frames.append(_frame(picture, title, caption, legend=grid is not None))
+        if layout is not None:
+            picture = _mark(
+                picture, {colour: layout.to_places(mark[None])[0].numpy() for colour, mark in marks.items()}
+            )
+        frames.append(_frame(picture, title, caption, legend=layout is not None))
         known, drafts = done, step
     count, steps = int(decided[-1].sum()), len(tokens)
     caption = f"{count} tokens in {steps} steps: {count / steps:.1f} per step"
-    frames.append(_frame(pictures[-1], title, caption, legend=grid is not None))
+    frames.append(_frame(pictures[-1], title, caption, legend=layout is not None))
     if path.suffix.lower() == ".gif":
         # One palette without dithering: colours do not flicker, and unchanged pixels compress well.
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
@@ -121,14 +124,14 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
     return picture
 
 
-def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image: Image.Image, title: str, path: Path):
+def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.Image, title: str, path: Path):
     """Write a picture of an image next to its `acceptance_map`.
 
     Args:
         decided: from `Trace.of_image`.
-        grid: rows and columns.
+        layout: of this image.
     """
-    passes = deciding_passes(decided).view(grid).numpy()
+    passes = layout.to_places(deciding_passes(decided)[None])[0].numpy()
     last = int(passes.max())
     picture = _enlarge(np.asarray(image.convert("RGB")))
     height, width = picture.shape[:2]

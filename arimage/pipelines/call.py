@@ -25,6 +25,7 @@ class GenerationCall:
         pixels: for an edit the given images, float32 [B, 3, H, W] in [-1, 1].
         repaint: for an edit where they change, bool [B, 1, H, W].
         above: tokens [B, h, w] of given panels on top of the generated ones.
+        images: which images of the model these are; None for all.
         decoding, output_type, callback, callback_tensor_inputs: arguments of `__call__`.
         interrupted: whether a callback stopped this call.
     """
@@ -37,6 +38,7 @@ class GenerationCall:
     pixels: torch.Tensor | None = None
     repaint: torch.BoolTensor | None = None
     above: torch.LongTensor | None = None
+    images: torch.LongTensor | None = None
     decoding: Decoding = None  # pyright: ignore[reportAssignmentType] `generate` sets it
     output_type: str = "pil"
     callback: Callable | None = None
@@ -52,7 +54,7 @@ class GenerationCall:
     def layout(self) -> Layout:
         """The layout of the tokens, of a model that generates token by token."""
         assert generates_tokens(self.model)
-        return self.model.layout
+        return self.model.layout if self.images is None else self.model.layout.take(self.images)
 
     def per_image(self, values: torch.Tensor) -> torch.Tensor:
         """One row per prompt to one row per image, on the device of the seeds."""
@@ -60,7 +62,9 @@ class GenerationCall:
 
     def select(self, rows: slice | list[int]) -> "GenerationCall":
         """The call for some of its images, to decode their tokens to pixels."""
-        parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above")}
+        parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above", "images")}
+        if self.images is None:
+            parts["images"] = torch.arange(len(self.seeds), device=self.seeds.device)
         return replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})
 
 
