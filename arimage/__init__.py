@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "ARPGPipeline": "pipelines.pipeline_arpg",
+    "ARPGTransformer": "models.transformer_arpg",
     "AnolePipeline": "pipelines.pipeline_anole",
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
@@ -16,6 +18,7 @@ _EXPORTS = {
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
     "GroupAcceptance": "decoding",
+    "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
     "JanusPipeline": "pipelines.pipeline_janus",
     "LazyJacobiDecoding": "decoding",
@@ -39,6 +42,8 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "ARPGPipeline",
+    "ARPGTransformer",
     "AnolePipeline",
     "AutoPipeline",
     "AutoregressiveDecoding",
@@ -48,6 +53,7 @@ __all__ = [
     "Emu3Pipeline",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
     "ImagePipelineOutput",
     "JanusPipeline",
     "LazyJacobiDecoding",
@@ -79,6 +85,7 @@ if TYPE_CHECKING:
         DraftTreeDecoding,
         ExactAcceptance,
         GroupAcceptance,
+        GroupDecoding,
         LazyJacobiDecoding,
         NeighbourAcceptance,
         NextScaleDecoding,
@@ -91,10 +98,12 @@ if TYPE_CHECKING:
         decoding_names,
     )
     from .models.drafter_llamagen import LlamaGenDrafter
+    from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_var import VARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
+    from .pipelines.pipeline_arpg import ARPGPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline

@@ -20,6 +20,7 @@ PIPELINES = {
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
+    "ARPGPipeline": "pipeline_arpg",
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from .arpg import convert_arpg
     from .checkpoint import CheckpointError
     from .emu3 import convert_emu3
     from .fetch import load_published
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckpointError": ".checkpoint",
     "convert_anole": ".lumina_mgpt",
+    "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
@@ -31,6 +33,7 @@ __all__ = [
     "CheckpointError",
     "PublishedCheckpoint",
     "convert_anole",
+    "convert_arpg",
     "convert_emu3",
     "convert_janus",
     "convert_llamagen",

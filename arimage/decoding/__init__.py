@@ -6,11 +6,13 @@ from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .distribution import Sampling
 from .draft_tree import DraftTreeDecoding
-from .interface import Decoding, ScaleModel, TokenModel
+from .group import GroupDecoding
+from .interface import Decoding, GroupModel, ScaleModel, TokenModel
 from .layout import Layout
 from .lazy_jacobi import LazyJacobiDecoding
 from .loop import decode
 from .next_scale import NextScaleDecoding
+from .orders import Order, order_of
 from .parallel_jacobi import ParallelJacobiDecoding
 from .presets import (
     PRESETS,
@@ -37,10 +39,13 @@ __all__ = [
     "DraftTreeDecoding",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
+    "GroupModel",
     "Layout",
     "LazyJacobiDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
+    "Order",
     "ParallelJacobiDecoding",
     "Sampling",
     "ScaleModel",
@@ -55,5 +60,6 @@ __all__ = [
     "decoding_names",
     "decoding_to_dict",
     "decoding_to_text",
+    "order_of",
     "parse_decoding",
 ]

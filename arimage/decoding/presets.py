@@ -7,6 +7,7 @@ from .acceptance import Acceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
+from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .next_scale import NextScaleDecoding
@@ -26,6 +27,7 @@ _METHODS = {
         ZipARDecoding,
         ParallelJacobiDecoding,
         DraftTreeDecoding,
+        GroupDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
     )
@@ -105,6 +107,9 @@ PRESETS = {
     ),
     "zipar": Preset(ZipARDecoding, {}, "begins a row before the row above is complete", "2412.04062"),
     "pjd": Preset(ParallelJacobiDecoding, {}, "speculative Jacobi decoding in several rows at once", "2606.05703"),
+    "groups": Preset(
+        GroupDecoding, {}, "all tokens of a group in one forward pass, of a model for any order", "2503.10568"
+    ),
     "next-scale": Preset(
         NextScaleDecoding, {}, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
     ),
@@ -112,9 +117,16 @@ PRESETS = {
 }
 
 
-def decoding_names(scales: bool | None = None) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
-    return [name for name, preset in PRESETS.items() if scales in (None, issubclass(preset.method, _FOR_SCALES))]
+def decoding_names(scales: bool | None = None, groups: bool = False) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), those for a
+    `GroupModel` included if `groups`."""
+    if scales is None:
+        return list(PRESETS)
+    return [
+        name
+        for name, preset in PRESETS.items()
+        if scales == issubclass(preset.method, _FOR_SCALES) and (groups or preset.method is not GroupDecoding)
+    ]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -220,5 +232,8 @@ def decoding_to_text(decoding: Decoding) -> str:
 
     names = [name for name, preset in PRESETS.items() if preset.method is type(decoding)]
     name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
+    settings = ",".join(
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in changes(name).items()
+    )
     return f"{name}:{settings}" if settings else name

@@ -25,6 +25,17 @@ def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Modu
         )
 
 
+def left_pad(
+    prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.BoolTensor]:
+    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes zero."""
+    length = prompt_embeds.shape[1]
+    count = prompt_attention_mask.sum(1, keepdim=True)
+    index = (torch.arange(length, device=prompt_embeds.device) + count) % length
+    mask = prompt_attention_mask.flip(-1).bool()
+    return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
+
+
 class ClassOrTextPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`."""
 

@@ -1,0 +1,35 @@
+"""ARPG (https://arxiv.org/abs/2503.10568): images of a class or of a text, in any order."""
+
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ..models.transformer_arpg import ARPGTokenModel, ARPGTransformer
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .any_order import AnyOrderPipeline
+
+
+class ARPGPipeline(AnyOrderPipeline):
+    """Images of a class or of a text by ARPG.
+
+    Args:
+        transformer (`ARPGTransformer`): the any-order model, conditioned on a class or on text.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+            them a text-conditional pipeline takes `prompt_embeds`.
+
+    Attributes:
+        order: the order of calls that give none.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    _token_model = ARPGTokenModel
+
+    def __init__(
+        self,
+        transformer: ARPGTransformer,
+        vq: LlamaGenVQModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+    ):
+        super().__init__(transformer, vq, tokenizer, text_encoder)
