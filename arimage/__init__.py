@@ -21,6 +21,8 @@ _EXPORTS = {
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
     "JanusPipeline": "pipelines.pipeline_janus",
+    "LPDPipeline": "pipelines.pipeline_lpd",
+    "LPDTransformer": "models.transformer_lpd",
     "LazyJacobiDecoding": "decoding",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
@@ -30,6 +32,8 @@ _EXPORTS = {
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
+    "RandARPipeline": "pipelines.pipeline_randar",
+    "RandARTransformer": "models.transformer_randar",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
@@ -56,6 +60,8 @@ __all__ = [
     "GroupDecoding",
     "ImagePipelineOutput",
     "JanusPipeline",
+    "LPDPipeline",
+    "LPDTransformer",
     "LazyJacobiDecoding",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
@@ -65,6 +71,8 @@ __all__ = [
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
+    "RandARPipeline",
+    "RandARTransformer",
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TreeJacobiDecoding",
@@ -100,6 +108,8 @@ if TYPE_CHECKING:
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_lpd import LPDTransformer
+    from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
@@ -107,7 +117,9 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel

@@ -21,6 +21,8 @@ PIPELINES = {
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
     "ARPGPipeline": "pipeline_arpg",
+    "LPDPipeline": "pipeline_lpd",
+    "RandARPipeline": "pipeline_randar",
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"

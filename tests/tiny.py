@@ -6,10 +6,14 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_lpd import LPDTransformer
+from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
 from arimage.pipelines.any_order import AnyOrderPipeline
 from arimage.pipelines.pipeline_arpg import ARPGPipeline
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.pipeline_lpd import LPDPipeline
+from arimage.pipelines.pipeline_randar import RandARPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
@@ -154,19 +158,26 @@ def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VA
     return pipe
 
 
+ANY_ORDER = {
+    "arpg": (ARPGTransformer, ARPGPipeline),
+    "lpd": (LPDTransformer, LPDPipeline),
+    "randar": (RandARTransformer, RandARPipeline),
+}
+
+
 def any_order_transformer(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0, **changes):
     settings = {
         "grid_size": grid,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_layers": 4,
+        "num_layers": 4 if family == "arpg" else 2,
         "num_attention_heads": 4,
         "vocab_size": CODES,
         "num_classes": NUM_CLASSES,
     }
     if conditioning == "text":
         settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
-    return randomise({"arpg": ARPGTransformer}[family](**{**settings, **changes}), seed)
+    return randomise(ANY_ORDER[family][0](**{**settings, **changes}), seed)
 
 
 def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0) -> AnyOrderPipeline:
@@ -176,6 +187,6 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
         tokenizer = text_tokenizer()
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
     model = any_order_transformer(family, conditioning, grid, seed)
-    pipe = {"arpg": ARPGPipeline}[family](model, image_tokenizer(seed=seed), **texts)
+    pipe = ANY_ORDER[family][1](model, image_tokenizer(seed=seed), **texts)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
+    from .lpd import convert_lpd
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .randar import convert_randar
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
@@ -22,7 +24,9 @@ _MODULES = {
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
+    "convert_lpd": ".lpd",
     "convert_lumina_mgpt": ".lumina_mgpt",
+    "convert_randar": ".randar",
     "convert_var": ".var",
     "PUBLISHED": ".registry",
     "PublishedCheckpoint": ".registry",
@@ -37,7 +41,9 @@ __all__ = [
     "convert_emu3",
     "convert_janus",
     "convert_llamagen",
+    "convert_lpd",
     "convert_lumina_mgpt",
+    "convert_randar",
     "convert_var",
     "load_published",
 ]

@@ -134,8 +134,10 @@ class GroupDecoding:
         rank, sampling = sum(state.sizes[: state.group]), state.sampling
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
         if self.guidance_schedule == "linear" and sampling.guided:
-            scale = torch.as_tensor(sampling.guidance_scale, device=logits.device).expand(batch)[:, None]
-            sampling = sampling.with_guidance(1 + (scale - 1) * state.model.guidance_progress(rank, count))
+            full = sampling.guidance_scale
+            full = full[:, None] if isinstance(full, torch.Tensor) else full
+            scale = 1 + (full - 1) * state.model.guidance_progress(rank, count)
+            sampling = sampling.with_guidance(scale.expand(batch, -1))
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         state.token_buffer.scatter_(1, positions, tokens)

@@ -7,7 +7,6 @@ from typing import get_args
 import torch
 from diffusers import ModelMixin
 from diffusers.image_processor import PipelineImageInput
-from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -30,8 +29,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     Args:
         transformer: the any-order model.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
-            them a text-conditional pipeline takes `prompt_embeds`.
+        texts: the components `tokenizer` and `text_encoder` of families that generate from text.
 
     Attributes:
         order: the order of calls that give none.
@@ -40,28 +38,22 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         ValueError: if the components do not fit together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["vq", "tokenizer", "text_encoder"]
+    model_cpu_offload_seq = "transformer->vq"
+    _optional_components = ["vq"]
     _saved_defaults = ("order",)
     generates_groups = True
     # Made by each family.
     _token_model: Callable
 
-    def __init__(
-        self,
-        transformer: ModelMixin,
-        vq: LlamaGenVQModel | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        text_encoder: T5EncoderModel | None = None,
-    ):
+    def __init__(self, transformer: ModelMixin, vq: LlamaGenVQModel | None, **texts):
         super().__init__()
         if vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
-        check_text_encoder(text_encoder, transformer)
-        self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder)
+        check_text_encoder(texts.get("text_encoder"), transformer)
+        self.register_modules(transformer=transformer, vq=vq, **texts)
         self.order = "farthest"
 
     @property
@@ -73,6 +65,11 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         if order not in get_args(Order):
             raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}")
         self._order = order
+
+    @property
+    def num_classes(self) -> int | None:
+        config = self.transformer.config
+        return None if config.get("conditioning") == "text" else config.num_classes
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

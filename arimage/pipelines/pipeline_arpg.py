@@ -23,6 +23,8 @@ class ARPGPipeline(AnyOrderPipeline):
         ValueError: if the components do not fit together.
     """
 
+    model_cpu_offload_seq = "text_encoder->transformer->vq"
+    _optional_components = ["vq", "tokenizer", "text_encoder"]
     _token_model = ARPGTokenModel
 
     def __init__(
@@ -32,4 +34,4 @@ class ARPGPipeline(AnyOrderPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
     ):
-        super().__init__(transformer, vq, tokenizer, text_encoder)
+        super().__init__(transformer, vq, tokenizer=tokenizer, text_encoder=text_encoder)

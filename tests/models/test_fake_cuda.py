@@ -73,6 +73,13 @@ def language_model(kind, dtype):
     )
 
 
+def ordered_layout():
+    """A layout with orders, whose check reads the host."""
+    layout = Layout((4, 4))
+    layout.order, layout._rank_of = torch.arange(2 * BATCH * 16).view(2, BATCH, 16)
+    return layout
+
+
 def assert_logits(logits, *shape):
     assert logits.shape == (2, BATCH, *shape)
     assert logits.dtype == torch.float32 and logits.device.type == "cuda"
@@ -99,6 +106,23 @@ def run_tokens(model):
 @KINDS
 def test_llamagen(kind, dtype):
     run_tokens(llamagen(kind, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+def test_any_order(family, dtype):
+    config = config_of(lambda: tiny.any_order_transformer(family))
+    transformer = built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
+    model = tiny.ANY_ORDER[family][1]._token_model(
+        transformer, condition_of("class", dtype), ordered_layout(), guided=True
+    )
+    run_tokens(model)
+    cache, logits = model.prefill_group(BATCH, 3)
+    assert_logits(logits, 3, model.vocab_size)
+    tokens = torch.zeros(BATCH, 3, dtype=torch.long)
+    for causal in (True, False):
+        assert_logits(model.forward_group(tokens, 0, 5, cache, causal=causal), 5, model.vocab_size)
+    assert model.guidance_progress(3, 5).is_cuda
 
 
 @DTYPES

@@ -6,9 +6,10 @@ import torch
 
 from arimage import AutoPipeline
 from arimage.decoding import GroupDecoding
+from arimage.models.transformer_llamagen import rotary_table
 
 
-FAMILIES = ["arpg"]
+FAMILIES = list(tiny.ANY_ORDER)
 ORDERS = ["raster", "random", "farthest", "locality"]
 GRID = 4
 N = GRID**2
@@ -112,8 +113,9 @@ def test_groups_of_one_token_with_constant_guidance_are_autoregressive(pipe):
     assert output.stats.forward_passes == N and not output.stats.exact
 
 
-def test_tokens_of_a_group_are_sampled_given_the_groups_before(pipe):
-    # Fed causally, logits do not depend on how the tokens before are grouped.
+def test_tokens_of_a_group_are_sampled_given_the_groups_before():
+    # Queries of ARPG do not see each other, and tokens fed causally do not tell how they were grouped.
+    pipe = tiny.any_order_pipeline("arpg")
     sizes = (3, 1, 5, 7)
     decoding = GroupDecoding(sizes, guidance_schedule="constant", attention="causal")
     settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": "random"}
@@ -128,6 +130,35 @@ def test_tokens_of_a_group_are_sampled_given_the_groups_before(pipe):
             logits = logits_of(pipe, output.images, moved, LABELS, 3.0)[:, start]
             assert torch.equal(logits.argmax(-1), output.images.flatten(1).gather(1, order[:, rank, None])[:, 0])
         start += size
+
+
+@torch.no_grad()
+def test_groups_of_randar_continue_its_sequence():
+    # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group follow it.
+    pipe, sizes = tiny.any_order_pipeline("randar"), (3, 1, 5, 7)
+    output = pipe(
+        class_labels=LABELS,
+        generator=seeded(0, 1, 2),
+        top_k=1,
+        order="random",
+        decoding=GroupDecoding(sizes),
+        **LATENT,
+    )
+    order, start, table = order_of_call(pipe, order="random"), 0, rotary_table(8, (GRID, GRID), 0, 10000.0, "cpu")
+    tokens, rotary = output.images.flatten(1).gather(1, order), table[order]
+    for size in sizes:
+        end, ranks = start + size, torch.arange(start + size)
+        known, asked = 2 + 2 * ranks[:start], torch.where(ranks < start, 1 + 2 * ranks, 1 + start + ranks)
+        sequence = torch.cat([torch.zeros(1, dtype=torch.long), known, asked])
+        logits = pipe.transformer(
+            tokens[:, :start],
+            at=rotary[:, :start],
+            query_at=rotary[:, :end],
+            mask=(sequence <= sequence[:, None]).expand(3, -1, -1),
+            condition={"class_labels": torch.tensor(LABELS)},
+        )
+        assert torch.equal(logits[:, start:].argmax(-1), tokens[:, start:end])
+        start = end
 
 
 def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arimage.convert import convert_arpg
+from arimage.convert import convert_arpg, convert_lpd
 from arimage.decoding import GroupDecoding
 
 
@@ -64,3 +64,41 @@ def test_tokens_of_arpg_one_after_the_other_equal_the_original(arpg, decoding):
     pipe, expected, config = arpg
     tokens = tokens_of(pipe, expected, expected["gen3_order"], decoding, config["generations"][3]["guidance_scale"])
     assert torch.equal(tokens, expected["gen3_tokens"])
+
+
+@pytest.fixture(scope="module")
+def lpd():
+    return golden("lpd", convert_lpd)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("number", range(2))
+def test_logits_of_lpd_in_any_order_and_groups_equal_the_original(lpd, number):
+    pipe, expected, config = lpd
+    for name in ("cond", "uncond"):
+        logits = pipe.transformer.predict(
+            expected["tf_tokens"],
+            order=expected["orders"],
+            group_sizes=config["groups"][number],
+            class_labels=expected["class_labels"],
+            unconditional=torch.full((3,), name == "uncond"),
+        )
+        torch.testing.assert_close(logits, expected[f"tf_logits_groups{number}_{name}"], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("number", range(2))
+def test_tokens_of_lpd_in_groups_equal_the_original(lpd, number, scale, schedule):
+    pipe, expected, config = lpd
+    decoding = GroupDecoding(config["groups"][number], guidance_schedule=schedule)
+    tokens = tokens_of(pipe, expected, expected["orders"], decoding, scale)
+    assert torch.equal(tokens, expected[f"greedy_groups{number}_cfg{scale:g}_{schedule}"])
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-tree"])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_tokens_of_lpd_one_after_the_other_equal_the_original(lpd, scale, decoding):
+    pipe, expected, _ = lpd
+    tokens = tokens_of(pipe, expected, expected["orders"], decoding, scale)
+    assert torch.equal(tokens, expected[f"greedy_groups1_cfg{scale:g}_constant"])

@@ -1,0 +1,25 @@
+"""LPD (https://arxiv.org/abs/2507.01957): images of a class, in any order."""
+
+from ..models.transformer_lpd import LPDTokenModel, LPDTransformer
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .any_order import AnyOrderPipeline
+
+
+class LPDPipeline(AnyOrderPipeline):
+    """Images of a class by LPD.
+
+    Args:
+        transformer (`LPDTransformer`): the any-order model.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+
+    Attributes:
+        order: the order of calls that give none.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    _token_model = LPDTokenModel
+
+    def __init__(self, transformer: LPDTransformer, vq: LlamaGenVQModel | None = None):
+        super().__init__(transformer, vq)
