@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .convert.registry import PUBLISHED
+from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published
 
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ PIPELINES = {
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
+CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 # Far beyond any published transformer.
 MAX_LAYERS = 1000
@@ -46,27 +47,30 @@ def find_model(name: str) -> Path | None:
     downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
 
     Raises:
-        ValueError: if the name is unknown, or the folder does not hold a pipeline of arimage.
+        ValueError: if the name is unknown or that of several models, or the folder does not hold a pipeline of arimage.
     """
     folder = Path(name)
     if not (folder / INDEX).is_file():
         if name in packaged_models():
             folder = ASSETS / name
-        elif name in published_models():
+        elif find_published(name):
             return None
         elif folder.is_dir():
-            raise ValueError(f"{name} has no {INDEX}: give a folder written by save_pretrained")
+            raise ValueError(f"{name} has no {INDEX}: {_remedy(folder / CONFIG)}")
         elif name.count("/") == 1:
             return None
         else:
             known = ", ".join([*packaged_models(), *published_models()])
-            raise ValueError(
-                f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}; `arimage convert` makes "
-                "a folder of other published checkpoints"
-            )
+            raise ValueError(f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}")
     _class_name(folder / INDEX)
     _check_layers(folder)
     return folder
+
+
+def class_names(folder: Path) -> list[str] | None:
+    """The names of the classes of the model in a folder; None if it does not name any."""
+    labels = _read_object(folder / INDEX).get("id2label")
+    return [labels[str(i)] for i in range(len(labels))] if isinstance(labels, dict) else None
 
 
 class AutoPipeline:
@@ -74,20 +78,22 @@ class AutoPipeline:
 
     @staticmethod
     def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARImagePipeline":
-        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name
-        here ("llamagen-c2i-b-256": downloaded and converted once), or of a Hub repository. A folder with a
-        model_index.json comes first.
+        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name or
+        Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub repository that
+        holds a pipeline of this library. A folder with a model_index.json comes first. `arimage models` lists the names.
 
-        `kwargs` are those of `DiffusionPipeline.from_pretrained`. The default dtype is float32.
+        `kwargs` are those of `DiffusionPipeline.from_pretrained`, among them `token`, `revision`, `cache_dir`,
+        `force_download` and `local_files_only`. The default dtype is float32.
 
         Raises:
             ValueError: if the folder or repository holds no pipeline of this library.
             OSError: if a checkpoint must be downloaded and cannot be.
+            CheckpointError: if the published files are damaged or have changed.
         """
         name = str(pretrained_model_name_or_path)
         folder = find_model(name)
         hub = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
-        if folder is None and name in published_models():
+        if folder is None and find_published(name):
             from .convert.fetch import load_published
 
             folder = find_model(str(load_published(name, **hub)))
@@ -98,17 +104,37 @@ class AutoPipeline:
 
 def _download_index(name: str, hub: dict) -> Path:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    try:
-        return Path(hf_hub_download(name, INDEX, **hub))
-    except OSError as error:
-        raise OSError(f"{INDEX} of {name} cannot be downloaded: {error}") from error
+    from .convert.hub import hub_errors
+
+    with hub_errors(name, hub.get("revision")):
+        try:
+            return Path(hf_hub_download(name, INDEX, **hub))
+        except RemoteEntryNotFoundError:
+            try:
+                config = Path(hf_hub_download(name, CONFIG, **hub))
+            except RemoteEntryNotFoundError:
+                config = None
+    raise ValueError(f"{name} has no {INDEX}: {_remedy(config)}")
+
+
+def _remedy(config: Path | None) -> str:
+    """What to do with a folder or repository that holds no pipeline, by its `config.json`."""
+    model_type = _read_object(config).get("model_type") if config is not None and config.is_file() else None
+    if command := CONVERT_COMMANDS.get(str(model_type)):
+        return f"convert its folder with `{command}`, and give the folder that it writes"
+    holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "
+    return f"{holds}give a folder written by save_pretrained, or a name that `arimage models` lists"
 
 
 def _class_name(index: Path) -> str:
     class_name = _read_object(index).get("_class_name")
     if not isinstance(class_name, str) or class_name not in PIPELINES:
-        raise ValueError(f"{index} names the class {class_name!r}; available: {', '.join(PIPELINES)}")
+        raise ValueError(
+            f"{index} names the class {class_name!r}, not one of arimage ({', '.join(PIPELINES)}): load it with the library "
+            "that wrote it"
+        )
     return class_name
 
 

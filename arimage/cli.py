@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .auto import packaged_models
+from .auto import class_names, find_model, packaged_models, published_models
 from .convert.commands import convert_app
-from .convert.registry import PUBLISHED
+from .convert.registry import PUBLISHED, size_text
+from .decoding.names import DEFAULTS, PRESETS
 from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
@@ -26,11 +27,13 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    check_decodings,
     check_models,
     check_output,
     load_pipeline,
     raised_by_arimage,
 )
+from .pipelines.known import KnownCaptions
 from .training.commands import train_app
 
 
@@ -61,21 +64,25 @@ Models = Annotated[
     ),
 ]
 ClassLabels = Annotated[
-    list[int] | None, typer.Option("--class-label", help="Class id, for class-conditional models; repeat for more.")
+    list[str] | None,
+    typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
 ]
 
 
 @app.command()
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(help="One or more prompts.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="One or more prompts, or names of classes for class-conditional models.")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Text file with one prompt per line.")] = None,
     class_label: ClassLabels = None,
     model: Model = DEFAULT_MODEL,
     decoding: Annotated[
         str | None,
         typer.Option(
+            callback=check_decodings,
             help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
-            "Default: the model's."
+            "Default: the model's.",
         ),
     ] = None,
     image: Annotated[
@@ -118,7 +125,7 @@ def generate(
     texts = list(prompts or [])
     if file is not None:
         texts += _lines(file)
-    labels = list(class_label or [])
+    labels = _class_labels(class_label)
     if bool(texts) == bool(labels):
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
     total = count * len(texts or labels)
@@ -178,7 +185,7 @@ def generate(
     # Only now, so that a refused call leaves no empty folder.
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
-    names = texts or [f"class {label}" for label in labels]
+    names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
@@ -199,6 +206,11 @@ def generate(
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
+
+
+def _class_labels(labels: list[str] | None) -> list[int | str]:
+    """Ids as numbers, and names."""
+    return [int(label) if re.fullmatch(r"-?[0-9]{1,9}", label) else label for label in labels or []]
 
 
 def _write_grid(images: list["Image"], count: int, path: Path) -> Path:
@@ -249,25 +261,70 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
 
 
 @app.command()
-def models() -> None:
-    """List the models that have a name."""
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
+) -> None:
+    """List the models that have a name, with what they download and take of the disk; or, with a name, what that model knows."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "pixels", "parameters", "from", "files", "licence")
+    if name is not None:
+        _list_known(name, search)
+        return
+    if search is not None:
+        raise ValueError(
+            "--search looks among what a model knows: name the model, as in `arimage models emoji-llamagen`"
+        )
+
+    table = Table("name", "pixels", "parameters", "download", "disk", "from", "licence")
     for name in packaged_models():
-        table.add_row(name, "", "", "this package", "", "Apache-2.0, see its README.md")
+        table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
     for entry in PUBLISHED:
         table.add_row(
             entry.name,
             str(entry.image_size),
-            f"{entry.parameters / 1e6:.0f} M",
-            entry.repository,
-            ", ".join(filter(None, [entry.transformer_file, entry.tokenizer_file, entry.text_encoder_repository])),
-            entry.weights_licence or f"{entry.code_licence} (code); weights: see the repository",
+            f"{entry.parameters / 1e6:,.0f} M",
+            size_text(entry.download),
+            size_text(entry.download + entry.converted),
+            ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
+            entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
         )
     # In a pipe, names are not wrapped.
     Console(width=None if sys.stdout.isatty() else 240).print(table)
+
+
+def _list_known(model: str, search: str | None) -> None:
+    """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
+    folder = find_model(model)
+    if folder is None and model in published_models():
+        from .convert.fetch import load_published
+
+        folder = load_published(model, local_files_only=True)
+    if folder is None:
+        raise ValueError(f"{model} is a repository of the Hub: download it, and give its folder")
+    known, labels = KnownCaptions.load(folder), class_names(folder)
+    if known is None and labels is None:
+        raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
+    captions = known.pictures if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
+    wanted = (search or "").casefold()
+    names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
+    if not names:
+        raise ValueError(f"{model} knows nothing with {search!r}: search for another word")
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(names))
+        return
+    from rich.columns import Columns
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.print(Columns(map(console.render_str, names), column_first=True, padding=(0, 3)))
+    if known and known.words:
+        console.print("\nCombined as in:", *known.patterns, sep="\n  ")
+        for slot, words in known.words.items():
+            console.print(f"{slot}: {', '.join(words[:12])}{', ...' if words[12:] else ''}")
 
 
 @app.command()
@@ -276,17 +333,14 @@ def decodings() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from .decoding import PRESETS, decoding_from_name, decoding_to_dict
-
     table = Table("name", "exact", "what it does", "settings", "paper")
     for name, preset in PRESETS.items():
-        decoding = decoding_from_name(name)
         settings = [
             f"{key}={value['method'] if isinstance(value, dict) else value}"
-            for key, value in decoding_to_dict(decoding).items()
+            for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
-        table.add_row(name, "yes" if decoding.exact else "no", preset.summary, ", ".join(settings[1:]), paper)
+        table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
     Console(width=None if sys.stdout.isatty() else 240).print(table)
 
 
@@ -295,8 +349,9 @@ def bench(
     decoding: Annotated[
         list[str] | None,
         typer.Option(
+            callback=check_decodings,
             help="Decoding to measure, with settings if needed: sjd-coupled:window=16,init=left; repeat for more. "
-            "`arimage decodings` lists them. Default: all that the model supports."
+            "`arimage decodings` lists them. Default: all that the model supports.",
         ),
     ] = None,
     window: Annotated[
@@ -347,7 +402,7 @@ def bench(
     from .eval.tables import plot as write_plot
     from .eval.tables import to_markdown, write_json
 
-    condition = {"class_labels": class_label} if class_label else {"prompt": prompt or ["a red heart"]}
+    condition = {"class_labels": _class_labels(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling = {name: value for name, value in options.items() if value is not None}
     rows = []

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from .auto import AutoPipeline, find_model
+from .decoding.names import check_text
 
 
 DEFAULT_MODEL = "emoji-llamagen"
@@ -24,6 +25,13 @@ def check_models(models: str | list[str] | None) -> str | list[str] | None:
     for name in [models] if isinstance(models, str) else models or []:
         find_model(name)
     return models
+
+
+def check_decodings(texts: str | list[str] | None) -> str | list[str] | None:
+    """The value of an option --decoding, after a check of its names, before the frameworks are imported."""
+    for text in [texts] if isinstance(texts, str) else texts or []:
+        check_text(text)
+    return texts
 
 
 Model = Annotated[

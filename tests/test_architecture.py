@@ -144,15 +144,27 @@ except SystemExit as end:
         (0, ["--help"]),
         (0, ["generate", "--help"]),
         (0, ["models"]),
+        (0, ["decodings"]),
         (2, ["generate", "a red heart", "--nonesuch"]),
         (2, ["generate", "a red heart", "--model", "nonesuch"]),
         (2, ["generate", "--file", "nonesuch.txt"]),
+        (2, ["generate", "a red heart", "--decoding", "nonesuch"]),
+        (2, ["generate", "a red heart", "--decoding", "sjd:nonesuch=3"]),
+        (2, ["eval", "compare", "--decoding", "ar", "--decoding", "nonesuch", "--out", "nonesuch"]),
+        (2, ["convert", "var", "--transformer", "nonesuch.pth", "--tokenizer", "nonesuch.pth", "--out", "nonesuch"]),
+        (2, ["convert", "janus", "nonesuch", "--out", "nonesuch"]),
+        (2, ["convert", "janus", "tests", "--out", "tests"]),
         (2, ["bench", "--model", "nonesuch"]),
+        (2, ["bench", "--decoding", "nonesuch"]),
         (2, ["serve", "--model", "nonesuch"]),
     ],
 )
 def test_help_and_mistakes_import_no_framework(code, arguments):
     assert heavy_modules(command(code, *arguments), {"torch", "diffusers", "transformers", "huggingface_hub"}) == set()
+
+
+def test_names_of_decodings_do_not_import_torch():
+    assert heavy_modules("import arimage.decoding.names", {"torch"}) == set()
 
 
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):

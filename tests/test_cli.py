@@ -18,13 +18,15 @@ import tiny_lumina_mgpt
 import torch
 from PIL import Image
 
-from arimage import cli, options
-from arimage.convert.registry import PUBLISHED
+from arimage import LlamaGenPipeline, cli, options
+from arimage.convert.registry import PUBLISHED, size_text
+from arimage.pipelines.known import KnownCaptions
 
 
 ROOT = Path(cli.__file__).parents[1]
 SIZE = 4 * tiny.SCALE_FACTOR
 PROMPTS = ["a red heart", "tree", "a blue book"]
+CLASSES = ["tench", "retriever", "crane", "otter", "finch", "cock", "tabby", "Eskimo dog", "hen", "sea lion"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,12 @@ def models(tmp_path_factory):
     tiny.text_pipeline().save_pretrained(root / "text")
     tiny.class_pipeline().save_pretrained(root / "class")
     tiny.scale_pipeline("text").save_pretrained(root / "scales")
-    return {name: str(root / name) for name in ("text", "class", "scales")}
+    named = LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES)))
+    named.save_pretrained(root / "named")
+    known = tiny.text_pipeline()
+    known.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]})
+    known.save_pretrained(root / "known")
+    return {name: str(root / name) for name in ("text", "class", "scales", "named", "known")}
 
 
 @pytest.fixture
@@ -250,6 +257,27 @@ def test_classes_are_generated_by_their_ids(run, models):
         np.testing.assert_array_equal(pixels(path), image)
 
 
+def test_classes_are_generated_by_their_names(run, refused, models):
+    code, output, _ = run("generate", "otter", "hen", "--model", models["named"], "--out", "classes")
+    assert code == 0 and output.splitlines() == ["classes/otter-0-0.png", "classes/hen-0-1.png"]
+    for path, image in zip(output.splitlines(), expected_images("class", 0, class_labels=[3, 8]), strict=True):
+        np.testing.assert_array_equal(pixels(path), image)
+    options = ["--class-label", "3", "--class-label", "hen", "--model", models["named"]]
+    code, output, _ = run("generate", *options, "--out", "classes")
+    assert code == 0 and output.splitlines() == ["classes/class-3-0-0.png", "classes/hen-0-1.png"]
+    assert refused("generate", "oter", "--model", models["named"]) == (
+        'arimage: "oter" is not the name of a class of this checkpoint: the nearest is "otter"'
+    )
+    code, output, _ = run("bench", *options, "--decoding", "ar", "--runs", "1", "--images", "0")
+    assert code == 0 and "| ar |" in output
+
+
+def test_an_unknown_prompt_is_told_with_the_nearest_captions(models):
+    done, _ = python("-m", "arimage", "generate", "a hart", "a red heart", "a hart", "--model", models["known"])
+    assert done.returncode == 0 and done.stderr.count("is not among") == 1
+    assert '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"\n' in done.stderr
+
+
 def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
     options = ["--trace", "new/x.webp", "--acceptance-map", "new/map.png", "--decoding", "sjd", "--out", "x.png"]
     code, output, _ = run("generate", *PROMPTS[:2], "--model", models["text"], *options)
@@ -273,7 +301,11 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
         ("text", ["x", "--temperature", "0"], "arimage: temperature is 0.0"),
         ("text", ["x", "-n", "0"], "arimage: --count makes 0 images"),
         ("text", ["--class-label", "3"], "arimage: this checkpoint generates from text"),
-        ("class", ["x"], "arimage: this checkpoint generates classes: give class_labels, ids from 0 to 9"),
+        (
+            "class",
+            ["x"],
+            "arimage: this checkpoint generates classes and does not name them: give class_labels, ids from 0 to 9",
+        ),
         ("class", ["--class-label", "99"], "arimage: class_labels are [99]: give one or more ids from 0 to 9"),
         ("class", [], "arimage: give prompts"),
         ("class", ["x", "--class-label", "3"], "arimage: give prompts"),
@@ -607,9 +639,10 @@ def test_ctrl_c_exits_with_130(run, monkeypatch):
 def test_models_lists_every_published_name_whole(run):
     code, out, _ = run("models")
     assert code == 0
+    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
     for entry in PUBLISHED:
-        assert entry.name in out
-        assert entry.repository in out
+        for part in (entry.repository, size_text(entry.download), entry.licence, f"{entry.parameters / 1e6:,.0f} M"):
+            assert part in rows[entry.name]
 
 
 def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
@@ -619,6 +652,52 @@ def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
     (tmp_path / "hearts" / "model_index.json").write_text("{}")
     monkeypatch.setattr(auto, "ASSETS", tmp_path)
     assert "hearts" in run("models")[1]
+
+
+def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
+    code, out, _ = run("models", "emoji-llamagen")
+    assert code == 0 and len(out.splitlines()) == 447 and out.splitlines()[0] == "hot dog"
+    assert run("models", models["known"])[1] == "red heart\ntree\n"
+    assert run("models", models["known"], "--search", "FIR")[1] == "tree\n"
+    assert run("models", models["named"])[1].splitlines()[7:9] == ["7 Eskimo dog", "8 hen"]
+    assert run("models", models["named"], "--search", "er")[1] == "1 retriever\n3 otter\n"
+    monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda self: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("models", models["named"])[1].splitlines()
+    assert 2 <= len(lines) < 10 and "sea lion" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["emoji-llamagen", "--search", "qqq"], "knows nothing with 'qqq'"),
+        (["--search", "x"], "name the model"),
+        (["someone/hearts"], "is a repository of the Hub"),
+        (["nonesuch"], "nonesuch is neither"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(refused, arguments, sentence):
+    assert sentence in refused("models", *arguments)
+
+
+def test_a_downloaded_model_is_listed(run, models, monkeypatch):
+    monkeypatch.setattr("arimage.convert.fetch.load_published", lambda name, local_files_only: Path(models["named"]))
+    assert run("models", "llamagen-c2i-b-256", "--search", "otter")[1] == "3 otter\n"
+
+
+def test_a_model_of_any_text_has_no_list(refused, models):
+    assert "has no list of what it knows" in refused("models", models["text"])
+
+
+def test_combined_captions_are_listed_with_their_words(run, tmp_path, monkeypatch):
+    known = KnownCaptions({"cat": [], "[b]ox": []}, {"number": ["two", "three"]}, ["{number} cats"])
+    (tmp_path / "combined").mkdir()
+    (tmp_path / "combined" / "model_index.json").write_text('{"_class_name": "LlamaGenPipeline"}')
+    known.save(tmp_path / "combined")
+    assert run("models", tmp_path / "combined")[1] == "cat\n[b]ox\n"
+    monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda self: True)
+    out = run("models", tmp_path / "combined")[1]
+    assert "[b]ox" in out and "{number} cats" in out and "number: two, three\n" in out
 
 
 def test_decodings_lists_every_name_with_its_papers(run):

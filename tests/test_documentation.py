@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from arimage import cli
+from arimage.auto import find_model
 
 
 ROOT = Path(cli.__file__).parents[1]
@@ -72,6 +73,11 @@ def named_commands(text: str) -> set[str]:
     return {" ".join(line.split()) for line in re.findall(r"`arimage ([^`]+)`", prose(text))}
 
 
+def loaded_models(text: str) -> set[str]:
+    """Names that a page or docstring loads in Python."""
+    return set(re.findall(r"(?:AutoPipeline\.from_pretrained|load_published)\(\"([^\"]+)\"", text))
+
+
 def find(command: str) -> tuple[object, list[str]]:
     """The command of a command line, and its arguments."""
     group, arguments = typer.main.get_command(cli.app), shlex.split(command, comments=True)
@@ -82,6 +88,8 @@ def find(command: str) -> tuple[object, list[str]]:
 
 SHOWN = sorted({command for path in PAGES for command in shown_commands(read(path))})
 NAMED = sorted({command for path in PAGES for command in named_commands(read(path))})
+SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").glob("*.py"))]
+NAMES_OF_MODELS = set().union(*(loaded_models(read(path)) for path in SOURCES))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
@@ -96,13 +104,20 @@ def test_pages_use_the_words_of_the_field(path):
 
 
 def test_there_are_commands():
-    assert len(SHOWN) > 30 and len(NAMED) > 10 and any("--engine ray" in command for command in SHOWN)
+    assert (
+        len(SHOWN) > 30
+        and len(NAMED) > 10
+        and len(NAMES_OF_MODELS) > 8
+        and any("--engine ray" in command for command in SHOWN)
+    )
 
 
 @pytest.mark.parametrize("command", SHOWN)
 def test_shown_commands_are_complete(command, monkeypatch):
-    # A page may show a name in the place of the reader's own model.
+    # A page may show names in the place of the reader's own model and files.
     monkeypatch.setattr("arimage.options.find_model", lambda name: None)
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
     found, arguments = find(command)
     found.make_context("arimage", arguments)
 
@@ -112,6 +127,11 @@ def test_named_commands_exist(command):
     found, arguments = find(command)
     options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {argument for argument in arguments if argument.startswith("--")} <= options | {"--help"}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_OF_MODELS))
+def test_models_that_are_shown_have_a_name(name):
+    find_model(name)
 
 
 def test_broken_pages_are_found(tmp_path):

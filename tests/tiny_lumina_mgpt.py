@@ -1,11 +1,14 @@
 """Tiny Lumina-mGPT and Anole pipelines with random weights, and a vocabulary with letters for words."""
 
+import json
+import re
+import shutil
 import string
 from pathlib import Path
 
 import torch
 from diffusers import VQModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import randomise
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
@@ -16,8 +19,23 @@ from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
 CODES = 48
 VERSION_2 = "2.0"
-# Random weights of a MoVQGAN with 64 codes, in the published layout.
-MOVQGAN = Path(__file__).parent / "fixtures" / "lumina_mgpt" / "movqgan.ckpt"
+# Random weights in the published layouts: of Lumina-mGPT, and of a MoVQGAN with 64 codes.
+FIXTURE = Path(__file__).parent / "fixtures" / "lumina_mgpt"
+MOVQGAN = FIXTURE / "movqgan.ckpt"
+META_NAMES = {
+    "model.embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "model.norm": "norm",
+    "model.layers": "layers",
+    "self_attn.q_norm": "attention.q_normalization",
+    "self_attn.k_norm": "attention.k_normalization",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    **{f"self_attn.{letter}_proj": f"attention.w{letter}" for letter in "qkvo"},
+}
 
 
 def vocabulary(version: str = "1.0", codes: int = CODES) -> dict[str, int]:
@@ -111,6 +129,26 @@ def write_version_2(folder: Path) -> Path:
     state = {key: value[:1] if "_norm." in key else value for key, value in state.items()}
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
     tokenizer(names).backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_meta(folder: Path) -> Path:
+    """The fixture as Meta writes it, whose RoPE turns neighbouring pairs."""
+    model = folder / "models" / "7b"
+    model.mkdir(parents=True)
+    state = {"rope.freqs": torch.zeros(4)}
+    for key, tensor in load_file(FIXTURE / "model.safetensors").items():
+        if re.search(r"[qk]_(proj|norm)", key):
+            tensor = tensor.flatten() if "norm" in key else tensor
+            tensor = tensor.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
+        for ours, theirs in META_NAMES.items():
+            key = key.replace(ours, theirs)
+        state[key] = tensor
+    torch.save(state, model / "consolidated.pth")
+    settings = {"dim": 32, "n_layers": 2, "n_heads": 4, "norm_eps": 1e-5, "swin_norm": False, "qk_normalization": True}
+    (model / "params.json").write_text(json.dumps({"model": settings}))
+    (model / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
+    shutil.copytree(FIXTURE / "tokenizer", folder / "tokenizer")
     return folder
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..pipelines.base import ARImagePipeline
 from .flow import Flow
 from .models import ModelInfo, describe
-from .plan import check
+from .plan import check, with_class
 from .protocol import Limits, Progress, Refused, Request
 from .ticket import Ticket
 
@@ -73,8 +73,9 @@ class Engine:
         """
         if request.model not in self.models:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
-        info = self.models[request.model]
-        plan = check(request, self._pipelines[request.model], info, self.limits)
+        pipe, info = self._pipelines[request.model], self.models[request.model]
+        request = with_class(request, pipe)
+        plan = check(request, pipe, info, self.limits)
         if request.image is not None and request.mask_image is not None:
             try:
                 # Pillow reads the pixels only now.
@@ -86,6 +87,8 @@ class Engine:
         if info.grid is None:
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)
+        if pipe.known_captions is not None and request.prompt is not None:
+            ticket.unknown = pipe.known_captions.check(request.prompt, request.model)
         with self._arrived:
             if self._closed:
                 raise Refused("the engine is closed: start it again")

@@ -66,7 +66,8 @@ def finished(result: Result) -> str:
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
     cost = f"{result.passes} forward passes · {result.tokens_per_pass:.1f} tokens per forward pass · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
-    return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p></div>'
+    note = f"<p>{escape(result.unknown.message)}.</p>" if result.unknown else ""
+    return f'<div class="status">{note}<p>{cost}</p><p class="faint">{which}</p></div>'
 
 
 def card(decoding: str, info: ModelInfo, event: Progress | Result | None) -> str:

@@ -28,6 +28,7 @@ class ModelInfo:
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
         negative_prompt: whether it accepts a negative prompt.
+        names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
     """
 
     classes: int | None
@@ -38,6 +39,7 @@ class ModelInfo:
     decoding: str
     sampling: dict
     negative_prompt: bool
+    names: list[str] | None
 
 
 def load_models(models: list[str] | None, device: str | None, dtype: str = "auto") -> dict[str, ARImagePipeline]:
@@ -74,4 +76,5 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
         decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
         negative_prompt=pipe.accepts_negative_prompt,
+        names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

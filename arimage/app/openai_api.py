@@ -166,6 +166,7 @@ def facts(result: Result) -> dict:
         "passes": result.passes,
         "tokens_per_pass": result.tokens_per_pass,
         "seconds": result.seconds,
+        "unknown_prompt": result.unknown and dataclasses.asdict(result.unknown),
         "settings": result.settings,
     }
 

@@ -1,7 +1,7 @@
 """Checks whether a model can do what a request asks for, within the limits, and fills in the defaults."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image
 
@@ -33,6 +33,20 @@ class Plan:
     tokens: int
     negative_prompt: str | None
     edits: bool
+
+
+def with_class(request: Request, pipe: ARImagePipeline) -> Request:
+    """The request with the id of the class that its prompt names, if the model generates classes and names them.
+
+    Raises:
+        Refused: if there is no class of this name, or several.
+    """
+    if pipe.class_names is None or request.prompt is None or request.class_label is not None:
+        return request
+    try:
+        return replace(request, prompt=None, class_label=pipe.get_label_ids(request.prompt)[0])
+    except ValueError as error:
+        raise Refused(str(error), "prompt") from error
 
 
 def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:
@@ -69,7 +83,8 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
 def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
     if info.classes is not None:
         if request.prompt is not None:
-            raise Refused(f"{request.model} generates classes, not text: give class_label and no prompt", "prompt")
+            remedy = "class_label or a name, not both" if info.names else "class_label and no prompt"
+            raise Refused(f"{request.model} generates classes, not text: give {remedy}", "prompt")
         if request.class_label is None:
             raise Refused(
                 f"{request.model} generates classes: give class_label, 0 to {info.classes - 1}", "class_label"

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ..eval.manifest import image_seed
+from ..pipelines.known import Unknown
 
 
 class Refused(ValueError):
@@ -64,7 +65,7 @@ class Request:
 
     Attributes:
         model: a name of `Engine.models`.
-        prompt: for models that generate from text.
+        prompt: for models that generate from text; or the name of a class.
         class_label: for class-conditional models.
         count: number of images.
         seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
@@ -130,6 +131,7 @@ class Result:
         decoding: its name and settings, as in `Request.decoding`.
         deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
         settings: the request as JSON values, with the defaults filled in.
+        unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
     """
 
     images: list[Image.Image]
@@ -141,6 +143,7 @@ class Result:
     decoding: str
     deciding_pass: np.ndarray | None
     settings: dict
+    unknown: Unknown | None = None
 
 
 def image_seeds(seed: int, count: int) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ..decoding import decoding_to_text
+from ..pipelines.known import Unknown
 from .plan import Plan
 from .protocol import Cancelled, Progress, Request, Result, image_seeds
 
@@ -36,6 +37,7 @@ class Ticket:
         kind: what requests have in common whose images may share a batch: model, decoding, and so on.
         unbegun: the images that have not begun, by their indices.
         passes: forward passes of its images so far.
+        unknown: what to tell about a prompt that the model does not know.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Ticket:
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
         self.finished, self.passes, self.shown = Finished(), 0, 0
+        self.unknown: Unknown | None = None
         self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
@@ -157,6 +160,7 @@ class Ticket:
                 "height": plan.size[0],
                 "width": plan.size[1],
             },
+            unknown=self.unknown,
         )
 
     def settle(self, outcome: Result | Exception) -> None:

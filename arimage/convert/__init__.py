@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .arpg import convert_arpg
-    from .checkpoint import CheckpointError
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lpd import convert_lpd
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .paths import CheckpointError
     from .randar import convert_randar
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
 _MODULES = {
-    "CheckpointError": ".checkpoint",
+    "CheckpointError": ".paths",
     "convert_anole": ".lumina_mgpt",
     "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import CheckpointError, load_original
+from .checkpoint import load_original
 from .folder import read_json
 from .llamagen import llamagen_tokenizer_from_original
+from .paths import CheckpointError
 
 
 # Of all published models: pixels per token along each side, pixels along each side, and channels per head.

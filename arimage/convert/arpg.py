@@ -8,7 +8,9 @@ import torch
 from ..models.transformer_arpg import ARPGTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
 from .any_order import AnyOrderFiles, find_files
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .checkpoint import fill, load_original, save_whole, shape_of
+from .imagenet import class_names
+from .paths import CheckpointError, check_vacant
 
 
 # The published guidance by hidden size.
@@ -139,7 +141,8 @@ def convert_arpg(
     model = arpg_transformer_from_original(
         state, grid_size=files.grid_size, num_heads=files.heads(width), source=files.transformer
     )
-    pipeline = ARPGPipeline(transformer=model, vq=files.load_tokenizer(model.config.vocab_size))
+    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
+    pipeline = ARPGPipeline(model, vq, id2label=labels)
     pipeline.generation_config["guidance_scale"] = GUIDANCE.get(width, 4.5)
     if out is not None:
         save_whole(pipeline.save_pretrained, out)

@@ -16,15 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from .paths import CheckpointError, check_file, check_vacant
+
 
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPINGS = ("model", "module", "state_dict")
 # Groups of every group norm of the published image tokenizers; the tensors do not show them.
 NORM_NUM_GROUPS = 32
-
-
-class CheckpointError(ValueError):
-    """A file that cannot be converted, in one sentence: which file, what is wrong with it, what to do."""
 
 
 def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> dict[str, torch.Tensor]:
@@ -38,8 +36,7 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
             not a dictionary of tensors.
     """
     path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not a file: give the path of a published checkpoint")
+    check_file(path)
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     while isinstance(loaded, dict):
         wrapped = next((loaded[key] for key in wrappings if isinstance(loaded.get(key), dict)), None)
@@ -164,13 +161,6 @@ def fill(
         tensors[name] = tensor.contiguous()
     model.load_state_dict(tensors, assign=True)
     return model.eval()
-
-
-def check_vacant(out: str | Path) -> None:
-    """Raise a `CheckpointError` if `out` is neither absent nor an empty folder."""
-    out = Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise CheckpointError(f"{out} exists already: give a new or empty folder to write to")
 
 
 def save_whole(save: Callable[[Path], object], out: str | Path) -> None:

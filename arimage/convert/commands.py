@@ -1,20 +1,44 @@
 """The console commands `arimage convert ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .paths import CheckpointError, check_file, check_folder, check_vacant
+
 
 convert_app = typer.Typer(help="Convert published checkpoint files to a folder that every command loads.")
 
-Transformer = Annotated[Path, typer.Option(help="File of the transformer: .pt, .pth or .safetensors.")]
-Tokenizer = Annotated[Path, typer.Option(help="File of the image tokenizer.")]
+
+def _checked(check: Callable[[Path], None]) -> Callable[[Path | None], Path | None]:
+    """A callback that checks an option before the frameworks are imported."""
+
+    def callback(path: Path | None) -> Path | None:
+        if path is not None:
+            check(path)
+        return path
+
+    return callback
+
+
+def _check_file_or_folder(path: Path) -> None:
+    if not path.is_file() and not path.is_dir():
+        raise CheckpointError(f"{path} is neither a file nor a folder: give the path of the published image tokenizer")
+
+
+FILE, FOLDER = _checked(check_file), _checked(check_folder)
+Transformer = Annotated[Path, typer.Option(callback=FILE, help="File of the transformer: .pt, .pth or .safetensors.")]
+Tokenizer = Annotated[Path, typer.Option(callback=FILE, help="File of the image tokenizer.")]
 ChameleonTokenizer = Annotated[
     Path | None,
-    typer.Option(help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt."),
+    typer.Option(
+        callback=_checked(_check_file_or_folder),
+        help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt.",
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder to write; new or empty.")]
+Out = Annotated[Path, typer.Option(callback=_checked(check_vacant), help="Folder to write; new or empty.")]
 
 
 @convert_app.command()
@@ -26,7 +50,9 @@ def llamagen(
     num_heads: Annotated[
         int | None, typer.Option(help="Attention heads, if the transformer has no published size.")
     ] = None,
-    text_encoder: Annotated[Path | None, typer.Option(help="Folder of the T5 encoder and its tokenizer.")] = None,
+    text_encoder: Annotated[
+        Path | None, typer.Option(callback=FOLDER, help="Folder of the T5 encoder and its tokenizer.")
+    ] = None,
 ) -> None:
     """Convert the published files of LlamaGen."""
     from . import convert_llamagen
@@ -46,7 +72,9 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
 
 @convert_app.command()
 def janus(
-    folder: Annotated[Path, typer.Argument(help="As published by deepseek-ai or deepseek-community.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=FOLDER, help="As published by deepseek-ai or deepseek-community.")
+    ],
     out: Out,
     template: Annotated[
         str | None,
@@ -62,10 +90,14 @@ def janus(
 
 @convert_app.command()
 def emu3(
-    folder: Annotated[Path, typer.Argument(help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(callback=FOLDER, help="Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers."),
+    ],
     out: Out,
     vision_tokenizer: Annotated[
-        Path | None, typer.Option(help="BAAI's folder Emu3-VisionTokenizer; needed for BAAI's other folders.")
+        Path | None,
+        typer.Option(callback=FOLDER, help="BAAI's folder Emu3-VisionTokenizer; needed for BAAI's other folders."),
     ] = None,
     image_area: Annotated[
         int | None,
@@ -81,7 +113,9 @@ def emu3(
 
 @convert_app.command()
 def lumina_mgpt(
-    folder: Annotated[Path, typer.Argument(help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=FOLDER, help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")
+    ],
     out: Out,
     tokenizer: ChameleonTokenizer = None,
     image_size: Annotated[
@@ -97,7 +131,9 @@ def lumina_mgpt(
 
 @convert_app.command()
 def anole(
-    folder: Annotated[Path, typer.Argument(help="Anole or another Chameleon, in Meta's or transformers' format.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=FOLDER, help="Anole or another Chameleon, in Meta's or transformers' format.")
+    ],
     out: Out,
     tokenizer: ChameleonTokenizer = None,
 ) -> None:

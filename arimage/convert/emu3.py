@@ -23,8 +23,9 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from ..pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT
 from ..pipelines.pipeline_emu3 import Emu3Pipeline
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole
+from .checkpoint import fill, load_original, save_whole
 from .folder import damaged_files, load_model, read_json
+from .paths import CheckpointError, check_vacant
 
 
 EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}

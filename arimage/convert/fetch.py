@@ -1,14 +1,24 @@
 """Published checkpoints, downloaded from the Hugging Face Hub and converted once."""
 
+import logging
 import shlex
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import huggingface_hub
 from filelock import FileLock
-from huggingface_hub.errors import LocalEntryNotFoundError
 
-from .registry import PUBLISHED, PublishedCheckpoint
+from .hub import download, missing_bytes
+from .registry import PUBLISHED, PublishedCheckpoint, find_published, size_text
+
+
+# The files of Chameleon's image tokenizer, and where Meta gives them out.
+CHAMELEON_FILES = ("vqgan.ckpt", "text_tokenizer.json")
+CHAMELEON_PAGE = "https://ai.meta.com/resources/models-and-libraries/chameleon-downloads/"
+# Modules of converters that are not named like the family.
+MODULES = {"anole": "lumina_mgpt"}
+logger = logging.getLogger(__name__)
 
 
 def load_published(
@@ -20,107 +30,103 @@ def load_published(
     token: str | bool | None = None,
     revision: str | None = None,
 ) -> Path:
-    """The folder of a published checkpoint in the layout of `save_pretrained`. The first call downloads the authors'
-    files and converts them; later calls return the folder.
+    """The folder of a published checkpoint in the layout of `save_pretrained`. The first call logs what it takes of disk and
+    memory, downloads the authors' files and converts them; later calls return the folder. After an interruption, the next
+    call downloads the files that are not complete, and converts again from the start.
 
     Args:
-        name: of an entry of `PUBLISHED`.
+        name: of an entry of `PUBLISHED`, or the Hub repository of one.
         cache_dir: for the downloaded files and for the folder, `arimage/<name>` in it. Default: the Hub's cache for the
             files and its home (`HF_HOME`) for the folder.
         local_files_only: convert what was downloaded before, and download nothing.
         force_download: download and convert again.
         token: of the Hub, for every file.
-        revision: branch, tag or commit of the checkpoint's repository, but not of its text encoder's. Each revision has
-            its own folder.
+        revision: branch, tag or commit of the checkpoint's repository, but not of its text encoder's or image tokenizer's. Each
+            revision has its own folder.
 
     Raises:
-        ValueError: if the name is unknown.
+        ValueError: if the name is unknown, or the repository holds several models.
+        PermissionError: if a repository is gated.
+        FileNotFoundError: if a repository, its revision or a file does not exist, or files are needed that no repository holds.
         ConnectionError: if a file is neither in the cache nor can be downloaded.
+        OSError: if the disk is too small.
         CheckpointError: if a downloaded file is not what was published.
     """
-    entry = next((entry for entry in PUBLISHED if entry.name == name), None)
+    entry = find_published(name)
     if entry is None:
         raise ValueError(f"unknown checkpoint {name!r}; available: {', '.join(entry.name for entry in PUBLISHED)}")
-    folder_name = name if revision is None else f"{name}@{revision.replace('/', '--')}"
-    folder = Path(cache_dir or huggingface_hub.constants.HF_HOME) / "arimage" / folder_name
+    folder_name = entry.name if revision is None else f"{entry.name}@{revision}"
+    folder = Path(cache_dir or huggingface_hub.constants.HF_HOME) / "arimage" / folder_name.replace("/", "--")
     if (folder / "model_index.json").is_file() and not force_download:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    hub = {
-        "cache_dir": cache_dir,
-        "local_files_only": local_files_only,
-        "force_download": force_download,
-        "token": token,
-    }
+    given = {"tokenizer": _chameleon(entry, folder.with_name("chameleon-tokenizer"))} if entry.needs_chameleon else {}
+    hub = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
     # The processes of one machine share the folder.
-    with FileLock(folder.with_name(f".{folder_name}.lock")):
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
         if force_download or not (folder / "model_index.json").is_file():
-            files = _fetch(entry, revision, **hub)
-            if folder.exists():
-                shutil.rmtree(folder)
-            _convert(entry, *files, folder)
+            revisions = {entry.repository: revision}
+            if not local_files_only:
+                sizes = [missing_bytes(f, revisions.get(f.repository), **hub) for f in entry.files.values()]
+                known = [size for size in sizes if size is not None]
+                _tell(entry, sum(known) if len(known) == len(sizes) else entry.download, folder)
+                _check_disk(entry, sum(known), Path(cache_dir or huggingface_hub.constants.HF_HUB_CACHE), folder)
+            try:
+                paths = {
+                    argument: download(
+                        files, revisions.get(files.repository), local_files_only=local_files_only, **hub
+                    )
+                    for argument, files in entry.files.items()
+                }
+            except ConnectionError as error:
+                raise ConnectionError(f"{error}, or copy the files here and run `{_by_hand(entry, given)}`") from error
+            # The index goes first and comes last: a folder that has one is whole. A killed process may have left a part.
+            (folder / "model_index.json").unlink(missing_ok=True)
+            for left in (*folder.parent.glob(folder.name), *folder.parent.glob(f".{folder.name}.*.partial")):
+                shutil.rmtree(left)
+            # A converter imports the frameworks, and most calls find the folder.
+            module = import_module(f".{MODULES.get(entry.family, entry.family)}", __package__)
+            getattr(module, f"convert_{entry.family}")(**paths, **given, **entry.options, out=folder)
     return folder
 
 
-def _convert(
-    entry: PublishedCheckpoint, transformer: str, tokenizer: str, text_encoder: str | None, folder: Path
-) -> None:
-    # Here, because a converter imports the frameworks, and most calls find the folder.
-    if entry.family == "var":
-        from .var import convert_var
-
-        convert_var(transformer, tokenizer, out=folder)
-    else:
-        from .llamagen import convert_llamagen
-
-        convert_llamagen(
-            transformer,
-            tokenizer,
-            entry.image_size,
-            num_heads=entry.num_heads,
-            text_encoder=text_encoder,
-            out=folder,
+def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
+    if not all((folder / name).is_file() for name in CHAMELEON_FILES):
+        raise FileNotFoundError(
+            f"{entry.name} needs the image tokenizer of Chameleon, which Meta gives out on request at {CHAMELEON_PAGE}: put "
+            f"its {' and '.join(CHAMELEON_FILES)} into {folder}; lumina-mgpt-2 and anole-7b need no request"
         )
+    return folder
 
 
-def _fetch(entry: PublishedCheckpoint, revision: str | None, **hub) -> tuple[str, str, str | None]:
-    revisions = {entry.repository: revision}
-    try:
-        transformer, tokenizer = (
-            huggingface_hub.hf_hub_download(repository, file, revision=revisions.get(repository), **hub)
-            for repository, file in (
-                (entry.repository, entry.transformer_file),
-                (entry.tokenizer_repository, entry.tokenizer_file),
-            )
-        )
-        text_encoder = entry.text_encoder_repository and huggingface_hub.snapshot_download(
-            entry.text_encoder_repository,
-            allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "spiece.model"],
-            **hub,
-        )
-    except (LocalEntryNotFoundError, ConnectionError) as error:
-        raise ConnectionError(_by_hand(entry)) from error
-    return transformer, tokenizer, text_encoder
-
-
-def _by_hand(entry: PublishedCheckpoint) -> str:
-    files = f"{entry.transformer_file} of {entry.repository}, {entry.tokenizer_file} of {entry.tokenizer_repository}"
-    command = [
-        "arimage",
-        "convert",
-        entry.family,
-        "--transformer",
-        entry.transformer_file,
-        "--tokenizer",
-        entry.tokenizer_file,
-    ]
-    if entry.family == "llamagen":
-        command += ["--image-size", str(entry.image_size)]
-    if entry.text_encoder_repository:
-        files += f", the text encoder {entry.text_encoder_repository}"
-        command += ["--text-encoder", Path(entry.text_encoder_repository).name]
-    command += ["--out", entry.name]
-    return (
-        f"{entry.name} needs {files} from the Hugging Face Hub, which cannot be reached, and they are not in the cache: "
-        f"connect once, or copy the files here and run `{shlex.join(command)}`"
+def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
+    weights = entry.all_parameters
+    logger.warning(
+        "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory meanwhile; its %s "
+        "parameters take %s of memory in bfloat16 and %s in float32.",
+        *(entry.name, size_text(size), size_text(entry.converted), folder),
+        *(f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights)),
     )
+
+
+def _check_disk(entry: PublishedCheckpoint, size: int, cache: Path, folder: Path) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    needed = {cache: size, folder.parent: entry.converted}
+    if cache.stat().st_dev == folder.parent.stat().st_dev:
+        needed = {cache: size + entry.converted}
+    for place, wanted in needed.items():
+        free = shutil.disk_usage(place).free
+        if free < wanted:
+            raise OSError(
+                f"{entry.name} needs {size_text(wanted)} of disk in {place}, where {size_text(free)} are free: make room, or "
+                "give another cache_dir"
+            )
+
+
+def _by_hand(entry: PublishedCheckpoint, given: dict[str, Path]) -> str:
+    """The command that converts files which were copied to this machine."""
+    paths = {argument: files.file or files.repository.rpartition("/")[2] for argument, files in entry.files.items()}
+    command = ["arimage", "convert", entry.family.replace("_", "-")]
+    command += [paths.pop("folder")] if "folder" in paths else []
+    options = paths | given | entry.options | {"out": entry.name.replace("/", "--")}
+    return shlex.join(command + [f"--{name.replace('_', '-')}={value}" for name, value in options.items()])

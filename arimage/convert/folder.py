@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from .checkpoint import CheckpointError, load_original
+from .checkpoint import load_original
+from .paths import CheckpointError
 
 
 Model = TypeVar("Model", bound=PreTrainedModel)

@@ -19,15 +19,9 @@ from transformers import (
 )
 
 from ..pipelines.pipeline_janus import JanusPipeline
-from .checkpoint import (
-    CheckpointError,
-    check_vacant,
-    fill,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import fill, multipliers_of, save_whole, shape_of
 from .folder import damaged_files, load_model, load_original_folder, read_json
+from .paths import CheckpointError, check_vacant
 
 
 # Names of the two speakers in a prompt; no file holds them.

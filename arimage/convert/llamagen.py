@@ -9,17 +9,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
 from .folder import damaged_files, load_model, read_json
+from .imagenet import class_names
+from .paths import CheckpointError, check_vacant
 
 
 LLAMAGEN_SAMPLING = {
@@ -205,7 +198,7 @@ def convert_llamagen(
     text_encoder: str | Path | None = None,
     out: str | Path | None = None,
 ) -> LlamaGenPipeline:
-    """The pipeline of two published files, with the published sampling defaults.
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of ImageNet.
 
     Args:
         transformer, tokenizer: files such as `c2i_B_256.pt` and `vq_ds16_c2i.pt`. The tokenizers of the class and of
@@ -235,7 +228,8 @@ def convert_llamagen(
             "give the tokenizer that this transformer was trained with"
         )
     text = (None, None) if text_encoder is None else _load_text_encoder(Path(text_encoder), model, transformer)
-    pipeline = LlamaGenPipeline(transformer=model, vq=vq, tokenizer=text[0], text_encoder=text[1])
+    labels = class_names(model.config.num_classes) if model.config.conditioning == "class" else None
+    pipeline = LlamaGenPipeline(model, vq, *text, id2label=labels)
     pipeline.generation_config.update(LLAMAGEN_SAMPLING[model.config.conditioning])
     if out is not None:
         save_whole(pipeline.save_pretrained, out)

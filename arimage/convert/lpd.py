@@ -9,7 +9,9 @@ import torch
 from ..models.transformer_lpd import LPDTransformer
 from ..pipelines.pipeline_lpd import LPDPipeline
 from .any_order import find_files
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .checkpoint import fill, load_original, save_whole, shape_of
+from .imagenet import class_names
+from .paths import CheckpointError, check_vacant
 
 
 # The published guidance by hidden size and tokens along each side.
@@ -115,7 +117,8 @@ def convert_lpd(
     state = load_original(files.transformer)
     width = shape_of(state, "token_emb.weight", 2, source=files.transformer, kind=KIND)[1]
     model = lpd_transformer_from_original(state, num_heads=files.heads(width), source=files.transformer)
-    pipeline = LPDPipeline(transformer=model, vq=files.load_tokenizer(model.config.vocab_size))
+    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
+    pipeline = LPDPipeline(model, vq, id2label=labels)
     pipeline.generation_config["guidance_scale"] = GUIDANCE.get((width, model.config.grid_size), 4.8)
     pipeline.order = "locality"
     if out is not None:

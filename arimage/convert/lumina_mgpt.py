@@ -11,17 +11,9 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonRotaryEmbe
 
 from ..pipelines.pipeline_anole import AnolePipeline
 from ..pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
 from .folder import damaged_files, load_original_folder, read_json
+from .paths import CheckpointError, check_vacant
 
 
 # By the tokenizer's norms: Lumina-mGPT, and 2.0 with its MoVQGAN.

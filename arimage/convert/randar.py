@@ -8,8 +8,10 @@ import torch
 from ..models.transformer_randar import RandARTransformer
 from ..pipelines.pipeline_randar import RandARPipeline
 from .any_order import find_files
-from .checkpoint import CheckpointError, check_vacant, fill, load_original, save_whole, shape_of
+from .checkpoint import fill, load_original, save_whole, shape_of
+from .imagenet import class_names
 from .llamagen import TRANSFORMER_NAMES
+from .paths import CheckpointError, check_vacant
 
 
 # The published guidance by hidden size.
@@ -94,7 +96,8 @@ def convert_randar(
     model = randar_transformer_from_original(
         state, grid_size=files.grid_size, num_heads=files.heads(width), source=files.transformer
     )
-    pipeline = RandARPipeline(transformer=model, vq=files.load_tokenizer(model.config.vocab_size))
+    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
+    pipeline = RandARPipeline(model, vq, id2label=labels)
     pipeline.generation_config["guidance_scale"] = GUIDANCE.get(width, 3.4)
     if out is not None:
         save_whole(pipeline.save_pretrained, out)

@@ -1,6 +1,24 @@
 """The table of published checkpoints. No heavy imports: the console command lists it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of one repository on the Hugging Face Hub.
+
+    Attributes:
+        repository (`str`): owner/name.
+        patterns (`tuple[str, ...]`): the name of one file, or patterns of the names of several.
+    """
+
+    repository: str
+    patterns: tuple[str, ...]
+
+    @property
+    def file(self) -> str | None:
+        """The one file; `None` if there are several, which a converter takes as a folder."""
+        return self.patterns[0] if len(self.patterns) == 1 and "*" not in self.patterns[0] else None
 
 
 @dataclass(frozen=True)
@@ -9,86 +27,260 @@ class PublishedCheckpoint:
 
     Attributes:
         name (`str`): for `AutoPipeline.from_pretrained` and `load_published`.
-        family (`str`): "llamagen" or "var", which names the converter.
-        repository, transformer_file (`str`): on the Hub.
-        tokenizer_repository, tokenizer_file (`str`): on the Hub; the image tokenizer it was trained with.
-        image_size (`int`): side of the images in pixels.
-        parameters (`int`): of the transformer, rounded.
-        num_heads (`int`, *optional*): attention heads, if the files do not say.
-        text_encoder_repository (`str`, *optional*): on the Hub; of text models.
-        code_licence (`str`): of the authors' code.
-        weights_licence (`str`, *optional*): of the weights; `None` if only the repository's page says.
+        family (`str`): which converter takes it: `convert_<family>`.
+        files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of the first
+            repository.
+        image_size (`int`): side in pixels of the images that it was trained for.
+        parameters (`int`): of the network that generates, with all that is in one component with it.
+        download (`int`): bytes of the files, rounded.
+        licence (`str`): that the repository's page names.
+        other_parameters (`int`): of an image tokenizer and a text encoder that are components of their own.
+        bytes_per_parameter (`int`): in the files, and in the converted pipeline.
+        options (`dict`): further arguments of the converter.
+        needs_chameleon (`bool`): whether the converter also takes the image tokenizer of Chameleon, which Meta gives out on request.
     """
 
     name: str
     family: str
-    repository: str
-    transformer_file: str
-    tokenizer_repository: str
-    tokenizer_file: str
+    files: dict[str, HubFiles]
     image_size: int
     parameters: int
-    num_heads: int | None = None
-    text_encoder_repository: str | None = None
-    code_licence: str = "MIT"
-    weights_licence: str | None = None
+    download: int
+    licence: str = "MIT"
+    other_parameters: int = 0
+    bytes_per_parameter: int = 2
+    options: dict = field(default_factory=dict)
+    needs_chameleon: bool = False
+
+    @property
+    def repository(self) -> str:
+        return next(iter(self.files.values())).repository
+
+    @property
+    def all_parameters(self) -> int:
+        return self.parameters + self.other_parameters
+
+    @property
+    def converted(self) -> int:
+        """Bytes of the converted pipeline, rounded."""
+        return self.all_parameters * self.bytes_per_parameter
 
 
-def _class_model(size: str, image_size: int, num_heads: int, parameters: int) -> PublishedCheckpoint:
+# In the layout of transformers.
+SAFETENSORS = ("*.json", "*.jinja", "*.safetensors")
+PICKLES = ("*.json", "pytorch_model*.bin")
+# Of the image tokenizers of LlamaGen and VAR, and of the encoder of flan-t5-xl.
+LLAMAGEN_VQ, VAR_VQ, T5_XL_ENCODER = 71_900_000, 108_900_000, 1_223_500_000
+T5_XL_FILES = 11_400_000_000
+
+
+def _llamagen(size: str, image_size: int, num_heads: int, parameters: int) -> PublishedCheckpoint:
+    repository = "FoundationVision/LlamaGen"
     return PublishedCheckpoint(
         name=f"llamagen-c2i-{size.lower()}-{image_size}",
         family="llamagen",
-        repository="FoundationVision/LlamaGen",
-        transformer_file=f"c2i_{size}_{image_size}.pt",
-        tokenizer_repository="FoundationVision/LlamaGen",
-        tokenizer_file="vq_ds16_c2i.pt",
+        files={
+            "transformer": HubFiles(repository, (f"c2i_{size}_{image_size}.pt",)),
+            "tokenizer": HubFiles(repository, ("vq_ds16_c2i.pt",)),
+        },
         image_size=image_size,
-        num_heads=num_heads,
         parameters=parameters,
+        other_parameters=LLAMAGEN_VQ,
+        bytes_per_parameter=4,
+        download=4 * (parameters + LLAMAGEN_VQ),
+        options={"image_size": image_size, "num_heads": num_heads},
     )
 
 
-def _text_model(stage: int, image_size: int) -> PublishedCheckpoint:
+def _llamagen_text(stage: int, image_size: int) -> PublishedCheckpoint:
+    repository, parameters = "peizesun/llamagen_t2i", 777_700_000
     return PublishedCheckpoint(
         name=f"llamagen-t2i-xl-{image_size}",
         family="llamagen",
-        repository="peizesun/llamagen_t2i",
-        transformer_file=f"t2i_XL_stage{stage}_{image_size}.pt",
-        tokenizer_repository="peizesun/llamagen_t2i",
-        tokenizer_file="vq_ds16_t2i.pt",
+        files={
+            "transformer": HubFiles(repository, (f"t2i_XL_stage{stage}_{image_size}.pt",)),
+            "tokenizer": HubFiles(repository, ("vq_ds16_t2i.pt",)),
+            "text_encoder": HubFiles("google/flan-t5-xl", ("*token*.json", "config.json", "model*", "spiece.model")),
+        },
         image_size=image_size,
-        num_heads=20,
-        parameters=777_700_000,
-        text_encoder_repository="google/flan-t5-xl",
+        parameters=parameters,
+        other_parameters=LLAMAGEN_VQ + T5_XL_ENCODER,
+        bytes_per_parameter=4,
+        download=4 * (parameters + LLAMAGEN_VQ) + T5_XL_FILES,
+        licence="MIT; text encoder Apache-2.0",
+        options={"image_size": image_size, "num_heads": 20},
     )
 
 
-def _next_scale_model(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
+def _var(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
+    repository = "FoundationVision/var"
     return PublishedCheckpoint(
         name=f"var-{size}-{image_size}",
         family="var",
-        repository="FoundationVision/var",
-        transformer_file=f"var_{size}.pth",
-        tokenizer_repository="FoundationVision/var",
-        tokenizer_file="vae_ch160v4096z32.pth",
+        files={
+            "transformer": HubFiles(repository, (f"var_{size}.pth",)),
+            "tokenizer": HubFiles(repository, ("vae_ch160v4096z32.pth",)),
+        },
         image_size=image_size,
         parameters=parameters,
+        other_parameters=VAR_VQ,
+        bytes_per_parameter=4,
+        download=4 * (parameters + VAR_VQ),
+    )
+
+
+def _janus(
+    name: str, repository: str, patterns: tuple[str, ...], parameters: int, template: str | None
+) -> PublishedCheckpoint:
+    return PublishedCheckpoint(
+        name=name,
+        family="janus",
+        files={"folder": HubFiles(repository, patterns)},
+        image_size=384,
+        parameters=parameters,
+        download=2 * parameters,
+        options={} if template is None else {"template": template},
+    )
+
+
+def _emu3(name: str, repository: str, image_size: int) -> PublishedCheckpoint:
+    parameters = 8_760_000_000
+    return PublishedCheckpoint(
+        name=name,
+        family="emu3",
+        files={
+            "folder": HubFiles(repository, ("*.json", "*.safetensors", "emu3.tiktoken", "emu3_vision_tokens.txt")),
+            "vision_tokenizer": HubFiles("BAAI/Emu3-VisionTokenizer", ("*.json", "*.safetensors")),
+        },
+        image_size=image_size,
+        parameters=parameters,
+        bytes_per_parameter=4,
+        download=4 * parameters,
+        licence="Apache-2.0",
+    )
+
+
+def _emu3_transformers(repository: str) -> PublishedCheckpoint:
+    return replace(
+        _emu3(repository, repository, 720),
+        files={"folder": HubFiles(repository, SAFETENSORS)},
+        bytes_per_parameter=2,
+        download=2 * 8_760_000_000,
+    )
+
+
+def _lumina_mgpt(size: str, image_size: int, parameters: int, suffix: str = "") -> PublishedCheckpoint:
+    repository = f"Alpha-VLLM/Lumina-mGPT-{size}-{image_size}{suffix}"
+    return PublishedCheckpoint(
+        name=repository.rpartition("/")[2].lower(),
+        family="lumina_mgpt",
+        files={"folder": HubFiles(repository, SAFETENSORS)},
+        image_size=image_size,
+        parameters=parameters,
+        download=2 * parameters,
+        licence="not named on its page",
+        options={"image_size": image_size},
+        needs_chameleon=True,
+    )
+
+
+def _anole(name: str, repository: str, patterns: tuple[str, ...], licence: str) -> PublishedCheckpoint:
+    return PublishedCheckpoint(
+        name=name,
+        family="anole",
+        files={"folder": HubFiles(repository, patterns)},
+        image_size=512,
+        parameters=7_110_000_000,
+        download=14_300_000_000,
+        licence=licence,
     )
 
 
 PUBLISHED = [
-    _class_model("B", 256, 12, 110_900_000),
-    _class_model("B", 384, 12, 110_900_000),
-    _class_model("L", 256, 16, 342_900_000),
-    _class_model("L", 384, 16, 342_900_000),
-    _class_model("XL", 384, 20, 774_700_000),
-    _class_model("XXL", 384, 24, 1_411_000_000),
-    _class_model("3B", 384, 32, 3_097_000_000),
-    _text_model(1, 256),
-    _text_model(2, 512),
-    _next_scale_model("d16", 256, 310_300_000),
-    _next_scale_model("d20", 256, 600_900_000),
-    _next_scale_model("d24", 256, 1_033_000_000),
-    _next_scale_model("d30", 256, 2_010_000_000),
-    _next_scale_model("d36", 512, 2_354_000_000),
+    _llamagen("B", 256, 12, 110_900_000),
+    _llamagen("B", 384, 12, 110_900_000),
+    _llamagen("L", 256, 16, 342_900_000),
+    _llamagen("L", 384, 16, 342_900_000),
+    _llamagen("XL", 384, 20, 774_700_000),
+    _llamagen("XXL", 384, 24, 1_411_000_000),
+    _llamagen("3B", 384, 32, 3_097_000_000),
+    _llamagen_text(1, 256),
+    _llamagen_text(2, 512),
+    _var("d16", 256, 310_300_000),
+    _var("d20", 256, 600_900_000),
+    _var("d24", 256, 1_033_000_000),
+    _var("d30", 256, 2_010_000_000),
+    _var("d36", 512, 2_354_000_000),
+    # Janus-1.3B names the speakers of a prompt in its own way, which no file says.
+    _janus("janus-1.3b", "deepseek-ai/Janus-1.3B", SAFETENSORS, 2_080_000_000, "janus"),
+    _janus("janus-pro-1b", "deepseek-ai/Janus-Pro-1B", PICKLES, 2_080_000_000, "janus-pro"),
+    _janus("janus-pro-7b", "deepseek-ai/Janus-Pro-7B", PICKLES, 7_410_000_000, "janus-pro"),
+    _janus("deepseek-community/Janus-Pro-1B", "deepseek-community/Janus-Pro-1B", SAFETENSORS, 2_080_000_000, None),
+    _janus("deepseek-community/Janus-Pro-7B", "deepseek-community/Janus-Pro-7B", SAFETENSORS, 7_410_000_000, None),
+    _emu3("emu3-gen", "BAAI/Emu3-Gen", 720),
+    _emu3("emu3-stage1", "BAAI/Emu3-Stage1", 512),
+    _emu3_transformers("BAAI/Emu3-Gen-hf"),
+    _emu3_transformers("Emu3-community/Emu3-Gen-hf"),
+    _lumina_mgpt("7B", 512, 7_110_000_000),
+    _lumina_mgpt("7B", 768, 7_110_000_000),
+    _lumina_mgpt("7B", 768, 7_110_000_000, "-Omni"),
+    _lumina_mgpt("7B", 1024, 7_110_000_000),
+    _lumina_mgpt("34B", 512, 34_400_000_000),
+    PublishedCheckpoint(
+        name="lumina-mgpt-2",
+        family="lumina_mgpt",
+        files={
+            "folder": HubFiles("Alpha-VLLM/Lumina-mGPT-2.0", SAFETENSORS),
+            "tokenizer": HubFiles("ai-forever/MoVQGAN", ("movqgan_270M.ckpt",)),
+        },
+        image_size=768,
+        parameters=8_180_000_000,
+        download=16_900_000_000,
+        licence="Apache-2.0",
+    ),
+    _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
+    _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
 ]
+# Repositories of the same authors that cannot generate images here, and what can.
+_CHAT = "answers questions about images and was not trained to generate them: give emu3-gen"
+_CHAMELEON = (
+    "was published with image generation disabled: give anole-7b or lumina-mgpt-7b-768, which were trained for it"
+)
+_FLOW = "generates images by rectified flow, not token by token: give janus-1.3b or janus-pro-1b"
+INSTEAD = {
+    "BAAI/Emu3-Chat": _CHAT,
+    "BAAI/Emu3-Chat-hf": _CHAT,
+    "Emu3-community/Emu3-Chat-hf": _CHAT,
+    "BAAI/Emu3-VisionTokenizer": "is an image tokenizer, which emu3-gen downloads: give emu3-gen",
+    "facebook/chameleon-7b": _CHAMELEON,
+    "facebook/chameleon-30b": _CHAMELEON,
+    "deepseek-ai/JanusFlow-1.3B": _FLOW,
+    "ai-forever/MoVQGAN": "is an image tokenizer, which lumina-mgpt-2 downloads: give lumina-mgpt-2",
+}
+# The model_type of a published config.json, and the command that converts its folder.
+CONVERT_COMMANDS = {
+    "multi_modality": "arimage convert janus",
+    "janus": "arimage convert janus",
+    "Emu3": "arimage convert emu3",
+    "emu3": "arimage convert emu3",
+    "chameleon": "arimage convert lumina-mgpt (or anole)",
+}
+
+
+def find_published(name: str) -> PublishedCheckpoint | None:
+    """The entry of a name, or of a Hub repository that holds one checkpoint; `None` if there is none.
+
+    Raises:
+        ValueError: if the repository holds several, or is known to generate no images here.
+    """
+    if name in INSTEAD:
+        raise ValueError(f"{name} {INSTEAD[name]}")
+    found = [entry for entry in PUBLISHED if name in (entry.name, entry.repository)]
+    if len(found) > 1:
+        raise ValueError(f"{name} holds several models: give one of {', '.join(entry.name for entry in found)}")
+    return found[0] if found else None
+
+
+def size_text(size: float) -> str:
+    """A size in bytes in GB of 10^9 bytes, or in MB below 0.1 GB."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -9,17 +9,9 @@ import torch
 from ..models.transformer_var import VARTransformer
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
-from .checkpoint import (
-    NORM_NUM_GROUPS,
-    WRAPPINGS,
-    CheckpointError,
-    check_vacant,
-    fill,
-    load_original,
-    multipliers_of,
-    save_whole,
-    shape_of,
-)
+from .checkpoint import NORM_NUM_GROUPS, WRAPPINGS, fill, load_original, multipliers_of, save_whole, shape_of
+from .imagenet import class_names
+from .paths import CheckpointError, check_vacant
 
 
 # The published cfg is what the scale adds to 1.
@@ -210,7 +202,7 @@ def convert_var(
     out: str | Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> VARPipeline:
-    """The pipeline of two published files, with the published sampling defaults.
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of ImageNet.
 
     Args:
         transformer, tokenizer: files such as `var_d16.pth` and `vae_ch160v4096z32.pth`. A trainer's `ar-ckpt-best.pth`
@@ -236,7 +228,7 @@ def convert_var(
             f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of width "
             f"{known[1]}: give the tokenizer that this transformer was trained with"
         )
-    pipeline = VARPipeline(transformer=model, vq=vq)
+    pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
     pipeline.generation_config.update(VAR_SAMPLING)
     if out is not None:
         save_whole(pipeline.save_pretrained, out)

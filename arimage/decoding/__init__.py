@@ -1,35 +1,71 @@
 """Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into tokens. Knows no model; imports only
 torch."""
 
-from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
-from .autoregressive import AutoregressiveDecoding
-from .collaborative import CollaborativeDecoding
-from .distribution import Sampling
-from .draft_tree import DraftTreeDecoding
-from .group import GroupDecoding
-from .interface import Decoding, GroupModel, ScaleModel, TokenModel
-from .layout import Layout
-from .lazy_jacobi import LazyJacobiDecoding
-from .loop import decode
-from .next_scale import NextScaleDecoding
-from .orders import Order, order_of
-from .parallel_jacobi import ParallelJacobiDecoding
-from .presets import (
-    PRESETS,
-    decoding_from_dict,
-    decoding_from_name,
-    decoding_from_text,
-    decoding_names,
-    decoding_to_dict,
-    decoding_to_text,
-    parse_decoding,
-)
-from .speculative_jacobi import SpeculativeJacobiDecoding
-from .state import DecodingState
-from .tree_jacobi import TreeJacobiDecoding
-from .zipar import ZipARDecoding
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 
+if TYPE_CHECKING:
+    from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
+    from .autoregressive import AutoregressiveDecoding
+    from .collaborative import CollaborativeDecoding
+    from .distribution import Sampling
+    from .draft_tree import DraftTreeDecoding
+    from .group import GroupDecoding
+    from .interface import Decoding, GroupModel, ScaleModel, TokenModel
+    from .layout import Layout
+    from .lazy_jacobi import LazyJacobiDecoding
+    from .loop import decode
+    from .names import PRESETS, parse_decoding
+    from .next_scale import NextScaleDecoding
+    from .orders import Order, order_of
+    from .parallel_jacobi import ParallelJacobiDecoding
+    from .presets import (
+        decoding_from_dict,
+        decoding_from_name,
+        decoding_from_text,
+        decoding_names,
+        decoding_to_dict,
+        decoding_to_text,
+    )
+    from .speculative_jacobi import SpeculativeJacobiDecoding
+    from .state import DecodingState
+    from .tree_jacobi import TreeJacobiDecoding
+    from .zipar import ZipARDecoding
+
+_MODULES = {
+    "AutoregressiveDecoding": ".autoregressive",
+    "CollaborativeDecoding": ".collaborative",
+    "Decoding": ".interface",
+    "DecodingState": ".state",
+    "DraftTreeDecoding": ".draft_tree",
+    "ExactAcceptance": ".acceptance",
+    "GroupAcceptance": ".acceptance",
+    "GroupDecoding": ".group",
+    "GroupModel": ".interface",
+    "Layout": ".layout",
+    "LazyJacobiDecoding": ".lazy_jacobi",
+    "NeighbourAcceptance": ".acceptance",
+    "NextScaleDecoding": ".next_scale",
+    "Order": ".orders",
+    "PRESETS": ".names",
+    "ParallelJacobiDecoding": ".parallel_jacobi",
+    "Sampling": ".distribution",
+    "ScaleModel": ".interface",
+    "SpeculativeJacobiDecoding": ".speculative_jacobi",
+    "TokenModel": ".interface",
+    "TreeJacobiDecoding": ".tree_jacobi",
+    "ZipARDecoding": ".zipar",
+    "decode": ".loop",
+    "decoding_from_dict": ".presets",
+    "decoding_from_name": ".presets",
+    "decoding_from_text": ".presets",
+    "decoding_names": ".presets",
+    "decoding_to_dict": ".presets",
+    "decoding_to_text": ".presets",
+    "order_of": ".orders",
+    "parse_decoding": ".names",
+}
 __all__ = [
     "PRESETS",
     "AutoregressiveDecoding",
@@ -63,3 +99,10 @@ __all__ = [
     "order_of",
     "parse_decoding",
 ]
+
+
+# The console command lists the names of decodings and must not wait for torch.
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

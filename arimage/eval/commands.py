@@ -16,6 +16,7 @@ from ..options import (
     Temperature,
     TopK,
     TopP,
+    check_decodings,
     choose_device,
     load_pipeline,
 )
@@ -57,7 +58,10 @@ def generate(
     classes: Classes = None,
     per_class: PerClass = 1,
     model: Model = DEFAULT_MODEL,
-    decoding: Annotated[str | None, typer.Option(help="As in `arimage generate`. Default: the model's.")] = None,
+    decoding: Annotated[
+        str | None,
+        typer.Option(callback=check_decodings, help="As in `arimage generate`. Default: the model's."),
+    ] = None,
     seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 16,
     guidance_scale: GuidanceScale = None,
@@ -197,8 +201,9 @@ def compare(
     decoding: Annotated[
         list[str] | None,
         typer.Option(
+            callback=check_decodings,
             help="As in `arimage generate`; repeatable, the first is the baseline. Default: every decoding that runs on the "
-            "model."
+            "model.",
         ),
     ] = None,
     prompts: Prompts = None,

@@ -1,24 +1,41 @@
 """What the models of one call have in common, whatever their family."""
 
 import copy
-from typing import Self
+from collections.abc import Hashable, Sequence
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
-def with_unconditional(condition: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """The condition of B images, each value [B, ...], as that of 2 B rows: the images with their condition, then the same
-    images with `unconditional` set, a bool [2 B]. Classifier-free guidance computes both."""
-    doubled = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in condition.items()}
+    images with `unconditional` set, a bool [2 B], and nothing else of theirs but the values `kept`. Classifier-free guidance
+    computes both."""
+    doubled = {
+        name: torch.cat([value, value if name in kept else torch.ones_like(value)])
+        for name, value in condition.items()
+    }
     first = next(iter(condition.values()))
     doubled["unconditional"] = torch.arange(2 * len(first), device=first.device) >= len(first)
     return doubled
 
 
-def repeat_images(rows: torch.Tensor, groups: int, count: int) -> torch.Tensor:
-    """Rows [groups * P, ...] of P prompts as rows [groups * P * count, ...] of `count` images for each prompt."""
-    return rows.unflatten(0, (groups, -1)).repeat_interleave(count, dim=1).flatten(0, 1)
+def distinct(values: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+    """Where each of the different `values` is first, and which of these each value equals."""
+    first: dict[Hashable, int] = {}
+    for i, value in enumerate(values):
+        first.setdefault(value, i)
+    numbers = {value: number for number, value in enumerate(first)}
+    return list(first.values()), [numbers[value] for value in values]
+
+
+def distinct_rows(*tensors: torch.Tensor) -> tuple[list[int], list[int]]:
+    """`distinct` of the rows of tensors [R, ...], bit by bit. Reads the device."""
+    count = len(tensors[0])
+    bits = [tensor.reshape(count, -1).contiguous().view(torch.uint8).cpu().numpy() for tensor in tensors]
+    return distinct([b"".join(part[row].tobytes() for part in bits) for row in range(count)])
 
 
 def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:
@@ -31,11 +48,10 @@ class PrefixModel:
 
     Args:
         transformer: the transformer, or what `torch.compile` made of it. Every forward pass calls it.
-        condition: arguments of its `embed_condition`, one row per prompt.
+        condition: arguments of its `embed_condition`, one row per image.
         layout: the `Layout` of the image tokens.
         guided: also compute the logits without the condition.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
-        num_images_per_prompt: images of each prompt, which is prefilled once.
     """
 
     drafter = None
@@ -48,27 +64,36 @@ class PrefixModel:
         *,
         guided: bool = False,
         codebook: torch.Tensor | None = None,
-        num_images_per_prompt: int = 1,
     ):
-        condition = with_unconditional(condition) if guided else condition
-        self.transformer, self.condition, self.layout = transformer, condition, layout
-        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
+        self.transformer, self.layout, self.groups = transformer, layout, 2 if guided else 1
         self.num_tokens = layout.num_tokens
         self.vocab_size = transformer.config.vocab_size
         self.network = transformer
-        self._prefix_mask = repeat_images(transformer.prefix_mask(**condition), self.groups, num_images_per_prompt)
+        self._prefix_mask = transformer.prefix_mask(**condition)
+        # The conditions, and which of them each row has.
+        self._conditions, self._rows = condition, list(range(len(self._prefix_mask)))
         self.device = self._prefix_mask.device
         # The tokenizer may be offloaded.
         self.codebook = None if codebook is None else codebook.to(self.device)
 
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
-        other, count = copy.copy(self), len(self._prefix_mask) // self.groups
-        prompts = rows_of(images // self._repeats, self.groups, count // self._repeats)
-        other.condition = {name: value[prompts] for name, value in self.condition.items()}
-        other._prefix_mask, other._repeats = self._prefix_mask[rows_of(images, self.groups, count)], 1
+        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
+        other._prefix_mask, other._rows = self._prefix_mask[rows], [self._rows[row] for row in rows.tolist()]
         other.layout = self.layout.take(images)
         return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal conditions once. Reads the device."""
+        first, numbers = distinct_rows(*self._conditions.values())
+        self._rows = [numbers[row] for row in self._rows]
+        self._conditions = {name: value[first] for name, value in self._conditions.items()}
+
+    @property
+    def condition(self) -> dict[str, torch.Tensor]:
+        """Arguments of the transformer's `embed_condition` of every row."""
+        return {name: value[self._rows] for name, value in self._conditions.items()}
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
@@ -77,8 +102,11 @@ class PrefixModel:
         self.layout.put(images, other.layout)
         return False
 
-    def open_cache(self, kind: type, batch_size: int, layers: int, heads: int, scratch: int):
-        """A cache of this kind for the prompts of `batch_size` images.
+    def open_prefill(
+        self, kind: type, batch_size: int, layers: int, heads: int, scratch: int
+    ) -> tuple[Any, dict[str, torch.Tensor], list[int]]:
+        """An empty cache of this kind for the different prompts of `batch_size` images, their conditions, and which of them each
+        row has.
 
         Raises:
             ValueError: if the model is bound to another number of images.
@@ -86,9 +114,11 @@ class PrefixModel:
         rows, length = self._prefix_mask.shape
         if rows != batch_size * self.groups:
             raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
-        return kind(
+        first, copies = distinct(self._rows)
+        condition = {name: value[[self._rows[row] for row in first]] for name, value in self._conditions.items()}
+        cache = kind(
             layers,
-            rows // self._repeats,
+            len(first),
             heads,
             self.transformer.head_dim,
             prefix=length,
@@ -98,32 +128,25 @@ class PrefixModel:
             dtype=self.transformer.dtype,
             device=self.device,
         )
+        return cache, condition, copies
 
-    def write_prefix(self, cache) -> torch.BoolTensor:
-        """Let the next forward pass write the prefix, and return which of its own positions each position sees, [rows, P, P]: it is
-        causal. What is masked sees itself, so that it does not become NaN."""
-        mask = self.transformer.prefix_mask(**self.condition)
+    def write_prefix(self, cache, condition: dict[str, torch.Tensor]) -> torch.BoolTensor:
+        """Let the next forward pass write the prefixes, and return which keys of the cache each of their positions sees, [R, P, K]:
+        those before it, and itself, so that what is masked does not become NaN."""
+        mask = self.transformer.prefix_mask(**condition)
         length = mask.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = torch.eye(length, dtype=torch.bool, device=self.device)
-        places = torch.arange(cache.prefix - length, cache.prefix, device=self.device)
-        cache.write_next_at(places.expand(len(mask), -1), cache.prefix)
-        return (causal & mask[:, None]) | own
-
-    def per_image(self, output: torch.Tensor) -> torch.Tensor:
-        """What a prefill returned for each prompt, [rows, ...], as [G, B, ...]."""
-        return repeat_images(output, self.groups, self._repeats).unflatten(0, (self.groups, -1))
-
-    def expand(self, cache, batch_size: int) -> None:
-        """Give every image of a prompt the keys and values of its prefill."""
-        if self._repeats > 1:
-            prompts = torch.arange(batch_size // self._repeats, device=self.device)
-            cache.expand(prompts.repeat_interleave(self._repeats))
+        padding = cache.prefix - length
+        cache.write_next_at(
+            torch.arange(padding, cache.prefix, device=self.device).expand(len(mask), -1), cache.prefix
+        )
+        return F.pad((causal & mask[:, None]) | own, (padding, 0))
 
     def prefix(self, cache, queries: int) -> torch.BoolTensor:
         """Which keys before the slots each of so many queries sees, [rows, queries, K]."""
         padding = cache.prefix - self._prefix_mask.shape[1]
-        return torch.nn.functional.pad(self._prefix_mask, (padding, 0))[:, None].expand(-1, queries, -1)
+        return F.pad(self._prefix_mask, (padding, 0))[:, None].expand(-1, queries, -1)
 
 
 def check_image(layout, family: str) -> None:

@@ -32,7 +32,11 @@ class KeyValueCache(Protocol):
         """Empty the rows of `images` [M], as they were when the cache was made."""
 
     def expand(self, images: torch.LongTensor) -> None:
-        """Make image j of the cache a copy of what was image `images[j]`, [M]: a prompt of several images is prefilled once."""
+        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
+        ...
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
+        """Make row j of the cache a copy of what was row `rows[j]`, [R]: equal prompts are prefilled once."""
 
 
 class RowCache:
@@ -169,7 +173,9 @@ class StackedCache(RowCache):
             states[:, rows, :, target] = states[:, rows, :, source]
 
     def expand(self, images: torch.LongTensor) -> None:
-        rows = self.rows(images)
+        self.take_rows(self.rows(images))
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
 
@@ -224,8 +230,7 @@ class GrowingCache(StackedCache):
         self.values[layer, :, :, self.filled : self.length] = values
         return self.keys[layer, :, :, : self.length], self.values[layer, :, :, : self.length]
 
-    def expand(self, images: torch.LongTensor) -> None:
+    def take_rows(self, rows: torch.LongTensor) -> None:
         if self.modulations is not None:
-            rows = self.rows(images)
             self.modulations = [tuple(part[rows] for part in layer) for layer in self.modulations]
-        super().expand(images)
+        super().take_rows(rows)

@@ -16,26 +16,42 @@ class LanguageCache(PlacedCache, Cache):
     A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to a scratch
     slot. It is part of the cache while the token in that slot ends a row.
 
+    Args:
+        rows, length: how many different prompts are prefilled, and how many tokens they have.
+        places: how many tokens there is room for before the row ends, at the end of which the prompts lie.
+
     Attributes:
         row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, thrown away.
     """
 
-    def __init__(self, mask: torch.BoolTensor, layout, scratch: int, groups: int, has_row_ends: bool):
+    def __init__(
+        self,
+        rows: int,
+        length: int,
+        *,
+        places: int,
+        batch_size: int,
+        layout,
+        scratch: int,
+        groups: int,
+        has_row_ends: bool,
+        device: torch.device,
+    ):
         Cache.__init__(self, layers=[])
-        columns, count, device = layout.columns, layout.num_tokens, mask.device
+        columns, count = layout.columns, layout.num_tokens
         self.groups = groups
         self._inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(count, count + scratch if has_row_ends else count, device=device)
-        self.lay_out(mask.shape[1], count, scratch, torch.cat([self._inner_ends, in_scratch]))
+        self.lay_out(places, count, scratch, torch.cat([self._inner_ends, in_scratch]))
         # Where the row end of each slot lies; nowhere without one.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
         self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
-        self.row_ends = torch.zeros(len(mask) // groups, len(self.places), dtype=torch.bool, device=device)
+        self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, self._inner_ends] = True
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        prompt = torch.arange(self.prefix - mask.shape[1], self.prefix, device=device)
-        self.write_next_at(prompt.expand(len(mask), -1), self.prefix)
+        prompt = torch.arange(self.prefix - length, self.prefix, device=device)
+        self.write_next_at(prompt.expand(rows, -1), self.prefix)
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""
@@ -65,11 +81,13 @@ class LanguageCache(PlacedCache, Cache):
         self.row_ends[images[:, None], self._inner_ends] = True
 
     def expand(self, images: torch.LongTensor) -> None:
-        rows = self.rows(images)
+        self.take_rows(self.rows(images))
+        self.row_ends = self.row_ends[images]
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
         self.keys, self.values = (
             [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
         )
-        self.row_ends = self.row_ends[images]
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Let `images` [M] be those of `other`, a cache of M images with as many slots. Prompts end together: the shorter ones

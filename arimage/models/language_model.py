@@ -8,9 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from .binding import check_raster, repeat_images, rows_of
+from .binding import check_raster, distinct, distinct_rows, rows_of
 from .cache_transformers import LanguageCache
 from .layers import additive
+
+
+# Prompts are padded on the left to a multiple of this length: what is compiled for one serves those that are about as long.
+PROMPT_MULTIPLE = 32
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -55,7 +59,6 @@ class LanguageTokenModel:
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
-        num_images_per_prompt: images of each prompt, which is prefilled once.
 
     Raises:
         ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one kind of prompt
@@ -76,7 +79,6 @@ class LanguageTokenModel:
         codebook: torch.Tensor | None = None,
         groups: int = 1,
         network: nn.Module | None = None,
-        num_images_per_prompt: int = 1,
     ):
         check_raster(layout, "a language model")
         attention = decoder.config._attn_implementation
@@ -94,10 +96,12 @@ class LanguageTokenModel:
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
         mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
-        self._prompt_mask = mask.to(prompt.device).bool()
-        self._mask = repeat_images(self._prompt_mask, groups, num_images_per_prompt)
+        mask = mask.to(prompt.device).bool()
+        self._mask = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
         self._decoder, self._embed, self._head = decoder, embed, head
-        self._prompt, self._groups, self._repeats = prompt, groups, num_images_per_prompt
+        self._groups, self._dtype = groups, prompt.dtype
+        # The prompts with their masks, and which of them each row has.
+        self._prompts, self._rows = (prompt, mask), list(range(rows))
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
@@ -111,19 +115,31 @@ class LanguageTokenModel:
     @torch.no_grad()
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        rows, length = self._mask.shape
+        rows = len(self._mask)
         if rows != batch_size * self._groups:
             raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self._groups} images")
-        cache = LanguageCache(self._prompt_mask, self.layout, scratch, self._groups, self._row_end is not None)
+        first, copies = distinct(self._rows)
+        prompt, mask = (part[[self._rows[row] for row in first]] for part in self._prompts)
+        length = mask.shape[1]
+        cache = LanguageCache(
+            len(mask),
+            length,
+            places=self._mask.shape[1],
+            batch_size=batch_size,
+            layout=self.layout,
+            scratch=scratch,
+            groups=self._groups,
+            has_row_ends=self._row_end is not None,
+            device=self.device,
+        )
         causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         # Padding sees itself, so that no row of the mask is empty.
-        visible = (causal & self._prompt_mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
-        positions = (self._prompt_mask.long().cumsum(1) - 1).clamp(min=0)
-        hidden = self._run(self._prompt, positions, F.pad(visible, (cache.prefix - length, 0)), cache)[:, -1]
-        if self._repeats > 1:
-            images = torch.arange(batch_size // self._repeats, device=self.device)
-            cache.expand(images.repeat_interleave(self._repeats))
-            hidden = repeat_images(hidden, self._groups, self._repeats)
+        visible = (causal & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        hidden = self._run(prompt, positions, F.pad(visible, (cache.prefix - length, 0)), cache)[:, -1]
+        if len(first) < rows:
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            hidden = hidden[copies]
         return cache, self._logits(hidden)
 
     @torch.no_grad()
@@ -140,7 +156,9 @@ class LanguageTokenModel:
         at_slots = cache.slots_of(positions, slots)
         seen = cache.seen(at_slots, visible)
         at, index = positions.clamp(min=0), cache.index(at_slots)
-        embedded = self._embed(tokens.clamp(min=0)).to(self._prompt).masked_fill((tokens < 0)[..., None], 0)
+        embedded = (
+            self._embed(tokens.clamp(min=0)).to(self.device, self._dtype).masked_fill((tokens < 0)[..., None], 0)
+        )
         last = None
         if self._row_end is not None:
             ends = (
@@ -186,12 +204,15 @@ class LanguageTokenModel:
 
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
-        other = copy.copy(self)
-        prompts = rows_of(images // self._repeats, self._groups, len(self._prompt) // self._groups)
-        other._prompt, other._prompt_mask = self._prompt[prompts], self._prompt_mask[prompts]
-        other._mask = self._mask[rows_of(images, self._groups, len(self._mask) // self._groups)]
-        other._repeats = 1
+        other, rows = copy.copy(self), rows_of(images, self._groups, len(self._mask) // self._groups)
+        other._mask, other._rows = self._mask[rows], [self._rows[row] for row in rows.tolist()]
         return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal prompts once. Reads the device."""
+        first, numbers = distinct_rows(*self._prompts)
+        self._rows = [numbers[row] for row in self._rows]
+        self._prompts = tuple(part[first] for part in self._prompts)
 
     def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
         """See `TokenModel.put`; the longer prompts decide how many places there are."""

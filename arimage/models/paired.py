@@ -56,15 +56,14 @@ class PairedModel(PrefixModel):
         transformer: nn.Module,
         condition: dict[str, torch.Tensor],
         layout,
-        *,
-        num_images_per_prompt: int = 1,
         **settings,
     ):
         check_image(layout, type(transformer).__name__)
-        # The first query is that of the image's own order.
-        condition = {name: value.repeat_interleave(num_images_per_prompt, dim=0) for name, value in condition.items()}
         super().__init__(transformer, condition, layout, **settings)
         self._prefix_mask = F.pad(self._prefix_mask, (0, 1), value=self.keeps_queries)
+
+    def merge_prompts(self) -> None:
+        """Equal prompts have prefixes of their own, which end with the first query of the image's order."""
 
     def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
         """What tells the transformer the places of ranks [B, Q]: [B, Q, ...]."""
@@ -78,7 +77,9 @@ class PairedModel(PrefixModel):
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
         config, device = self.transformer.config, self.device
-        cache = self.open_cache(PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch)
+        cache, condition, _ = self.open_prefill(
+            PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch
+        )
         rows, length = self._prefix_mask.shape
         index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
         # The queries after the first, which belongs to the prefix.
@@ -99,7 +100,7 @@ class PairedModel(PrefixModel):
         logits = self.transformer(
             query_at=self._rows(self.encode(ranks)),
             mask=torch.cat([prefix, image], dim=-1),
-            condition=self.condition,
+            condition=condition,
             cache=cache,
         )
         return cache, logits.unflatten(0, (self.groups, -1))

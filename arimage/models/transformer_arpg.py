@@ -2,7 +2,6 @@
 other half queries for any places read what it made of them."""
 
 import torch
-import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
@@ -103,17 +102,20 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         mask: torch.BoolTensor,
         query_rotary: torch.Tensor,
         query_mask: torch.BoolTensor,
+        query_rows: torch.LongTensor | None = None,
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
     ) -> torch.FloatTensor:
-        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [B, Q, vocab_size] in float32.
+        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [R, Q, vocab_size] in float32,
+        where R is B unless `query_rows` is given.
 
         Args:
             tokens: image tokens [B, T]; -1 is a token that is not known yet.
             rotary: rows of `rotary_table` for the fed positions, [B or 1, P + T, head_dim / 2, 2].
             mask: bool [B, P + T, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
-            query_rotary: rows of `rotary_table` for the places that are asked for, [B or 1, Q, head_dim / 2, 2].
-            query_mask: bool [B, Q, K], which keys each query sees.
+            query_rotary: rows of `rotary_table` for the places that are asked for, [R or 1, Q, head_dim / 2, 2].
+            query_mask: bool [R, Q, K], which keys each query sees.
+            query_rows: which of the B rows the queries of each row read, [R].
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
             cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
         """
@@ -130,7 +132,9 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         key, value = rotate(key, rotary).transpose(1, 2), value.transpose(1, 2)
         if cache is not None:
             key, value = cache.write(len(self.blocks), key, value)
-        queries = self.query_embedding.expand(len(hidden), query_mask.shape[1], -1)
+        if query_rows is not None:
+            key, value = key[query_rows], value[query_rows]
+        queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
         scores = additive(query_mask, hidden.dtype)
         for block in self.query_blocks:
             queries = block(queries, key, value, query_rotary, scores)
@@ -196,24 +200,23 @@ class ARPGTokenModel(PrefixModel):
 
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
-        config = self.transformer.config
-        layers = config.num_layers // 2 + 1
-        cache = self.open_cache(SlotCache, batch_size, layers, config.num_attention_heads, scratch)
-        mask = self.write_prefix(cache)
-        length, repeats = mask.shape[1], self._repeats
-        rotary = self._rotary_of(torch.arange(count, device=self.device).expand(batch_size, -1))
-        mask = F.pad(mask, (cache.prefix - length, 0))
+        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        layers, heads = config.num_layers // 2 + 1, config.num_attention_heads
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, layers, heads, scratch)
+        mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
         logits = self.transformer(
             rotary=self._rotary[None, :length],
             mask=mask,
-            # All images of a prompt ask at once, each for the places of its own order.
-            query_rotary=rotary.unflatten(0, (-1, repeats)).flatten(1, 2).repeat(self.groups, 1, 1, 1),
-            query_mask=mask[:, -1:].expand(-1, repeats * count, -1),
-            condition=self.condition,
+            query_rotary=self._rotary_of(torch.arange(count, device=self.device).expand(batch_size, -1)).repeat(
+                self.groups, 1, 1, 1
+            ),
+            query_mask=mask[rows, -1:].expand(-1, count, -1),
+            query_rows=rows,
+            condition=condition,
             cache=cache,
         )
-        self.expand(cache, batch_size)
-        return cache, logits.view(self.groups, batch_size, count, -1)
+        cache.take_rows(rows)
+        return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(
         self,

@@ -308,21 +308,21 @@ class LlamaGenTokenModel(PrefixModel):
 
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config = self.transformer.config
+        config, length = self.transformer.config, self._prefix_mask.shape[1]
         heads = config.num_key_value_heads or config.num_attention_heads
-        cache = self.open_cache(SlotCache, batch_size, config.num_layers, heads, scratch)
-        mask = self.write_prefix(cache)
-        length = mask.shape[1]
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=F.pad(mask, (cache.prefix - length, 0)),
-            condition=self.condition,
+            mask=self.write_prefix(cache, condition),
+            condition=condition,
             cache=cache,
             first_query=length - 1,
             return_features=True,
         )
-        self.expand(cache, batch_size)
-        logits, features = (self.per_image(output.squeeze(1)) for output in outputs)
+        if len(outputs[0]) < len(copies):
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            outputs = (output[copies] for output in outputs)
+        logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 
     def forward(

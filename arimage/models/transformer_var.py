@@ -12,7 +12,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.linear import linear
-from .binding import repeat_images, rows_of, with_unconditional
+from .binding import distinct, distinct_rows, rows_of, with_unconditional
 from .cache import GrowingCache
 from .layers import Linear, attend
 
@@ -322,10 +322,9 @@ class VARScaleModel:
     Args:
         transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         vq: the `VARVQModel` that adds up the maps.
-        condition: arguments of `VARTransformer.embed_condition`, one row per prompt.
+        condition: arguments of `VARTransformer.embed_condition`, one row per image.
         guided: also compute the logits without the condition.
         refiner: a smaller model of the same images, for `ScaleModel.refiner`.
-        num_images_per_prompt: images of each prompt, which is prefilled once.
     """
 
     def __init__(
@@ -336,31 +335,35 @@ class VARScaleModel:
         *,
         guided: bool = False,
         refiner: "VARScaleModel | None" = None,
-        num_images_per_prompt: int = 1,
     ):
         condition = with_unconditional(condition) if guided else condition
         self.transformer, self.vq, self.condition = transformer, vq, condition
-        self.groups, self._repeats = 2 if guided else 1, num_images_per_prompt
+        self.groups = 2 if guided else 1
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
         self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
-        self._rows = len(next(iter(condition.values()))) * num_images_per_prompt
+        # Rows of equal numbers have equal conditions.
+        self._rows = list(range(len(next(iter(condition.values())))))
         self._levels = transformer.levels(self.device)
-        mask = transformer.prefix_mask(**condition)
-        self._prefix_mask = None if mask is None else repeat_images(mask, self.groups, num_images_per_prompt)
+        self._prefix_mask = transformer.prefix_mask(**condition)
 
     def take(self, images: torch.LongTensor) -> "VARScaleModel":
         """See `ScaleModel.take`."""
-        other = copy.copy(self)
-        prompts = rows_of(images // self._repeats, self.groups, self._rows // (self.groups * self._repeats))
-        other.condition = {name: value[prompts] for name, value in self.condition.items()}
-        other._rows, other._repeats = len(prompts), 1
-        other._prefix_mask = self.transformer.prefix_mask(**other.condition)
+        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._rows) // self.groups)
+        other.condition = {name: value[rows] for name, value in self.condition.items()}
+        other._rows = [self._rows[row] for row in rows.tolist()]
+        other._prefix_mask = None if self._prefix_mask is None else self._prefix_mask[rows]
         other.refiner = None if self.refiner is None else self.refiner.take(images)
         return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal conditions once. Reads the device."""
+        _, self._rows = distinct_rows(*self.condition.values())
+        if self.refiner is not None:
+            self.refiner.merge_prompts()
 
     def _tokens(self, scale: int) -> slice:
         first = sum(side**2 for side in self.scales[:scale])
@@ -373,19 +376,18 @@ class VARScaleModel:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
         them; see `ScaleModel.prefill`."""
         config = self.transformer.config
-        if self._rows != batch_size * self.groups:
-            raise ValueError(
-                f"batch_size is {batch_size}, but the model is bound to {self._rows // self.groups} images"
-            )
-        condition, repeats = self.condition, self._repeats
-        if latents and repeats > 1:
-            # What is fed differs from image to image.
-            condition = {name: repeat_images(value, self.groups, repeats) for name, value in condition.items()}
-            repeats = 1
+        rows = len(self._rows)
+        if rows != batch_size * self.groups:
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
+        condition, different, copies = self.condition, rows, []
+        # The latents behind equal conditions differ.
+        if not latents:
+            first, copies = distinct(self._rows)
+            condition, different = {name: value[first] for name, value in condition.items()}, len(first)
         prefix_mask = self.transformer.prefix_mask(**condition)
         cache = GrowingCache(
             config.num_layers,
-            self._rows // repeats,
+            different,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
             prefix=0 if prefix_mask is None else prefix_mask.shape[1],
@@ -405,9 +407,9 @@ class VARScaleModel:
             cache=cache,
             first_query=fed.start,
         )
-        if repeats > 1:
-            cache.expand(torch.arange(batch_size // repeats, device=self.device).repeat_interleave(repeats))
-            logits = repeat_images(logits, self.groups, repeats)
+        if different < rows:
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            logits = logits[copies]
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:

@@ -29,6 +29,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     Args:
         transformer: the any-order model.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
         texts: the components `tokenizer` and `text_encoder` of families that generate from text.
 
     Attributes:
@@ -45,7 +46,9 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     # Made by each family.
     _token_model: Callable
 
-    def __init__(self, transformer: ModelMixin, vq: LlamaGenVQModel | None, **texts):
+    def __init__(
+        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **texts
+    ):
         super().__init__()
         if vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
@@ -54,6 +57,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
             )
         check_text_encoder(texts.get("text_encoder"), transformer)
         self.register_modules(transformer=transformer, vq=vq, **texts)
+        self.name_classes(id2label)
         self.order = "farthest"
 
     @property
@@ -80,7 +84,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     def prepare(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,
@@ -104,14 +108,15 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        # Images of one prompt have orders of their own.
         call.model = self._token_model(
             self.transformer,
-            condition,
+            {name: call.per_image(value) for name, value in condition.items()},
             layout,
             guided=call.guided,
             codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.model.merge_prompts()
         return call
 
     def _layout(
@@ -168,7 +173,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     def __call__(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,

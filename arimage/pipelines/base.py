@@ -1,5 +1,6 @@
 """What the pipelines of all families share: the body of a call, abilities, loading and saving."""
 
+import functools
 import json
 import numbers
 import os
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
+from diffusers.utils import logging
 from huggingface_hub import snapshot_download
 from PIL import Image
 
@@ -29,12 +31,17 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.capture import CompiledSteps
+from ..tokenizers.tiling import Tiling, TilingMixin
 from .call import GenerationCall, running, running_call
+from .checks import as_texts
 from .images import known_tokens, prepare_image, round_levels_down
+from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .weights import check_weights
 
+
+logger = logging.get_logger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -51,8 +58,10 @@ class ARImagePipeline(DiffusionPipeline):
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
+        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them. None
+            for a model of any text, or to turn the warning off.
 
-    `from_pretrained`, `save_pretrained` and `from_pipe` keep both. `Pipeline(**pipe.components)` starts with the defaults.
+    `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
@@ -71,7 +80,9 @@ class ARImagePipeline(DiffusionPipeline):
         super().__init__()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
+        self.known_captions: KnownCaptions | None = None
         self._compiled: CompiledSteps | None = None
+        self._tiling: Tiling | None = None
 
     # Abilities
 
@@ -83,6 +94,11 @@ class ARImagePipeline(DiffusionPipeline):
     @property
     def num_classes(self) -> int | None:
         """How many classes `class_labels` chooses from; None if the images are those of a text."""
+        return None
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes by their ids; None if the checkpoint does not name them."""
         return None
 
     @property
@@ -105,7 +121,7 @@ class ARImagePipeline(DiffusionPipeline):
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
         lacking = [
-            method
+            method.__name__
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
@@ -161,6 +177,8 @@ class ARImagePipeline(DiffusionPipeline):
         config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if self.known_captions is not None:
+            self.known_captions.save(Path(save_directory))
         super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
@@ -174,6 +192,9 @@ class ARImagePipeline(DiffusionPipeline):
         check_weights(folder, kwargs)
         pipe = super().from_pretrained(folder, **kwargs)
         pipe._load_generation_config(folder / GENERATION_CONFIG)
+        pipe.known_captions = KnownCaptions.load(folder)
+        # Of a repository, not the folder of its snapshot.
+        pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
         return pipe
 
     def _load_generation_config(self, path: Path) -> None:
@@ -201,6 +222,8 @@ class ARImagePipeline(DiffusionPipeline):
         pipe.decoding = pipeline.decoding
         for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
             setattr(pipe, name, getattr(pipeline, name))
+        pipe._tiling = pipeline._tiling
+        pipe.known_captions = pipeline.known_captions
         return pipe
 
     @classmethod
@@ -217,14 +240,38 @@ class ARImagePipeline(DiffusionPipeline):
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
 
+    # Image tokenizer
+
+    @property
+    def tiling(self) -> TilingMixin:
+        """What `enable_vae_slicing` and `enable_vae_tiling` set: the image tokenizer, if it is one of this library."""
+        assert self._tiling is not None
+        return self._tiling
+
+    def enable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels one after the other; see `TilingMixin.enable_slicing`."""
+        self.tiling.enable_slicing()
+
+    def disable_vae_slicing(self) -> None:
+        """Turn the images of a batch into pixels at once again."""
+        self.tiling.disable_slicing()
+
+    def enable_vae_tiling(self, *args: int | None, **kwargs: int | None) -> None:
+        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it takes."""
+        self.tiling.enable_tiling(*args, **kwargs)
+
+    def disable_vae_tiling(self) -> None:
+        """Turn whole images into pixels again."""
+        self.tiling.disable_tiling()
+
     # Compilation
 
     def compile(self, **options) -> None:
         """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a step as one
         graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
 
-        A decoding is compiled when a call first uses it, and again for every other number of images, size, length of the
-        prompts or window; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
+        A decoding is compiled when a call first uses it, and again for every other number of images, size or window, and for
+        prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
         the rounding of fused operators. Prefill and image decoding stay eager, and while hooks move the weights of a component
         (offloading, several devices) so do the steps. `from_pipe` and `save_pretrained` forget it.
 
@@ -316,6 +363,14 @@ class ARImagePipeline(DiffusionPipeline):
             module._hf_hook.pre_forward(module)
         return module
 
+    def check_known(self, prompt: str | list[str] | None) -> None:
+        """Warn of every prompt that is not among `known_captions`, once."""
+        if self.known_captions is not None and prompt is not None:
+            for text in as_texts(prompt):
+                unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
+                if unknown is not None:
+                    _warn_once(unknown.message)
+
     # The body of a call
 
     @torch.no_grad()
@@ -350,6 +405,7 @@ class ARImagePipeline(DiffusionPipeline):
 
         # 2. Encode the condition
         call = self.prepare(**arguments)
+        self.check_known(arguments.get("prompt"))
         call.decoding, call.output_type = decoding, output_type
         call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
 
@@ -396,6 +452,11 @@ class ARImagePipeline(DiffusionPipeline):
         if self._execution_device.type == "cuda":
             torch.cuda.synchronize(self._execution_device)
         return time.perf_counter()
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:

@@ -9,6 +9,7 @@ from ..decoding import Layout
 from ..kernels.codebook import nearest_code
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
+from ..tokenizers.tiling import Tiling
 from .base import ARImagePipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
@@ -62,6 +63,7 @@ class ChameleonPipeline(ARImagePipeline):
         self._first_code = first_code_of(self._vocabulary, vq.config.num_vq_embeddings)
         self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer)
         self.register_to_config(image_size=image_size)
+        self._tiling = Tiling(self.scale_factor)
 
     @property
     def _truncates_levels(self) -> bool:
@@ -143,7 +145,7 @@ class ChameleonPipeline(ARImagePipeline):
         codebook = self.code_vectors()
         transformer = self.on_device(self.transformer)
         embedding, first = transformer.get_input_embeddings(), self._first_code
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(transformer, transformer.model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
@@ -154,8 +156,8 @@ class ChameleonPipeline(ARImagePipeline):
             codebook=codebook,
             groups=1 + call.guided,
             network=transformer,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
 
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all tokens in the image tokenizer [V, D]."""
@@ -164,7 +166,12 @@ class ChameleonPipeline(ARImagePipeline):
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
-        latents = self.vq.encode(pixels.to(self.vq.dtype)).latents.permute(0, 2, 3, 1)
+
+        def encode(images: torch.Tensor) -> torch.Tensor:
+            return self.vq.encode(images).latents
+
+        latents = self.tiling.in_tiles(encode, pixels.to(self.vq.dtype), before=self.scale_factor, after=1)
+        latents = latents.permute(0, 2, 3, 1)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:3])
 
     def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
@@ -176,7 +183,8 @@ class ChameleonPipeline(ARImagePipeline):
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
-        pixels = self.decode_image(self.whole_tokens(call, tokens))
+        tokens = self.whole_tokens(call, tokens)
+        pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         if self.current_call is not None:
             # The next forward pass needs it.
             self.on_device(self.transformer)

@@ -5,9 +5,11 @@ from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
+from ..tokenizers.tiling import TilingMixin
 from .base import ARImagePipeline
 from .captions import clean_caption
 from .checks import as_texts
+from .known import KnownCaptions, quoted, tell_nearest
 
 
 logger = logging.get_logger(__name__)
@@ -37,7 +39,8 @@ def left_pad(
 
 
 class ClassOrTextPipeline(ARImagePipeline):
-    """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`."""
+    """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`,
+    and `id2label` in their own config."""
 
     # Whether class_labels may hold the id after the last class, which stands for no class in particular.
     _accepts_no_class = False
@@ -46,6 +49,57 @@ class ClassOrTextPipeline(ARImagePipeline):
     def num_classes(self) -> int | None:
         config = self.transformer.config
         return config.num_classes if config.conditioning == "class" else None
+
+    @property
+    def tiling(self) -> TilingMixin:
+        return self.vq
+
+    @property
+    def class_names(self) -> list[str] | None:
+        labels = self.config.get("id2label")
+        return None if labels is None else [labels[str(i)] for i in range(len(labels))]
+
+    def name_classes(self, id2label: dict[int, str] | None) -> None:
+        """Keep the names of the classes in the config.
+
+        Raises:
+            ValueError: if there is not one for each class.
+        """
+        if id2label is None:
+            return
+        # The keys of JSON are text.
+        names = {int(key): name for key, name in id2label.items()}
+        if sorted(names) != [*range(self.num_classes or 0)]:
+            raise ValueError(
+                f"id2label names {len(names)} classes, and the transformer has {self.num_classes or 'none'}: name each once"
+            )
+        self.register_to_config(id2label={str(key): names[key] for key in sorted(names)})
+
+    def get_label_ids(self, label: str | list[str]) -> list[int]:
+        """The ids of classes by their names, such as "golden retriever", in upper or lower case.
+
+        Raises:
+            ValueError: if no class has this name, or several have, or the checkpoint does not name its classes.
+        """
+        if self.class_names is None:
+            raise ValueError(
+                f"this checkpoint generates classes and does not name them: give class_labels, ids from 0 to {self._last_class}"
+            )
+        ids: dict[str, list[int]] = {}
+        for i, names in enumerate(self.class_names):
+            # Some lists of classes have synonyms.
+            for name in names.split(","):
+                ids.setdefault(name.strip().casefold(), []).append(i)
+        found = []
+        for name in as_texts(label, "label"):
+            its = ids.get(name.strip().casefold(), [])
+            if not its:
+                nearest = tell_nearest(KnownCaptions({name: [] for name in ids}).nearest(name))
+                raise ValueError(f"{quoted([name])} is not the name of a class of this checkpoint: {nearest}")
+            if len(its) > 1:
+                raise ValueError(f"{quoted([name])} is the name of the classes {its}: give one of these ids")
+            found += its
+        return found
 
     def encode_prompt(self, prompt: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Right-padded text embeddings [B, P, D] and their mask [B, P], from captions cleaned as in the original."""
@@ -62,12 +116,12 @@ class ClassOrTextPipeline(ARImagePipeline):
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
         """Refuse a condition that the checkpoint cannot generate; return how many prompts or classes there are."""
         if self.num_classes is not None:
-            last = self.num_classes - 1 + self._accepts_no_class
-            if class_labels is None or prompt is not None or prompt_embeds is not None:
+            if (class_labels is None) == (prompt is None) or prompt_embeds is not None:
                 raise ValueError(
-                    f"this checkpoint generates classes: give class_labels, ids from 0 to {last}, and no prompt"
+                    f"this checkpoint generates classes: give class_labels, ids from 0 to {self._last_class}, or their names as "
+                    "the prompt"
                 )
-            return len(self._labels(class_labels, last))
+            return len(self._class_ids(prompt, class_labels))
         if class_labels is not None:
             raise ValueError("this checkpoint generates from text: give a prompt instead of class_labels")
         if (prompt is None) == (prompt_embeds is None):
@@ -95,23 +149,36 @@ class ClassOrTextPipeline(ARImagePipeline):
             )
         return len(prompt_embeds)
 
-    def _labels(self, class_labels, last: int) -> torch.LongTensor:
-        refusal = f"class_labels are {class_labels!r}: give one or more ids from 0 to {last}"
+    @property
+    def _last_class(self) -> int:
+        return (self.num_classes or 0) - 1 + self._accepts_no_class
+
+    def _class_ids(self, prompt, class_labels) -> torch.LongTensor:
+        """The ids [B'] of the classes that a call asks for."""
+        if prompt is not None:
+            return torch.tensor(self.get_label_ids(as_texts(prompt)))
+        refusal = f"class_labels are {class_labels!r}: give one or more ids from 0 to {self._last_class}"
+        if isinstance(class_labels, str | list | tuple):
+            listed = [class_labels] if isinstance(class_labels, str) else class_labels
+            class_labels = [self.get_label_ids(one)[0] if isinstance(one, str) else one for one in listed]
         try:
             labels = torch.as_tensor(class_labels).flatten()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(refusal) from error
         whole = not labels.is_floating_point() and not labels.is_complex() and labels.dtype != torch.bool
-        if not whole or len(labels) == 0 or labels.min() < 0 or labels.max() > last:
+        if not whole or len(labels) == 0 or labels.min() < 0 or labels.max() > self._last_class:
             raise ValueError(refusal)
         return labels.long()
 
     def encode_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
         """The condition of every prompt or class, `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask [B', P]."""
         if self.num_classes is not None:
-            condition = {"class_labels": torch.as_tensor(class_labels).flatten().long()}
+            condition = {"class_labels": self._class_ids(prompt, class_labels)}
         else:
             if prompt_embeds is None:
-                prompt_embeds, prompt_attention_mask = self.encode_prompt(as_texts(prompt))
+                texts = as_texts(prompt)
+                different = list(dict.fromkeys(texts))
+                rows = [different.index(text) for text in texts]
+                prompt_embeds, prompt_attention_mask = (part[rows] for part in self.encode_prompt(different))
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
         return {name: value.to(self._execution_device) for name, value in condition.items()}

@@ -9,9 +9,9 @@ from textwrap import indent
 PARTS = {
     "class_or_text": """
         prompt (`str` or `list[str]`, *optional*):
-            What to generate, for text-conditional checkpoints.
-        class_labels (`int`, `list[int]` or `torch.LongTensor`, *optional*):
-            The classes to generate, for class-conditional checkpoints: ids from 0 to `pipe.num_classes` - 1.
+            What to generate: a text, or for class-conditional checkpoints the name of a class ("golden retriever").
+        class_labels (`int`, `str`, a list of them or `torch.LongTensor`, *optional*):
+            The classes to generate, for class-conditional checkpoints: ids from 0 to `pipe.num_classes` - 1, or names.
     """,
     "prompt_embeds": """
         prompt_embeds (`torch.Tensor`, *optional*), prompt_attention_mask (`torch.Tensor`, *optional*):

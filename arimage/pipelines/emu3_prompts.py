@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
+from ..tokenizers.tiling import Tiling
 from .base import ARImagePipeline
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
 
@@ -51,11 +52,17 @@ class Emu3Prompts(ARImagePipeline):
         self._first_code, self._vocab_size = codes[0], len(codes)
         self.register_modules(model=model, tokenizer=tokenizer)
         self.register_to_config(image_area=image_area)
+        self._tiling = Tiling(self.scale_factor)
 
     @property
     def vq(self) -> Emu3VQVAE:
         """The image tokenizer."""
         return self.model.model.vqmodel
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per token along each side."""
+        return self.vq.spatial_scale_factor
 
     @property
     def accepts_negative_prompt(self) -> bool:
@@ -77,7 +84,7 @@ class Emu3Prompts(ARImagePipeline):
         self, height: int | None = None, width: int | None = None, ratio: str | None = None
     ) -> tuple[int, int]:
         """Height and width in pixels of the images of a call with these arguments."""
-        factor = self.vq.spatial_scale_factor
+        factor = self.scale_factor
         if height is None and width is None:
             sides = str(ratio or "1:1").split(":")
             if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
@@ -94,7 +101,7 @@ class Emu3Prompts(ARImagePipeline):
     def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] of texts with the header of an image of `size` (height, width) behind each, padded on the left,
         and their mask."""
-        rows, columns = (side // self.vq.spatial_scale_factor for side in size)
+        rows, columns = (side // self.scale_factor for side in size)
         texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in prompt]
         encoded = self.tokenizer(
             texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"

@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
+from ..tokenizers.tiling import Tiling
 from .base import ARImagePipeline
 
 
@@ -23,6 +24,7 @@ class JanusPrompts(ARImagePipeline):
             )
         self.register_modules(model=model, processor=processor)
         self.generation_config["guidance_scale"] = 5.0
+        self._tiling = Tiling(self.scale_factor)
 
     @property
     def parts(self) -> JanusModel:

@@ -21,7 +21,7 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> # the folder that `arimage convert` wrote
+        >>> # downloaded and converted once; `arimage models` says how large it is
         >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```

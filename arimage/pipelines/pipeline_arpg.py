@@ -15,6 +15,7 @@ class ARPGPipeline(AnyOrderPipeline):
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Attributes:
         order: the order of calls that give none.
@@ -33,5 +34,6 @@ class ARPGPipeline(AnyOrderPipeline):
         vq: LlamaGenVQModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
+        id2label: dict[int, str] | None = None,
     ):
-        super().__init__(transformer, vq, tokenizer=tokenizer, text_encoder=text_encoder)
+        super().__init__(transformer, vq, id2label, tokenizer=tokenizer, text_encoder=text_encoder)

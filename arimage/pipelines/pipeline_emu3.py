@@ -1,6 +1,7 @@
 """Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image tokens."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from diffusers.image_processor import PipelineImageInput
 from ..decoding import Decoding, Layout
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
-from ..tokenizers.vq_emu3 import decode_image
+from ..tokenizers.vq_emu3 import decode_image, encode_latents
 from .call import GenerationCall
 from .checks import check_one_of
 from .docstrings import fill_docstring
@@ -23,7 +24,7 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> # the folder that `arimage convert` wrote
+        >>> # downloaded and converted once; `arimage models` says how large it is
         >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
         ```
@@ -102,35 +103,40 @@ class Emu3Pipeline(Emu3Prompts):
         )
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
-        factor = self.vq.spatial_scale_factor
         codes = torch.arange(self._vocab_size, device=self._execution_device)
         # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
         # sides, so that guided logits of the image tokens alone give the same distribution.
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
             head=code_head(self.model.lm_head, first, self._vocab_size),
-            layout=Layout((size[0] // factor, size[1] // factor)),
+            layout=Layout((size[0] // self.scale_factor, size[1] // self.scale_factor)),
             input_ids=rows,
             attention_mask=masks,
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
             codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
             groups=len(groups),
             network=self.model,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         vq = self.on_device(self.model).model.vqmodel
-        return torch.stack(vq.encode(pixels, [pixels.shape[2:]] * len(pixels)).image_tokens).to(pixels.device)
+        latents = self.tiling.in_tiles(partial(encode_latents, vq), pixels, before=self.scale_factor, after=1)
+        return vq.quantize(latents[:, None])[:, 0].to(pixels.device)
+
+    def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]."""
+        return decode_image(self.on_device(self.model).model.vqmodel, tokens)
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
         tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
-        return decode_image(self.on_device(self.model).model.vqmodel, tokens).to(self._execution_device)
+        pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
+        return pixels.to(self._execution_device)
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

@@ -24,7 +24,7 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> # the folder that `arimage convert` wrote
+        >>> # downloaded and converted once; `arimage models` says how large it is
         >>> pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
@@ -79,7 +79,7 @@ class JanusPipeline(JanusPrompts):
             ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
             mask = mask.repeat(2, 1)
         parts = self.parts
-        call.model = LanguageTokenModel(
+        model = LanguageTokenModel(
             compiled_like(self.model, parts.language_model),
             embed=self.model.prepare_embeddings_for_image_generation,
             head=parts.generation_head,
@@ -89,8 +89,8 @@ class JanusPipeline(JanusPrompts):
             codebook=self.code_vectors(),
             groups=1 + call.guided,
             network=self.model,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def code_vectors(self) -> torch.Tensor:
@@ -103,15 +103,23 @@ class JanusPipeline(JanusPrompts):
         """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity. The original
         does the same; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
-        latents = vq.quant_conv(vq.encoder(pixels.to(vq.dtype))).permute(0, 2, 3, 1)
+        latents = self.tiling.in_tiles(vq.encoder, pixels.to(vq.dtype), before=self.scale_factor, after=1)
+        latents = vq.quant_conv(latents).permute(0, 2, 3, 1)
         latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
+
+    def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]."""
+        vq = self.parts.vqmodel
+        vectors = F.normalize(vq.quantize.embedding(tokens), dim=-1).permute(0, 3, 1, 2).contiguous()
+        return vq.decoder(vq.post_quant_conv(vectors))
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
         tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
-        return self.parts.vqmodel.decode(tokens.flatten(1)).to(self._execution_device)
+        pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
+        return pixels.to(self._execution_device)
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

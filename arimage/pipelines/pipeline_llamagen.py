@@ -37,6 +37,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -54,6 +55,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         drafter: LlamaGenDrafter | None = None,
+        id2label: dict[int, str] | None = None,
     ):
         super().__init__()
         if transformer.config.vocab_size != vq.config.codebook_size:
@@ -70,6 +72,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         self.register_modules(
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
         )
+        self.name_classes(id2label)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -79,7 +82,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     def prepare(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,
@@ -99,15 +102,15 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-        call.model = LlamaGenTokenModel(
+        model = LlamaGenTokenModel(
             self.transformer,
             condition,
             Layout((self.transformer.config.grid_size,) * 2),
             guided=call.guided,
             codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
-            num_images_per_prompt=call.num_images_per_prompt,
         )
+        call.bind(model)
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
@@ -124,7 +127,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     def __call__(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,

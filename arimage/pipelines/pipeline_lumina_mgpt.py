@@ -20,8 +20,8 @@ EXAMPLE_DOC_STRING = """
         >>> import torch
         >>> from arimage import AutoPipeline
 
-        >>> # the folder that `arimage convert` wrote
-        >>> pipe = AutoPipeline.from_pretrained("lumina-mgpt-7b-768", dtype=torch.bfloat16).to("cuda")
+        >>> # downloaded and converted once; `arimage models` says how large it is
+        >>> pipe = AutoPipeline.from_pretrained("lumina-mgpt-2", dtype=torch.bfloat16).to("cuda")
         >>> pipe.decoding = "sjd-coupled"
         >>> image = pipe("a red heart", height=576, width=1024, generator=torch.Generator().manual_seed(0)).images[0]
         ```

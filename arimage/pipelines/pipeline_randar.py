@@ -11,6 +11,7 @@ class RandARPipeline(AnyOrderPipeline):
     Args:
         transformer (`RandARTransformer`): the any-order model.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        id2label (`dict[int, str]`, *optional*): the names of the classes.
 
     Attributes:
         order: the order of calls that give none.
@@ -21,5 +22,10 @@ class RandARPipeline(AnyOrderPipeline):
 
     _token_model = RandARTokenModel
 
-    def __init__(self, transformer: RandARTransformer, vq: LlamaGenVQModel | None = None):
-        super().__init__(transformer, vq)
+    def __init__(
+        self,
+        transformer: RandARTransformer,
+        vq: LlamaGenVQModel | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__(transformer, vq, id2label)

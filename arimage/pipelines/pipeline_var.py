@@ -38,6 +38,7 @@ class VARPipeline(ClassOrTextPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for `CollaborativeDecoding`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -58,6 +59,7 @@ class VARPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         refiner: VARTransformer | None = None,
+        id2label: dict[int, str] | None = None,
     ):
         super().__init__()
         for name, network in (("transformer", transformer), ("refiner", refiner)):
@@ -80,6 +82,7 @@ class VARPipeline(ClassOrTextPipeline):
         self.register_modules(
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, refiner=refiner
         )
+        self.name_classes(id2label)
         self.decoding = NextScaleDecoding()
 
     @property
@@ -90,7 +93,7 @@ class VARPipeline(ClassOrTextPipeline):
     def prepare(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,
@@ -107,11 +110,10 @@ class VARPipeline(ClassOrTextPipeline):
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         condition = self.encode_condition(*condition)
-        options = {"guided": call.guided, "num_images_per_prompt": call.num_images_per_prompt}
         refiner = None
         if self.refiner is not None:
-            refiner = VARScaleModel(self.refiner, self.vq, condition, **options)
-        call.model = VARScaleModel(self.transformer, self.vq, condition, refiner=refiner, **options)
+            refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
+        call.bind(VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner))
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
@@ -154,7 +156,7 @@ class VARPipeline(ClassOrTextPipeline):
     def __call__(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: int | list[int] | torch.LongTensor | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         image: PipelineImageInput | None = None,
         mask_image: PipelineImageInput | None = None,

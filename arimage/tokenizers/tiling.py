@@ -68,12 +68,10 @@ def check_multiple(name: str, value: int, factor: int) -> int:
 class TilingMixin:
     """`enable_slicing` and `enable_tiling` of a tokenizer, with the names and the meaning that they have in diffusers.
 
-    The tokenizer has `encoder`, `decoder` and `scale_factor`, and calls its networks through `in_slices` and `in_tiles`. The
-    settings are not part of its config, and are not saved.
+    The tokenizer has a `scale_factor`, pixels per token along each side, and calls its networks through `in_slices` and
+    `in_tiles`. The settings are not part of its config, and are not saved.
     """
 
-    encoder: Network
-    decoder: Network
     scale_factor: int
 
     use_slicing = False
@@ -157,3 +155,10 @@ class TilingMixin:
             if images.shape[-2] > tile[0] * before or images.shape[-1] > tile[1] * before:
                 return self.in_slices(lambda image: tiled(network, image, tile, stride, before, after), images)
         return self.in_slices(network, images)
+
+
+class Tiling(TilingMixin):
+    """Slicing and tiling of a tokenizer that is a class of diffusers or transformers, which have neither for it."""
+
+    def __init__(self, scale_factor: int):
+        self.scale_factor = scale_factor

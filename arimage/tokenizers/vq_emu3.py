@@ -1,8 +1,15 @@
-"""Decoding of single images by Emu3's image tokenizer, which is one of videos."""
+"""Encoding and decoding of single images by Emu3's image tokenizer, which is one of videos."""
 
 import torch
 import torch.nn.functional as F
 from transformers import Emu3VQVAE
+
+
+def encode_latents(vq: Emu3VQVAE, pixels: torch.Tensor) -> torch.Tensor:
+    """What `vq.encode` quantises of images [B, 3, H, W] in [-1, 1], by `vq.quantize(latents[:, None])[:, 0]`: [B, D, h, w]."""
+    frames = pixels[:, None].repeat(1, vq.config.temporal_downsample_factor, 1, 1, 1)
+    hidden = vq.encoder(frames.to(vq.dtype)).permute(0, 2, 1, 3, 4)
+    return vq.quant_conv(hidden)[:, :, 0]
 
 
 def decode_image(vq: Emu3VQVAE, tokens: torch.LongTensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from ..tokenizers.vq_var import VARVQModel
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
+from .known import known_captions
 from .loop import OptimizerSettings
 from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
@@ -140,14 +141,15 @@ def run_transformer(
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
-    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
-    data = _with_scenes(recipe, "transformer", data)
-
+    plain, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    data = _with_scenes(recipe, "transformer", plain)
+    known = known_captions(plain, data)
     samples = {"sampling": recipe["generation"]["sampling"]}
 
     def save(pipe: ARImagePipeline) -> None:
         pipe.generation_config.update(recipe["generation"]["sampling"])
         pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
+        pipe.known_captions = known
         save_float16(pipe, out / "model")
 
     if recipe["tokenizer"].get("class") == "VARVQModel":
@@ -209,6 +211,7 @@ def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
     }
     half = type(pipe)(**halves)
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
+    half.known_captions = pipe.known_captions
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
     shutil.rmtree(partial, ignore_errors=True)
     half.save_pretrained(partial)

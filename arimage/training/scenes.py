@@ -45,6 +45,15 @@ PLACES = {
 }
 
 
+# The captions that `make_scenes` writes, for the list of what a model knows; `scene_words` has their words.
+SCENE_PATTERNS = (
+    "{picture} on a {ground} background",
+    "{colour} {coloured}", "a picture of a {colour} {coloured}", "{coloured}, {colour}",
+    "{number} {things}", "a picture of {number} {things}",
+    "{thing} and {thing}", "{thing} next to {thing}", "{thing} to the left of {thing}",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class SceneSettings:
     """How many pictures are made: `grounds` of each image on coloured backgrounds, `counted` of each noun and number, `pairs`
@@ -103,6 +112,22 @@ def countable(data: ImageCaptions) -> list[int]:
         if is_countable(noun_of(data.names[i])) and len(connected_parts(data.alpha[i, 0] > 127)) == 1
         and len(connected_parts(foreground(data.images[i : i + 1])[0])) == 1
     ]  # fmt: skip
+
+
+def scene_words(data: ImageCaptions) -> dict[str, list[str]]:
+    """The words that stand for each other in `SCENE_PATTERNS`."""
+    objects = countable(data)
+    things = [noun_of(data.names[i]) for i in objects]
+    names = [data.names[i] for i in objects if is_countable(data.names[i])]
+    words = {
+        "ground": GROUNDS,
+        "colour": COLOURS,
+        "coloured": (noun_of(data.names[i]) for i in one_coloured(data)),
+        "number": (*NUMBERS.values(), *map(str, NUMBERS)),
+        "thing": things,
+        "things": map(plural, (*things, *names)),
+    }
+    return {slot: list(dict.fromkeys(choices)) for slot, choices in words.items()}
 
 
 def _objects(data: ImageCaptions) -> Iterable[int]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -28,10 +29,11 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 from arimage import cli
-from arimage.app import pictures
+from arimage.app import markup, pictures
 from arimage.app.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine import Engine
 from arimage.app.protocol import Limits, Result
+from arimage.pipelines.known import Unknown
 
 
 AUTH = ("ada", "opens sesame")
@@ -279,6 +281,13 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     again, mask = pictures.picture_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
     assert np.array_equal(np.asarray(again), np.asarray(picture))
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
+
+
+def test_an_unknown_prompt_is_told_under_the_images():
+    unknown = Unknown(["red heart"], '"a <hart>" is not known')
+    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {}, unknown)
+    assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)
+    assert "is not known" not in markup.finished(replace(result, unknown=None))
 
 
 def test_downloads_keep_to_their_folder(tmp_path):

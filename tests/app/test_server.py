@@ -23,15 +23,17 @@ from PIL import Image
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from arimage import cli
+from arimage import LlamaGenPipeline, cli
 from arimage.app import server as server_module
 from arimage.app.connections import Server, serve_until_stopped
 from arimage.app.engine import Engine
 from arimage.app.protocol import Limits, Request
 from arimage.app.server import build_server
+from arimage.pipelines.known import KnownCaptions
 
 
 TOKEN = "a-token-of-the-tests"
+CLASSES = ["tench", "retriever", "crane", "otter", "finch", "crane", "tabby", "Eskimo dog", "hen", "sea lion"]
 JSON = {"Content-Type": "application/json"}
 
 
@@ -63,10 +65,22 @@ def wait_for(condition, seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
+def known_pipeline():
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]})
+    return pipe
+
+
 @pytest.fixture(scope="module")
 def engine():
     return Engine(
-        {"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text"), "class": tiny.class_pipeline()},
+        {
+            "text": tiny.text_pipeline(),
+            "scales": tiny.scale_pipeline("text"),
+            "class": tiny.class_pipeline(),
+            "known": known_pipeline(),
+            "named": LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
+        },
         Limits(gathering=0.05),
     )
 
@@ -202,6 +216,35 @@ def test_a_stream_shows_partial_images(client, engine):
     assert not same(picture(partial[0].b64_json), picture(last.b64_json))
 
 
+def test_an_unknown_prompt_is_told_with_the_nearest_captions(client):
+    told = {
+        "nearest": ["red heart"],
+        "message": '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"',
+    }
+    answer = client.images.generate(model="known", prompt="a hart", n=2)
+    assert len(answer.data) == 2 and answer.model_extra["arimage"]["unknown_prompt"] == told
+    *_, last = client.images.generate(model="known", prompt="a hart", stream=True, partial_images=1)
+    assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == told
+    for model, prompt in (("known", "A heart."), ("text", "a hart")):
+        assert client.images.generate(model=model, prompt=prompt).model_extra["arimage"]["unknown_prompt"] is None
+
+
+def test_a_class_is_named_by_the_prompt(client, engine):
+    answer = client.images.generate(model="named", prompt="Otter", n=2, extra_body={"seed": 2})
+    expected = engine.submit(Request("class", class_label=3, seed=2, count=2)).result(60)
+    assert [same(picture(one.b64_json), image) for one, image in zip(answer.data, expected.images, strict=True)] == [
+        True,
+        True,
+    ]
+    assert answer.model_extra["arimage"]["settings"]["class_label"] == 3
+    for prompt, message in (("oter", 'the nearest is "otter"'), ("crane", r"classes \[2, 5\]")):
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            client.images.generate(model="named", prompt=prompt)
+        assert refused.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match="not both"):
+        client.images.generate(model="named", prompt="otter", extra_body={"class_label": 3})
+
+
 def test_an_edit_changes_where_the_mask_is_transparent(client, engine):
     before = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
     mask = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
@@ -222,9 +265,11 @@ def test_an_edit_changes_where_the_mask_is_transparent(client, engine):
 
 
 def test_models_are_listed(client, address):
-    assert [model.id for model in client.models.list()] == ["text", "scales", "class"]
+    assert [model.id for model in client.models.list()] == ["text", "scales", "class", "known", "named"]
     model = client.models.retrieve("text")
     assert model.model_extra["arimage"]["sizes"] == ["8x8"] and model.model_extra["arimage"]["decodings"]["sjd"]
+    assert client.models.retrieve("known").model_extra["arimage"]["names"] == ["red heart", "tree"]
+    assert client.models.retrieve("named").model_extra["arimage"]["names"] == CLASSES
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-image-1': choose among text"):
         client.models.retrieve("gpt-image-1")
     schema = httpx.get(f"{address}/openapi.json").json()

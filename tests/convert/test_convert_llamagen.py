@@ -44,6 +44,16 @@ def make_text_encoder(tmp_path):
     return make
 
 
+def test_tensors_with_attributes_are_read(state, tmp_path):
+    # The published 3B was saved with some.
+    for tensor in state.values():
+        tensor.sharded = True
+    torch.save(state, tmp_path / "c2i_3B_384.pt")
+    assert b"_rebuild_from_type_v2" in (tmp_path / "c2i_3B_384.pt").read_bytes()
+    read = load_original(tmp_path / "c2i_3B_384.pt")
+    assert read.keys() == state.keys() and all(torch.equal(read[key], state[key]) for key in state)
+
+
 def transformer_from(state, **settings):
     return llamagen_transformer_from_original(state, **{"image_size": 24, "downsample": 4, "num_heads": 4} | settings)
 

@@ -145,42 +145,9 @@ def test_anole_may_hold_its_image_decoder(folder, expected, tmp_path):
     torch.testing.assert_close(pixels, expected["vq_decoded_pixels"], atol=1e-4, rtol=0)
 
 
-META_NAMES = {
-    "model.embed_tokens": "tok_embeddings",
-    "lm_head": "output",
-    "model.norm": "norm",
-    "model.layers": "layers",
-    "self_attn.q_norm": "attention.q_normalization",
-    "self_attn.k_norm": "attention.k_normalization",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3",
-    **{f"self_attn.{letter}_proj": f"attention.w{letter}" for letter in "qkvo"},
-}
-
-
 @pytest.fixture
 def meta_folder(tmp_path):
-    """The fixture as Meta writes it, whose RoPE turns neighbouring pairs."""
-    folder = tmp_path / "meta"
-    model = folder / "models" / "7b"
-    model.mkdir(parents=True)
-    state = {"rope.freqs": torch.zeros(4)}
-    for key, tensor in load_file(FIXTURE / "model.safetensors").items():
-        if re.search(r"[qk]_(proj|norm)", key):
-            tensor = tensor.flatten() if "norm" in key else tensor
-            tensor = tensor.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
-        for ours, theirs in META_NAMES.items():
-            key = key.replace(ours, theirs)
-        state[key] = tensor
-    torch.save(state, model / "consolidated.pth")
-    settings = {"dim": 32, "n_layers": 2, "n_heads": 4, "norm_eps": 1e-5, "swin_norm": False, "qk_normalization": True}
-    (model / "params.json").write_text(json.dumps({"model": settings}))
-    (model / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
-    shutil.copytree(META, folder / "tokenizer")
-    return folder
+    return tiny.write_meta(tmp_path / "meta")
 
 
 def test_metas_own_format_gives_the_same(meta_folder, expected):

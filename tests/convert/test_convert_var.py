@@ -73,6 +73,15 @@ def test_a_converted_tokenizer_gives_the_codes_and_images_of_the_original(golden
     torch.testing.assert_close(images, expected["vae_recon_per_scale"][:, -1], atol=1e-4, rtol=0)
 
 
+def test_a_thousand_classes_are_those_of_imagenet(state, tmp_path):
+    state["class_emb.weight"] = torch.randn(1001, state["class_emb.weight"].shape[1])
+    torch.save(state, tmp_path / "var.pth")
+    convert_var(tmp_path / "var.pth", FILES[1], out=tmp_path / "out")
+    pipe = VARPipeline.from_pretrained(tmp_path / "out")
+    assert pipe.get_label_ids(["golden retriever", "tench", "toilet tissue"]) == [207, 0, 999]
+    assert len(pipe.class_names) == 1000 and convert_var(*FILES).class_names is None
+
+
 @pytest.mark.parametrize("cfg", [1.5, 4])
 def test_a_converted_pipeline_generates_the_greedy_images_of_the_original(golden, cfg):
     pipe, expected, config = golden

@@ -1,110 +1,356 @@
+"""From a name to an image: every published checkpoint through a stand-in for the Hub."""
+
+import re
+import shlex
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections import namedtuple
+from dataclasses import replace
+from fnmatch import fnmatch
 
+import published_layouts as layouts
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
+import typer
+from huggingface_hub import snapshot_download
+from stand_in_hub import TOKEN, StandInHub
+from transformers import T5Config, T5EncoderModel
 
-from arimage.convert import fetch
+from arimage import AutoPipeline, cli
+from arimage.convert import fetch, registry
 from arimage.convert.fetch import load_published
 from arimage.convert.llamagen import NUM_HEADS
-from arimage.convert.registry import PUBLISHED, PublishedCheckpoint
+from arimage.convert.registry import PUBLISHED, find_published
 from arimage.models.transformer_llamagen import LlamaGenTransformer
 from arimage.models.transformer_var import VARTransformer
+from arimage.pipelines.base import ARImagePipeline
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.tokenizers.vq_var import VARVQModel
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-TINY = PublishedCheckpoint(
-    name="tiny",
-    family="llamagen",
-    repository="llamagen_c2i",
-    transformer_file="c2i_tiny.pt",
-    tokenizer_repository="llamagen_c2i",
-    tokenizer_file="vq_ds4_c2i.pt",
-    image_size=24,
-    num_heads=4,
-    parameters=100_000,
-)
-TINY_VAR = PublishedCheckpoint(
-    name="tiny-var",
-    family="var",
-    repository="var",
-    transformer_file="var_d2.pth",
-    tokenizer_repository="var",
-    tokenizer_file="vae_ch32v64z8.pth",
-    image_size=16,
-    parameters=100_000,
-)
 LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
+SMALL = {"height": 64, "width": 64}
+# Name or Hub id: what publishes a tiny one, how it is called, and the class of its pipeline.
+MODELS = {
+    "llamagen-c2i-b-256": (layouts.llamagen, {"class_labels": [1]}, "LlamaGenPipeline"),
+    "llamagen-t2i-xl-256": (layouts.llamagen_text, {"prompt": "heart"}, "LlamaGenPipeline"),
+    "var-d16-256": (layouts.var, {"class_labels": [1]}, "VARPipeline"),
+    "janus-1.3b": (layouts.janus("deepseek-ai/Janus-1.3B"), {"prompt": "a cat"}, "JanusPipeline"),
+    "janus-pro-1b": (layouts.janus("deepseek-ai/Janus-Pro-1B"), {"prompt": "a cat"}, "JanusPipeline"),
+    "deepseek-ai/Janus-Pro-7B": (layouts.janus("deepseek-ai/Janus-Pro-7B"), {"prompt": "a cat"}, "JanusPipeline"),
+    "deepseek-community/Janus-Pro-1B": (layouts.janus_of_transformers, {"prompt": "a cat"}, "JanusPipeline"),
+    "emu3-gen": (layouts.emu3, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
+    "BAAI/Emu3-Gen-hf": (layouts.emu3_of_transformers, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
+    "lumina-mgpt-7b-512": (
+        layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-512"),
+        {"prompt": "a cat"} | SMALL,
+        "LuminaMGPTPipeline",
+    ),
+    "Alpha-VLLM/Lumina-mGPT-7B-768": (
+        layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-768"),
+        {"prompt": "a cat"} | SMALL,
+        "LuminaMGPTPipeline",
+    ),
+    "lumina-mgpt-2": (layouts.lumina_2, {"prompt": "a cat"} | SMALL, "LuminaMGPTPipeline"),
+    "anole-7b": (layouts.anole, {"prompt": "a cat"}, "AnolePipeline"),
+    "leloy/Anole-7b-v0.1-hf": (layouts.anole_of_transformers, {"prompt": "a cat"}, "AnolePipeline"),
+}
+# What the tiny files need in place of the published settings.
+TINY = {
+    "llamagen-c2i-b-256": {"image_size": 24, "num_heads": 4},
+    "llamagen-t2i-xl-256": {"image_size": 16, "num_heads": 4},
+    "anole-7b": {"image_size": 64},
+    "leloy/Anole-7b-v0.1-hf": {"image_size": 64},
+}
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """A stand-in for the Hub that holds the fixtures, and the list of what was asked of it."""
-    asked = []
-
-    def download(repository, file, **kwargs):
-        asked.append((repository, file))
-        return str(FIXTURES / repository / file)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(fetch, "PUBLISHED", [TINY, TINY_VAR])
-    return asked
+def hub(monkeypatch, tmp_path):
+    """A running stand-in, whose client keeps what it downloads in `tmp_path / "home"`."""
+    Usage = namedtuple("Usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12))
+    table = [replace(entry, options=TINY.get(entry.name, entry.options)) for entry in PUBLISHED]
+    monkeypatch.setattr(registry, "PUBLISHED", table)
+    with StandInHub().running(monkeypatch, tmp_path / "home") as hub:
+        yield hub
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    def fail(*args, **kwargs):
-        raise LocalEntryNotFoundError("many words")
+def publish(hub, tmp_path):
+    """Put the tiny model of a name on the stand-in."""
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    def publish(name):
+        root = tmp_path / "published"
+        root.mkdir()
+        MODELS[name][0](root)
+        hub.repositories |= {f"{p.parent.name}/{p.name}": p for p in root.glob("*/*") if p.is_dir()}
+        return hub
+
+    return publish
 
 
-@pytest.mark.parametrize("entry", [TINY, TINY_VAR], ids=lambda entry: entry.name)
-def test_a_published_checkpoint_is_fetched_and_converted_once(entry, hub, tmp_path):
-    folder = load_published(entry.name, cache_dir=tmp_path)
-    assert folder == tmp_path / "arimage" / entry.name
-    assert (folder / "model_index.json").is_file()
-    assert hub == [(entry.repository, entry.transformer_file), (entry.repository, entry.tokenizer_file)]
+@pytest.fixture
+def janus(publish):
+    return publish("janus-pro-1b")
+
+
+def half_written(tmp_path):
+    """What is in the folder of converted pipelines besides locks, whole pipelines and Meta's tokenizer."""
+    paths = (tmp_path / "home" / "arimage").iterdir()
+    others = {path for path in paths if path.suffix != ".lock" and path.name != "chameleon-tokenizer"}
+    return [path for path in others if not (path / "model_index.json").is_file() or path.suffix == ".partial"]
+
+
+# From a name to an image
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish, tmp_path, caplog):
+    hub, entry = publish(name), find_published(name)
+    if entry.needs_chameleon:
+        layouts.chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
+    pipe = AutoPipeline.from_pretrained(name)
+    pipe.set_progress_bar_config(disable=True)
+    _, call, class_name = MODELS[name]
+    image = pipe(**call, generator=torch.Generator().manual_seed(0)).images[0]
+    assert type(pipe).__name__ == class_name and image.width >= 16
+    # Nothing that the converter does not read is downloaded.
+    downloaded = hub.downloaded()
+    for file in downloaded:
+        repository, path = re.fullmatch(r"([^/]+/[^/]+)/(.*)", file).groups()
+        content = (hub.repositories[repository] / path).read_bytes()
+        assert content != layouts.UNUSED or path.endswith((".json", ".chk", ".yaml", ".txt"))
+    # What it takes is told once, before the first file.
+    (said,) = [record.getMessage() for record in caplog.records if record.name == fetch.__name__]
+    size = sum((hub.repositories["/".join(f.split("/")[:2])] / f.split("/", 2)[2]).stat().st_size for f in downloaded)
+    assert said.startswith(f"{entry.name} ") and f"{size / 1e6:.1f} MB to download" in said
+
+    hub.requests.clear()
+    again = AutoPipeline.from_pretrained(entry.repository if "llamagen" not in name and "var" not in name else name)
+    assert hub.requests == [] and type(again) is type(pipe) and not half_written(tmp_path)
+
+
+def test_the_console_command_takes_a_name(janus, tmp_path, caplog):
+    arguments = ["generate", "a cat", "--model", "deepseek-ai/Janus-Pro-1B", "--out", str(tmp_path / "cat.png")]
+    typer.main.get_command(cli.app).main(arguments, standalone_mode=False)
+    assert (tmp_path / "cat.png").is_file() and "janus-pro-1b is downloaded and converted once" in caplog.text
+
+
+def test_settings_that_no_file_holds_come_from_the_table(publish):
+    publish("janus-1.3b")
+    pipe = AutoPipeline.from_pretrained("janus-1.3b")
+    text = pipe.processor.apply_chat_template(
+        [{"role": "user", "content": [{"type": "text", "text": "a cat"}]}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "User: a cat\n\nAssistant:"
+
+
+def test_what_is_downloaded_already_is_not_counted(janus, tmp_path, caplog):
+    # As `hf download` does it.
+    snapshot_download("deepseek-ai/Janus-Pro-1B")
+    janus.requests.clear()
+    load_published("janus-pro-1b")
+    assert janus.downloaded() == [] and "0.0 MB to download, 4.2 GB more of disk" in caplog.text
+
+
+def test_the_table_tells_where_the_hub_does_not(janus, monkeypatch, tmp_path, caplog):
+    snapshot_download("deepseek-ai/Janus-Pro-1B")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert (load_published("janus-pro-1b") / "model_index.json").is_file()
+    assert "4.2 GB to download" in caplog.text and "2.1 billion parameters take 4.2 GB" in caplog.text
+    assert "8.3 GB in float32" in caplog.text
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_download(janus, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(4 * 10**9))
+    with pytest.raises(OSError, match=r"janus-pro-1b needs 4.2 GB of disk in .* where 4.0 GB are free"):
+        load_published("janus-pro-1b")
+    assert janus.downloaded() == []
+
+
+# Options
+
+
+def test_options_of_the_hub_are_passed_on(janus, tmp_path):
+    janus.gated.add("deepseek-ai/Janus-Pro-1B")
+    janus.revisions.add("refs/pr/1")
+    options = {"token": TOKEN, "revision": "refs/pr/1", "cache_dir": tmp_path / "elsewhere"}
+    pipe = AutoPipeline.from_pretrained("janus-pro-1b", **options)
+    assert type(pipe).__name__ == "JanusPipeline" and TOKEN in janus.tokens
+    folder = tmp_path / "elsewhere" / "arimage" / "janus-pro-1b@refs--pr--1"
+    assert (folder / "model_index.json").is_file() and not (tmp_path / "home" / "hub").exists()
+
+    janus.requests.clear()
     written = (folder / "model_index.json").stat().st_mtime_ns
-    assert load_published(entry.name, cache_dir=tmp_path) == folder
-    assert len(hub) == 2 and (folder / "model_index.json").stat().st_mtime_ns == written
+    assert load_published("janus-pro-1b", **options) == folder and janus.requests == []
+    assert load_published("janus-pro-1b", **options, local_files_only=True, force_download=False) == folder
+    load_published("janus-pro-1b", **options, force_download=True)
+    assert "deepseek-ai/Janus-Pro-1B/pytorch_model.bin" in janus.downloaded()
+    assert (folder / "model_index.json").stat().st_mtime_ns > written
+    # Another revision has its own folder.
+    assert load_published("janus-pro-1b", token=TOKEN, cache_dir=tmp_path / "elsewhere") != folder
 
 
-def test_token_revision_and_force_download_reach_the_hub(monkeypatch, tmp_path):
-    asked, converted = [], []
-
-    def download(repository, file="text encoder", **kwargs):
-        asked.append((repository, kwargs["token"], kwargs.get("revision"), kwargs["force_download"]))
-        return file
-
-    def convert(*files, out, **kwargs):
-        assert not out.exists()
-        out.mkdir()
-        (out / "model_index.json").write_text(str(len(converted)))
-        converted.append(out)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr("arimage.convert.llamagen.convert_llamagen", convert)
-    name = "llamagen-t2i-xl-512"
-    for force_download in (False, False, True):
-        options = {"token": "secret", "revision": "refs/pr/1", "force_download": force_download}
-        folder = load_published(name, cache_dir=tmp_path, **options)
-    assert folder.name == f"{name}@refs--pr--1" and converted == [folder, folder]
-    # The revision is one of the checkpoint's repository.
-    revisions = {"peizesun/llamagen_t2i": "refs/pr/1", "google/flan-t5-xl": None}
-    for i, (repository, token, revision, forced) in enumerate(asked):
-        assert (token, revision, forced) == ("secret", revisions[repository], i >= 3)
-    assert len(asked) == 6
-    assert load_published(name, cache_dir=tmp_path, force_download=False, revision=None) != folder
+def test_a_revision_is_one_of_the_first_repository(publish, tmp_path):
+    hub = publish("emu3-gen")
+    hub.revisions.add("v1")
+    assert load_published("emu3-gen", revision="v1").name == "emu3-gen@v1"
+    assert sorted(path.name for path in (tmp_path / "home" / "hub").glob("*/refs/*")) == ["main", "v1"]
 
 
-def test_the_hubs_home_is_the_default_place(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
-    assert load_published("tiny") == tmp_path / "arimage" / "tiny"
+def test_what_a_killed_conversion_left_is_removed(janus, tmp_path):
+    folder = load_published("janus-pro-1b")
+    part = folder.with_name(".janus-pro-1b.1a2b3c4d.partial")
+    part.mkdir()
+    (folder / "model_index.json").unlink()
+    assert load_published("janus-pro-1b") == folder and (folder / "model_index.json").is_file()
+    assert not part.exists() and not half_written(tmp_path)
+
+
+def test_local_files_only_converts_what_is_there_and_downloads_nothing(janus, caplog):
+    with pytest.raises(ConnectionError, match="not in the cache"):
+        load_published("janus-pro-1b", local_files_only=True)
+    assert janus.requests == [] and caplog.text == ""
+    snapshot_download("deepseek-ai/Janus-Pro-1B")
+    janus.requests.clear()
+    assert load_published("janus-pro-1b", local_files_only=True).name == "janus-pro-1b"
+    assert janus.requests == []
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("token", [None, "hf_of_somebody_else"])
+def test_a_gated_repository_is_explained(janus, token, tmp_path):
+    janus.gated.add("deepseek-ai/Janus-Pro-1B")
+    with pytest.raises(PermissionError) as refusal:
+        AutoPipeline.from_pretrained("janus-pro-1b", token=token)
+    said = str(refusal.value)
+    assert "deepseek-ai/Janus-Pro-1B is gated" in said and "hf auth login" in said and "token=" in said
+    assert "\n" not in said and not half_written(tmp_path)
+
+
+def test_a_gated_pipeline_is_explained(hub, tmp_path):
+    hub.repositories["somebody/hearts"] = tmp_path
+    hub.gated.add("somebody/hearts")
+    with pytest.raises(PermissionError, match="somebody/hearts is gated"):
+        AutoPipeline.from_pretrained("somebody/hearts")
+    with pytest.raises(FileNotFoundError, match="somebody/gone does not exist"):
+        AutoPipeline.from_pretrained("somebody/gone")
+
+
+def test_a_missing_revision_is_explained(janus):
+    with pytest.raises(FileNotFoundError, match="deepseek-ai/Janus-Pro-1B has no revision 'v9'"):
+        AutoPipeline.from_pretrained("janus-pro-1b", revision="v9")
+
+
+def test_a_repository_that_is_gone_is_explained(hub):
+    with pytest.raises(FileNotFoundError, match="deepseek-ai/Janus-Pro-1B does not exist on .* or is private"):
+        load_published("janus-pro-1b")
+
+
+def test_a_missing_file_is_explained(publish):
+    hub = publish("lumina-mgpt-2")
+    (hub.repositories["ai-forever/MoVQGAN"] / "movqgan_270M.ckpt").rename(
+        hub.repositories["ai-forever/MoVQGAN"] / "movqgan.ckpt"
+    )
+    with pytest.raises(FileNotFoundError, match="ai-forever/MoVQGAN has no movqgan_270M.ckpt"):
+        load_published("lumina-mgpt-2")
+
+
+def test_a_broken_connection_continues_where_it_broke(janus, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 2**16)
+    weights = janus.repositories["deepseek-ai/Janus-Pro-1B"] / "pytorch_model.bin"
+    janus.cut = weights.stat().st_size // 2
+    load_published("janus-pro-1b")
+    first, second = [r for method, file, r in janus.requests if method == "GET" and file.endswith(weights.name)]
+    assert first is None and int(second.removeprefix("bytes=").removesuffix("-")) > 2**16
+
+
+def test_an_interrupted_download_keeps_what_is_complete(publish, tmp_path):
+    hub = publish("deepseek-ai/Janus-Pro-7B")
+    hub.failing.add("deepseek-ai/Janus-Pro-7B/pytorch_model-00002-of-00002.bin")
+    with pytest.raises(ConnectionError, match="fails with 500 for deepseek-ai/Janus-Pro-7B: try again later, or copy"):
+        load_published("janus-pro-7b")
+    assert not half_written(tmp_path)
+    (snapshot,) = (tmp_path / "home" / "hub").glob("*/snapshots/*")
+    complete = {f"deepseek-ai/Janus-Pro-7B/{path.name}" for path in snapshot.iterdir()}
+    hub.failing.clear()
+    hub.requests.clear()
+    load_published("janus-pro-7b")
+    assert complete and complete.isdisjoint(hub.downloaded()) and not half_written(tmp_path)
+
+
+@pytest.mark.parametrize("force_download", [False, True])
+def test_an_interrupted_conversion_leaves_nothing_and_starts_again(janus, monkeypatch, force_download, tmp_path):
+    if force_download:
+        load_published("janus-pro-1b")
+    with monkeypatch.context() as patch:
+
+        def save(pipeline, folder, **options):
+            (folder / "model_index.json").write_text("{}")
+            raise KeyboardInterrupt
+
+        patch.setattr(ARImagePipeline, "save_pretrained", save)
+        with pytest.raises(KeyboardInterrupt):
+            load_published("janus-pro-1b", force_download=force_download)
+    assert not half_written(tmp_path)
+    janus.requests.clear()
+    folder = load_published("janus-pro-1b")
+    assert (folder / "model" / "config.json").is_file() and janus.downloaded() == []
+
+
+# Names
+
+
+def test_lumina_mgpt_1_says_how_to_get_its_tokenizer(publish, tmp_path):
+    hub = publish("lumina-mgpt-7b-512")
+    with pytest.raises(FileNotFoundError) as refusal:
+        AutoPipeline.from_pretrained("lumina-mgpt-7b-512")
+    for part in ("ai.meta.com", "vqgan.ckpt", str(tmp_path / "home" / "arimage" / "chameleon-tokenizer"), "anole-7b"):
+        assert part in str(refusal.value)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("name", registry.INSTEAD)
+def test_repositories_that_generate_no_images_say_what_does(name):
+    with pytest.raises(ValueError, match=f"^{name} .*: give ") as refusal:
+        AutoPipeline.from_pretrained(name)
+    instead = re.findall(r"[a-z0-9.]+(?:-[a-z0-9.]+)+", str(refusal.value).partition(": give ")[2])
+    assert instead and all(find_published(each.rstrip(".")) for each in instead)
+
+
+def test_a_repository_of_several_models_names_them():
+    with pytest.raises(ValueError, match="FoundationVision/var holds several models: give one of var-d16-256, "):
+        AutoPipeline.from_pretrained("FoundationVision/var")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"model_type": "multi_modality"}', "arimage convert janus"),
+        ('{"model_type": "chameleon"}', "arimage convert lumina-mgpt"),
+        ('{"model_type": "bert"}', "holds a model of type 'bert'"),
+        (None, "a name that `arimage models` lists"),
+    ],
+)
+def test_other_repositories_and_folders_say_what_to_do(hub, config, said, tmp_path):
+    folder = tmp_path / "somebody" / "else"
+    folder.mkdir(parents=True)
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    hub.repositories["somebody/else"] = folder
+    for name in ("somebody/else", folder):
+        with pytest.raises(ValueError, match=f"{name} has no model_index.json: .*{said}"):
+            AutoPipeline.from_pretrained(name)
+
+
+def test_a_repository_of_another_library_is_refused(hub, tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    hub.repositories["somebody/diffusion"] = tmp_path
+    with pytest.raises(ValueError, match="'StableDiffusionPipeline', not one of arimage .* the library that wrote it"):
+        AutoPipeline.from_pretrained("somebody/diffusion")
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are():
@@ -113,35 +359,53 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_offline_one_sentence_names_the_files_and_how_to_convert_them(entry, offline, tmp_path):
+def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path):
+    if entry.needs_chameleon:
+        layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
-        load_published(entry.name, cache_dir=tmp_path)
+        load_published(entry.name, cache_dir=tmp_path, local_files_only=True)
     said = str(refusal.value)
-    for part in (entry.repository, entry.transformer_file, entry.tokenizer_file):
-        assert part in said
-    assert f"arimage convert {entry.family} " in said and "\n" not in said
-    assert (f"--image-size {entry.image_size}" in said) == (entry.family == "llamagen")
-    assert ("google/flan-t5-xl" in said) == (entry.text_encoder_repository is not None)
+    assert entry.repository in said and "\n" not in said
+    command = shlex.split(re.search("`arimage (.*)`", said)[1])
+    group = typer.main.get_command(cli.app)
+    while hasattr(group, "commands"):
+        group = group.commands[command.pop(0)]
+    parameters = group.make_context("convert", command).params
+    for argument, files in entry.files.items():
+        assert str(parameters[argument]) in (files.file or files.repository)
+    assert parameters.items() >= entry.options.items()
+    assert not entry.needs_chameleon or parameters["tokenizer"] == tmp_path / "arimage" / "chameleon-tokenizer"
     assert not (tmp_path / "arimage" / entry.name).exists()
 
 
-def test_a_text_model_is_converted_with_its_text_encoder_and_what_its_files_do_not_tell(monkeypatch, tmp_path):
-    asked, converted = [], []
+# The table
 
-    def download(repository, file="text encoder", **kwargs):
-        asked.append((repository, kwargs["cache_dir"], kwargs["local_files_only"]))
-        return file
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(
-        "arimage.convert.llamagen.convert_llamagen", lambda *args, **kwargs: converted.append((args, kwargs))
-    )
-    out = load_published("llamagen-t2i-xl-512", cache_dir=tmp_path, local_files_only=True)
-    repositories = ("peizesun/llamagen_t2i", "peizesun/llamagen_t2i", "google/flan-t5-xl")
-    assert asked == [(repository, tmp_path, True) for repository in repositories]
-    files = ("t2i_XL_stage2_512.pt", "vq_ds16_t2i.pt", 512)
-    assert converted == [(files, {"num_heads": 20, "text_encoder": "text encoder", "out": out})]
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
+def test_the_patterns_of_the_table_match_what_a_converter_needs(entry):
+    sizes = []
+    for files in entry.files.values():
+        listing = layouts.LISTINGS.get(files.repository)
+        if listing is None:
+            continue
+        matched = {n: size for n, size in listing.items() if any(fnmatch(n, pattern) for pattern in files.patterns)}
+        assert matched and not any(name.endswith((".py", ".md", ".msgpack", ".png")) for name in matched)
+        assert all(
+            any(fnmatch(name, pattern) for name in listing) for pattern in files.patterns if pattern != "*.jinja"
+        )
+        # The weights once, in one format.
+        assert len({name.rpartition(".")[2] for name in matched} & {"safetensors", "bin"}) <= 1
+        sizes += matched.values()
+    listed = all(files.repository in layouts.LISTINGS for files in entry.files.values())
+    if listed and None not in sizes:
+        assert sum(sizes) == pytest.approx(entry.download, rel=0.02)
+
+
+def test_names_and_repositories_find_one_entry():
+    for entry in PUBLISHED:
+        assert find_published(entry.name) is entry
+    assert find_published("deepseek-ai/Janus-Pro-7B").name == "janus-pro-7b"
+    assert find_published("somebody/else") is None and len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
 
 
 @pytest.mark.parametrize("entry", VAR, ids=lambda entry: entry.name)
@@ -166,19 +430,31 @@ def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     hidden_size, num_layers = {"b": (768, 12), "l": (1024, 24), "xl": (1280, 36), "xxl": (1536, 48), "3b": (3200, 24)}[
         size
     ]
-    text = entry.text_encoder_repository is not None
+    text = "text_encoder" in entry.files
     with torch.device("meta"):
         transformer = LlamaGenTransformer(
             conditioning="text" if text else "class",
             hidden_size=hidden_size,
             intermediate_size=-(-(8 * hidden_size // 3) // 256) * 256,
             num_layers=num_layers,
-            num_attention_heads=entry.num_heads,
+            num_attention_heads=entry.options["num_heads"],
             num_condition_tokens=120 if text else 1,
         )
-    assert entry.num_heads == NUM_HEADS[hidden_size, num_layers]
+    assert entry.options["num_heads"] == NUM_HEADS[hidden_size, num_layers]
     assert sum(p.numel() for p in transformer.parameters()) == pytest.approx(entry.parameters, rel=5e-4)
-    assert str(entry.image_size) in entry.transformer_file
+    assert str(entry.image_size) in entry.files["transformer"].file
+
+
+def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
+    config = T5Config(
+        vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, feed_forward_proj="gated-gelu"
+    )
+    with torch.device("meta"):
+        sizes = [
+            sum(p.numel() for p in m.parameters()) for m in (LlamaGenVQModel(), VARVQModel(), T5EncoderModel(config))
+        ]
+    expected = (registry.LLAMAGEN_VQ, registry.VAR_VQ, registry.T5_XL_ENCODER)
+    assert sizes == [pytest.approx(size, rel=5e-3) for size in expected]
 
 
 def test_listing_the_table_does_not_import_torch():

@@ -16,6 +16,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_names,
     decoding_to_dict,
+    names,
 )
 
 
@@ -68,6 +69,19 @@ def test_settings_left_out_are_the_defaults():
 def test_the_presets_are_different_decodings():
     assert len({decoding_from_name(preset) for preset in decoding_names()}) == len(decoding_names())
     assert decoding_from_name("ar") == AutoregressiveDecoding()
+
+
+@PRESETS
+def test_the_table_of_names_says_what_the_methods_say(preset):
+    row = names.PRESETS[preset]
+    decoding = decoding_from_name(preset)
+    assert (type(decoding).__name__, decoding.exact) == (row.method, row.exact)
+    for part in (type(decoding)(), *filter(dataclasses.is_dataclass, vars(decoding).values())):
+        defaults = {
+            key: {"method": type(value).__name__} if dataclasses.is_dataclass(value) else value
+            for key, value in vars(type(part)()).items()
+        }
+        assert names.DEFAULTS[type(part).__name__] == defaults
 
 
 @PRESETS

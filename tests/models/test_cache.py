@@ -60,7 +60,17 @@ def filled(kind):
         prompt_places = torch.arange(cache.prefix - PREFIX, cache.prefix)
         cache.write_next_at(prompt_places.expand(IMAGES * GROUPS, -1), cache.prefix)
     else:
-        cache = LanguageCache(torch.ones(IMAGES * GROUPS, PREFIX, dtype=torch.bool), LAYOUT, 0, GROUPS, True)
+        cache = LanguageCache(
+            IMAGES * GROUPS,
+            PREFIX,
+            places=PREFIX + 3,
+            batch_size=IMAGES,
+            layout=LAYOUT,
+            scratch=0,
+            groups=GROUPS,
+            has_row_ends=True,
+            device=torch.device("cpu"),
+        )
     write(cache, prompt)
     cache.write_next_at(cache.index(slots))
     return cache, given, write(cache, image)

@@ -341,22 +341,24 @@ def test_what_does_not_fit_is_refused(network):
             LanguageTokenModel(decoder, input_ids=ids, **{**arguments, "layout": layout})
 
 
-def test_a_prompt_of_several_images_is_prefilled_once(network):
+def test_equal_prompts_are_prefilled_once(network):
     decoder, lm_head = network
     ids, mask = pad_left([*PROMPTS, NEGATIVE, NEGATIVE, NEGATIVE])
     found, rows = [], []
-    for repeats, given in ((2, (ids, mask)), (1, (ids.repeat_interleave(2, 0), mask.repeat_interleave(2, 0)))):
+    ids, mask = (values.repeat_interleave(2, 0) for values in (ids, mask))
+    for merge in (True, False):
         model = LanguageTokenModel(
             decoder,
             embed=lambda tokens: decoder.embed_tokens(tokens + FIRST_CODE),
             head=code_head(lm_head, FIRST_CODE, CODES),
             layout=Layout(GRID),
-            input_ids=given[0],
-            attention_mask=given[1],
+            input_ids=ids,
+            attention_mask=mask,
             row_end=ROW_END,
             groups=2,
-            num_images_per_prompt=repeats,
         )
+        if merge:
+            model.merge_prompts()
         hook = decoder.register_forward_pre_hook(
             lambda module, args, kwargs: rows.append(len(kwargs["inputs_embeds"])), with_kwargs=True
         )
@@ -366,4 +368,4 @@ def test_a_prompt_of_several_images_is_prefilled_once(network):
         hook.remove()
     for actual, expected in zip(*found, strict=True):
         close(actual, expected)
-    assert rows == [6, 12, 12, 12]
+    assert rows == [4, 12, 12, 12]

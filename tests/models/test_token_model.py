@@ -109,26 +109,33 @@ def test_conditions_and_images_must_be_as_many(bound):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["class", "text"])
-def test_a_prompt_of_several_images_is_prefilled_once(kind):
+def test_equal_conditions_are_prefilled_once(kind):
     transformer, rows = tiny.transformer(kind), []
     if kind == "class":
         condition = {"class_labels": torch.tensor([1, 3])}
     else:
+        # The prompts differ in length, and so do the rows without their texts.
         embeds = torch.randn(2, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
         mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[4], [9]])
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
-    every = {name: value.repeat_interleave(3, dim=0) for name, value in condition.items()}
+    condition = {name: value[[0, 1, 0, 0, 1, 0]] for name, value in condition.items()}
     transformer.blocks[0].register_forward_hook(lambda *call: rows.append(len(call[-1])))
-    settings = {"layout": Layout((4, 4)), "guided": True}
-    once = LlamaGenTokenModel(transformer, condition, **settings, num_images_per_prompt=3)
     tokens, positions = torch.randint(tiny.CODES, (6, 5)), torch.arange(5).expand(6, -1)
     found = []
-    for model in (once, LlamaGenTokenModel(transformer, every, **settings)):
+    for merge in (True, False):
+        model = LlamaGenTokenModel(transformer, condition, Layout((4, 4)), guided=True)
+        if merge:
+            model.merge_prompts()
         cache, logits, features = model.prefill(6, return_features=True)
         found.append((logits, features, model.forward(tokens, positions, cache)))
     for actual, expected in zip(*found, strict=True):
         torch.testing.assert_close(actual, expected)
-    assert rows == [4, 12, 12, 12]
+    assert rows == [3 if kind == "class" else 4, 12, 12, 12]
+    some = torch.tensor([5, 2])
+    model.take(some).prefill(2)
+    model.merge_prompts()
+    model.take(some).prefill(2)
+    assert rows[4:] == [4, 2]
 
 
 @pytest.mark.parametrize(

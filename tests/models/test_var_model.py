@@ -196,15 +196,17 @@ def test_conditions_and_images_must_be_as_many():
 
 @torch.no_grad()
 @pytest.mark.parametrize("prefilled", [0, 2])
-def test_a_prompt_of_several_images_is_prefilled_once(transformer, condition, latents, prefilled):
+def test_equal_conditions_are_prefilled_once(transformer, condition, latents, prefilled):
     rows, found = [], []
     latents = [torch.cat([latent, latent.flip(0)]) for latent in latents]
     every = {name: value.repeat_interleave(2, dim=0) for name, value in condition.items()}
     transformer.blocks[0].register_forward_hook(lambda *call: rows.append(len(call[-1])))
-    for given, count in ((condition, 2), (every, 1)):
-        model = VARScaleModel(transformer, tiny.scale_tokenizer(), given, guided=True, num_images_per_prompt=count)
+    for merge in (True, False):
+        model = VARScaleModel(transformer, tiny.scale_tokenizer(), every, guided=True)
+        if merge:
+            model.merge_prompts()
         cache, logits = model.prefill(2 * BATCH, latents[:prefilled])
         found.append((logits, model.forward(prefilled + 1, latents[prefilled], cache)))
     for actual, expected in zip(*found, strict=True):
         assert_close(actual, expected)
-    assert rows == [2 * BATCH if prefilled == 0 else 4 * BATCH, *[4 * BATCH] * 3]
+    assert rows == [BATCH + 1 if prefilled == 0 else 4 * BATCH, *[4 * BATCH] * 3]

@@ -5,9 +5,13 @@ import pytest
 import tiny
 import torch
 from pipelines.test_calls import BUILD, LATENT, condition_of, flat, seeded
+from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
 from arimage.decoding.slots import Images, Slots, decode_slots
+from arimage.models.language_model import LanguageTokenModel
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.models.transformer_var import VARScaleModel
 
 
 # Of different lengths.
@@ -92,6 +96,25 @@ def test_images_of_one_prompt(pipe):
     options = {**condition_of(pipe), "num_images_per_prompt": 5, **LATENT}
     expected, found = (pipe(**options, batch_size=size, generator=seeds(5)) for size in (None, 2))
     assert torch.equal(flat(found.tokens), flat(expected.tokens))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
+    condition = {name: [values[0], values[1], values[0]] for name, values in conditions(pipe).items()}
+    options = {**condition, "num_images_per_prompt": 2, "guidance_scale": scale, "temperature": 3.0, **LATENT}
+    model, rows = pipe.prepare(**condition).model, []
+    layers = model.transformer.blocks if hasattr(model, "transformer") else model._decoder.layers
+    hook = layers[0].register_forward_hook(lambda *call: rows.append(len(tree_leaves(call[-1])[0])))
+    whole, slots = (pipe(**options, batch_size=size, generator=seeds(6)) for size in (None, 4))
+    hook.remove()
+    # Without their words, prompts of different length are different in these.
+    lengths = pipe.num_classes is None and type(pipe).__name__ in ("JanusPipeline", "LlamaGenPipeline")
+    assert rows[0] == 2 + (scale > 1) * (2 if lengths else 1)
+    for kind in (LanguageTokenModel, LlamaGenTokenModel, VARScaleModel):
+        monkeypatch.setattr(kind, "merge_prompts", lambda self: None)
+    separate = pipe(**options, generator=seeds(6))
+    for output in (whole, slots):
+        assert torch.equal(flat(output.tokens), flat(separate.tokens))
 
 
 def test_images_are_decoded_in_groups_of_the_batch(pipes, monkeypatch):

@@ -6,6 +6,7 @@ import weakref
 import accelerate
 import pytest
 import tiny
+import tiny_lumina_mgpt
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -82,6 +83,18 @@ def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monk
         assert torch.equal(tokens(llamagen, "ar"), expected[0])
         assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
     assert counting.graphs == 2
+
+
+def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
+    pipe = tiny_lumina_mgpt.pipeline()
+    prompts = ["cat", "a red heart", "a red heart, a blue book and a tree"]
+    expected = [tokens(pipe, "ar", prompt) for prompt in prompts]
+    pipe.compile(backend=counting)
+    graphs = []
+    for prompt, one in zip(prompts, expected, strict=True):
+        assert torch.equal(tokens(pipe, "ar", prompt), one)
+        graphs.append(counting.graphs)
+    assert graphs == [1, 1, 2]
 
 
 def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, monkeypatch):

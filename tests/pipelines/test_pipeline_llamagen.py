@@ -364,8 +364,12 @@ def test_what_a_text_model_cannot_generate_is_refused(pipe, arguments, sentence)
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ({}, "this checkpoint generates classes: give class_labels, ids from 0 to 9, and no prompt"),
-        ({"prompt": "x"}, "this checkpoint generates classes"),
+        ({}, "this checkpoint generates classes: give class_labels, ids from 0 to 9, or their names as the prompt"),
+        (
+            {"prompt": "x"},
+            "this checkpoint generates classes and does not name them: give class_labels, ids from 0 to 9",
+        ),
+        ({"class_labels": ["x", 1]}, "generates classes and does not name them: give class_labels, ids from 0 to 9"),
         ({"prompt": "x", "class_labels": 1}, "this checkpoint generates classes"),
         ({"class_labels": 1, "prompt_embeds": EMBEDS}, "this checkpoint generates classes"),
         ({"class_labels": []}, r"class_labels are \[\]: give one or more ids from 0 to 9"),

@@ -1,18 +1,22 @@
 """Slicing changes nothing; tiling bounds the memory, and changes pixels as little as its docstring says."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers import VQModel
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 import arimage
-from arimage.tokenizers.tiling import tiled
+from arimage.tokenizers.tiling import Tiling, tiled
+from arimage.tokenizers.vq_emu3 import decode_image
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
@@ -279,4 +283,43 @@ def test_memory_is_that_of_one_tile_and_one_image():
         assert largest(1024) == tile
         assert largest(2048) == tile
         vq.enable_slicing()
+        assert largest(1024, batch=2) == tile
+
+
+def chameleon():
+    vq = VQModel(
+        down_block_types=("DownEncoderBlock2D",) * 5,
+        up_block_types=("UpDecoderBlock2D",) * 5,
+        block_out_channels=(128, 128, 256, 256, 512),
+        layers_per_block=2,
+        latent_channels=256,
+        num_vq_embeddings=8192,
+    )
+
+    def decode(tokens):
+        return vq.decode(vq.quantize.embedding(tokens).permute(0, 3, 1, 2), force_not_quantize=True).sample
+
+    return decode, 16
+
+
+def emu3():
+    return partial(decode_image, Emu3VQVAE(Emu3VQVAEConfig())), 8
+
+
+@pytest.mark.parametrize("build", [chameleon, emu3])
+def test_memory_at_1024_pixels_is_that_of_one_tile_and_one_image(build):
+    with FakeTensorMode(), torch.no_grad():
+        decode, factor = build()
+        tiling = Tiling(factor)
+
+        def largest(side, batch=1):
+            with Largest() as mode:
+                tokens = torch.zeros(batch, side // factor, side // factor, dtype=torch.long)
+                tiling.in_tiles(decode, tokens, before=1, after=factor)
+            return mode.bytes
+
+        tile = largest(32 * factor)
+        assert min(largest(1024), largest(32 * factor, batch=4)) > 3.9 * tile
+        tiling.enable_tiling()
+        tiling.enable_slicing()
         assert largest(1024, batch=2) == tile

@@ -108,6 +108,7 @@ def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeyp
     # The words of made captions are whole tokens.
     assert len(pipe.tokenizer("two owls").input_ids) <= 4
     assert pipe.generation_config["guidance_scale"] == tiny["generation"]["sampling"]["guidance_scale"]
+    assert list(pipe.known_captions.pictures) == list(RGB) and pipe.known_captions.knows("two owls")
     assert pipe("a blue lime", generator=torch.Generator().manual_seed(0)).images[0].size == (32, 32)
 
 

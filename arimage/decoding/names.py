@@ -1,0 +1,187 @@
+"""The names of decodings and of their settings. Standard library only: the console command lists them, and refuses wrong ones, without
+waiting for torch."""
+
+from typing import NamedTuple
+
+
+class Preset(NamedTuple):
+    """A named decoding: its method, the settings that are not the method's defaults, whether it is exact, a one-line summary, and the
+    arXiv number of its paper."""
+
+    method: str
+    settings: dict
+    exact: bool
+    summary: str
+    paper: str = ""
+
+
+PRESETS = {
+    "ar": Preset("AutoregressiveDecoding", {}, True, "one token per forward pass"),
+    "sjd": Preset(
+        "SpeculativeJacobiDecoding",
+        {"refresh": "independent"},
+        True,
+        "drafts a window, verifies it in one forward pass, samples the rest again",
+        "2410.01699",
+    ),
+    "sjd-coupled": Preset(
+        "SpeculativeJacobiDecoding",
+        {"refresh": "coupled"},
+        True,
+        "like sjd, but drafts that are sampled again stay where they can (maximal coupling)",
+        "2510.24211",
+    ),
+    "sjd-gumbel": Preset(
+        "SpeculativeJacobiDecoding",
+        {"refresh": "gumbel"},
+        True,
+        "like sjd, but drafts that are sampled again keep their Gumbel noise",
+        "2510.24211",
+    ),
+    "sjd-tree": Preset(
+        "TreeJacobiDecoding",
+        {},
+        True,
+        "like sjd-coupled, with several drafts for the next token, each with a branch",
+        "2603.18599",
+    ),
+    "sjd-lazy": Preset(
+        "LazyJacobiDecoding",
+        {},
+        True,
+        "like sjd-coupled, with a long window that is evaluated only where something changed",
+    ),
+    "sjd++": Preset(
+        "SpeculativeJacobiDecoding",
+        {"refresh": "independent", "reuse": 0.8},
+        False,
+        "like sjd, but drafts whose probability held are kept",
+        "2512.07503",
+    ),
+    "gsd": Preset(
+        "SpeculativeJacobiDecoding",
+        {"acceptance": {"method": "GroupAcceptance"}},
+        False,
+        "like sjd-coupled, accepting by groups of similar tokens",
+        "2508.07747",
+    ),
+    "lantern": Preset(
+        "SpeculativeJacobiDecoding",
+        {"acceptance": {"method": "NeighbourAcceptance"}},
+        False,
+        "like sjd-coupled, accepting by the nearest tokens up to a probability",
+        "2410.03355",
+    ),
+    "lantern++": Preset(
+        "SpeculativeJacobiDecoding",
+        {"acceptance": {"method": "NeighbourAcceptance", "neighbours": 10, "delta": 1.0, "relative": True}},
+        False,
+        "like lantern, up to a multiple of the draft's own probability",
+        "2502.06352",
+    ),
+    "eagle": Preset("DraftTreeDecoding", {}, True, "a trained drafter proposes a tree of tokens", "2406.16858"),
+    "eagle-lantern": Preset(
+        "DraftTreeDecoding",
+        {"acceptance": {"method": "NeighbourAcceptance"}},
+        False,
+        "like eagle, accepting by the nearest tokens",
+        "2410.03355",
+    ),
+    "zipar": Preset("ZipARDecoding", {}, False, "begins a row before the row above is complete", "2412.04062"),
+    "pjd": Preset(
+        "ParallelJacobiDecoding", {}, False, "speculative Jacobi decoding in several rows at once", "2606.05703"
+    ),
+    "groups": Preset(
+        "GroupDecoding", {}, False, "all tokens of a group in one forward pass, of a model for any order", "2503.10568"
+    ),
+    "next-scale": Preset(
+        "NextScaleDecoding", {}, True, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
+    ),
+    "code": Preset(
+        "CollaborativeDecoding", {}, False, "like next-scale, the last maps by a smaller model", "2411.17787"
+    ),
+}
+# The settings of every method, and of the acceptances that are settings themselves, with their defaults.
+DEFAULTS = {
+    "AutoregressiveDecoding": {},
+    "SpeculativeJacobiDecoding": {
+        "window": 32,
+        "refresh": "coupled",
+        "init": "uniform",
+        "acceptance": {"method": "ExactAcceptance"},
+        "relax": 1.0,
+        "reuse": None,
+    },
+    "TreeJacobiDecoding": {"window": 32, "width": 3, "depth": 4, "init": "uniform"},
+    "LazyJacobiDecoding": {"window": 64, "chain": 16, "tokens": 32, "init": "uniform"},
+    "ZipARDecoding": {"window": None, "adaptive": False},
+    "ParallelJacobiDecoding": {"window": 16, "context": None, "refresh": "coupled"},
+    "DraftTreeDecoding": {
+        "drafter": None,
+        "tree": "dynamic",
+        "depth": 5,
+        "width": 8,
+        "nodes": 32,
+        "acceptance": {"method": "ExactAcceptance"},
+    },
+    "GroupDecoding": {
+        "groups": 32,
+        "schedule": "arccos",
+        "guidance_schedule": "linear",
+        "attention": "published",
+    },
+    "NextScaleDecoding": {"more_smooth": False},
+    "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
+    "ExactAcceptance": {},
+    "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
+    "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},
+}
+
+
+def check_name(name: str) -> None:
+    """Raise a `ValueError` if no decoding has this name."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown decoding {name!r}; available: {', '.join(PRESETS)}")
+
+
+def check_setting_names(method: str, settings: dict) -> None:
+    """Raise a `ValueError` if a method or an acceptance has not all of these settings."""
+    unknown = [name for name in settings if name not in DEFAULTS[method]]
+    if unknown:
+        known = ", ".join(DEFAULTS[method]) or "none"
+        raise ValueError(f"{method} has no setting {unknown[0]!r}: it has {known}")
+
+
+def parse_decoding(text: str) -> tuple[str, dict]:
+    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none or a word.
+
+    Raises:
+        ValueError: if a setting is not of that form.
+    """
+    name, _, rest = text.partition(":")
+    settings = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
+        settings[key.strip()] = _parse_value(value.strip())
+    return name, settings
+
+
+def _parse_value(text: str) -> bool | int | float | str | None:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def check_text(text: str) -> None:
+    """Raise a `ValueError` if "name:key=value,..." names no decoding, or a setting that it has not."""
+    name, settings = parse_decoding(text)
+    check_name(name)
+    check_setting_names(PRESETS[name].method, settings)

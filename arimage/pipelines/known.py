@@ -1,0 +1,212 @@
+"""What a model knows: the captions that it has learned, and which of them are nearest to a prompt. No heavy imports."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from difflib import SequenceMatcher
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+
+KNOWN_CAPTIONS = "known_captions.json"
+NEAREST = 3
+# Of a longer prompt only the first words are looked up.
+MAX_WORDS = 24
+# How alike two spellings are, as `SequenceMatcher.ratio`, to be taken for one word, how near a caption must be to be named, and
+# how much the thing asked for ("apple") tells against the rest of the prompt ("green"), and a caption against a name.
+SPELLING, NEARNESS, THING, CAPTION = 0.82, 0.2, 1.5, 0.8
+_ARTICLES = frozenset(("a", "an", "the"))
+_FILLERS = _ARTICLES | {"and", "at", "by", "for", "from", "in", "next", "of", "on", "or", "to", "with"}
+
+# A caption or a prompt without case, articles and punctuation.
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A prompt that a model does not know.
+
+    Attributes:
+        nearest: names of up to three pictures that it knows, the nearest first.
+        message: the same in one sentence.
+    """
+
+    nearest: list[str]
+    message: str
+
+
+@dataclass(frozen=True)
+class KnownCaptions:
+    """The captions that a model has learned, as `known_captions.json` in its folder.
+
+    Attributes:
+        pictures: the names of the pictures, each with its other captions.
+        words: words that stand for each other in a pattern, such as {"colour": ["red", "blue"]}. "picture" stands for every
+            caption of `pictures`.
+        patterns: how captions are made of others: "a picture of {picture}", "{colour} {fruit}".
+    """
+
+    pictures: dict[str, list[str]]
+    words: dict[str, list[str]] = field(default_factory=dict)
+    patterns: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, folder: Path) -> "KnownCaptions | None":
+        """The captions in the folder of a pipeline, None if there is no such file.
+
+        Raises:
+            ValueError: if the file holds something else.
+        """
+        path = folder / KNOWN_CAPTIONS
+        if not path.is_file():
+            return None
+        try:
+            known = cls(**json.loads(path.read_text(encoding="utf-8")))
+            known.knows("")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not hold the captions of a model ({error}): save the pipeline again, or delete the file"
+            ) from error
+        return known
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        (folder / KNOWN_CAPTIONS).write_text(text + "\n", encoding="utf-8")
+
+    @cached_property
+    def _captions(self) -> frozenset[Words]:
+        return frozenset(as_words(caption) for name, others in self.pictures.items() for caption in (name, *others))
+
+    @cached_property
+    def _patterns(self) -> list[list[Set[Words]]]:
+        sets = {slot: frozenset(map(as_words, words)) for slot, words in self.words.items()}
+        return [parse_pattern(pattern, sets | {"picture": self._captions}) for pattern in self.patterns]
+
+    @cached_property
+    def _stems(self) -> list[tuple[str, frozenset[str]]]:
+        """The name and the stems of every caption."""
+        return [
+            (name, _stems(as_words(caption))) for name, others in self.pictures.items() for caption in (name, *others)
+        ]
+
+    @cached_property
+    def _weights(self) -> dict[str, float]:
+        """How much each stem tells: the less, the more pictures have it."""
+        stems: dict[str, set[str]] = {}
+        for name, its in self._stems:
+            stems.setdefault(name, set()).update(its)
+        counts = Counter(stem for its in stems.values() for stem in its)
+        return {stem: math.log(1 + len(stems) / count) for stem, count in counts.items()}
+
+    def knows(self, prompt: str) -> bool:
+        """Whether the prompt is a known caption, or made of known ones by a pattern. Case, articles and punctuation do not
+        matter."""
+        words = as_words(prompt)
+        return words in self._captions or any(fits(words, parts) for parts in self._patterns)
+
+    def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
+        """Names of up to `count` pictures whose captions share most words with the prompt, singular or plural, spelt alike; the
+        nearest first."""
+        weights = self._weights
+        words = as_words(prompt)[:MAX_WORDS]
+        thing = _stems(tuple(takewhile(lambda word: word not in _FILLERS, words))[-1:])
+        asked: dict[str, float] = {}
+        whole = 0.0
+        for stem in _stems(words):
+            factor = THING if stem in thing else 1
+            # A word that no caption has tells most.
+            whole += factor * weights.get(stem, math.log(1 + len(self.pictures)))
+            for known, alike in _spelt_alike(stem, weights).items():
+                asked[known] = max(factor * alike, asked.get(known, 0.0))
+        scores: dict[str, float] = {}
+        for name, its in self._stems:
+            shared = sum(weights[stem] * asked[stem] for stem in its & asked.keys())
+            if shared:
+                score = shared / math.sqrt(whole * sum(weights[stem] for stem in its))
+                is_name = its == _stems(as_words(name))
+                scores[name] = max(score if is_name else CAPTION * score, scores.get(name, 0.0))
+        near = sorted(
+            (name for name in scores if scores[name] >= NEARNESS), key=lambda name: (-scores[name], len(name))
+        )
+        return near[:count]
+
+    def check(self, prompt: str, model: str) -> Unknown | None:
+        """What to tell the user of `model` about the prompt; None if it is known."""
+        if self.knows(prompt):
+            return None
+        nearest = self.nearest(prompt)
+        known = f"the {len(self.pictures):,} pictures that {model} knows{' and can combine' if self.words else ''}"
+        return Unknown(nearest, f"{quoted([prompt])} is not among {known}; {tell_nearest(nearest)}")
+
+
+def as_words(text: str) -> Words:
+    """The words of a text without case, articles and punctuation."""
+    words = re.findall(r"[^\W_]+(?:'[^\W_]+)?", text.casefold().replace("’", "'"))
+    return tuple(word for word in words if word not in _ARTICLES)
+
+
+def parse_pattern(pattern: str, words: Mapping[str, Set[Words]]) -> list[Set[Words]]:
+    """The parts of a pattern: what may stand in each place.
+
+    Raises:
+        KeyError: if there are no words for one of its places.
+    """
+    parts = re.split(r"\{(\w+)\}", pattern)
+    every = [words[part] if i % 2 else {as_words(part)} for i, part in enumerate(parts)]
+    return [part for part in every if part != {()}]
+
+
+def fits(words: Words, parts: Sequence[Set[Words]]) -> bool:
+    """Whether the words are one of each of the parts, in order."""
+    if not parts:
+        return not words
+    ends = range(1, len(words) + 1)
+    return any(words[:end] in parts[0] and fits(words[end:], parts[1:]) for end in ends)
+
+
+def quoted(names: list[str]) -> str:
+    """The names in quotation marks, as in: "a", "b" and "c"."""
+    every = [
+        f'"{name if len(name) <= 80 else name[:77] + "..."}"' for name in (" ".join(name.split()) for name in names)
+    ]
+    return " and ".join(filter(None, [", ".join(every[:-1]), *every[-1:]]))
+
+
+def tell_nearest(names: list[str]) -> str:
+    """The end of a sentence about something unknown."""
+    return f"the nearest {'are' if names[1:] else 'is'} {quoted(names)}" if names else "none is similar"
+
+
+def _stems(words: Words) -> frozenset[str]:
+    return frozenset(_stem(word) for word in words if word not in _FILLERS)
+
+
+def _stem(word: str) -> str:
+    """The word without the ending of a plural."""
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 4 and word.endswith(("ches", "shes", "xes", "oes")):
+        return word[:-2]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
+
+
+def _spelt_alike(word: str, known: dict[str, float]) -> dict[str, float]:
+    """The known words that are this one or a slip away from it, and how alike they are (1 is equal)."""
+    if word in known:
+        return {word: 1.0}
+    alike = {}
+    for other in known:
+        # A slip is seldom in the first letter: "house" is not "mouse".
+        if other[0] != word[0] or min(len(word), len(other)) < 3:
+            continue
+        matcher = SequenceMatcher(None, word, other)
+        if matcher.real_quick_ratio() >= SPELLING and (quick := matcher.quick_ratio()) >= SPELLING:
+            # The same letters in another order count as one slip.
+            ratio = SPELLING if quick == 1 else matcher.ratio()
+            if ratio >= SPELLING:
+                alike[other] = ratio
+    return alike

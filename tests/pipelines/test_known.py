@@ -1,0 +1,202 @@
+"""What a model knows: which prompts are told from known captions, what is near, and that pipelines keep and use it."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+from arimage import AutoPipeline, LlamaGenPipeline
+from arimage.pipelines import base
+from arimage.pipelines.known import KNOWN_CAPTIONS, KnownCaptions
+
+
+ASSETS = Path(base.__file__).parents[1] / "assets"
+COMBINED = KnownCaptions(
+    pictures={
+        "red apple": ["apple"],
+        "cat": ["kitty, sitting cat"],
+        "dog": [],
+        "house": [],
+        "houses": [],
+        "fork and knife": ["cutlery"],
+        "mouse": [],
+    },
+    words={
+        "colour": ["red", "blue", "light green"],
+        "coloured": ["apple", "house"],
+        "number": ["two", "2"],
+        "things": ["cats", "mice"],
+        "thing": ["cat", "dog", "fork and knife"],
+    },
+    patterns=[
+        "a picture of {picture}",
+        "{colour} {coloured}",
+        "{number} {things}",
+        "{thing} and {thing}",
+        "{picture} on a {colour} background",
+    ],
+)
+
+
+@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var"])
+def packaged(request) -> KnownCaptions:
+    known = KnownCaptions.load(ASSETS / request.param)
+    assert known is not None
+    return known
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "red apple",
+        "A red apple!",
+        "Kitty, sitting cat",
+        "a picture of the cutlery",
+        "a blue apple",
+        "light-green house",
+        "two cats",
+        "2 mice",
+        "a cat and a dog",
+        "a fork and knife and a cat",
+        "a cat on a light green background",
+    ],
+)
+def test_captions_and_what_is_made_of_them_are_known(prompt):
+    assert COMBINED.knows(prompt) and COMBINED.check(prompt, "m") is None
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "a picture of",
+        "apples",
+        "green apple",
+        "a blue cat",
+        "three cats",
+        "two houses",
+        "two cats and a dog",
+        "a cat and a house",
+        "kitty",
+        "a red",
+        "猫",
+    ],
+)
+def test_everything_else_is_not(prompt):
+    assert not COMBINED.knows(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "nearest"),
+    [
+        ("a house by the sea", ["house", "houses"]),
+        ("green apples", ["red apple"]),
+        ("kitty", ["cat"]),
+        ("huose", ["house", "houses"]),
+        ("a hat", []),
+        ("flag of France", []),
+        ("", []),
+    ],
+)
+def test_the_nearest_share_words_or_their_spelling(prompt, nearest):
+    assert COMBINED.nearest(prompt) == nearest
+
+
+def test_packaged_models_know_their_captions(packaged):
+    rows = [json.loads(line) for line in (ASSETS / "emoji-reference" / "prompts.jsonl").read_text().splitlines()]
+    assert list(packaged.pictures) == [row["name"] for row in rows] and len(rows) == 447
+    assert [row["prompt"] for row in rows if not packaged.knows(row["prompt"])] == []
+    assert packaged.knows("A red heart") and packaged.knows("an emoji of a grinning face")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first"),
+    [
+        ("hamburgr", "hamburger"),
+        ("strawbery", "strawberry"),
+        ("mosue", "mouse"),
+        ("grining face", "grinning face"),
+        ("tomatos", "tomato"),
+        ("two cats", "cat"),
+        ("a blue appel", "green apple"),
+        ("a tree", "palm tree"),
+        ("a green heart", "blue heart"),
+        ("a dog on a skateboard", "dog"),
+        ("frankfurter", "hot dog"),
+        ("flag of France", None),
+        ("hello world", None),
+    ],
+)
+def test_the_nearest_of_the_packaged_models(packaged, prompt, first):
+    nearest = packaged.nearest(prompt)
+    assert (nearest[0] if nearest else None) == first and len(nearest) <= 3
+
+
+@pytest.mark.parametrize("prompt", ["tree " * 2000, "x" * 10_000, " ".join(f"gren{i}appel" for i in range(500))])
+def test_long_prompts_take_no_time_and_are_not_repeated(packaged, prompt):
+    began = time.process_time()
+    unknown = packaged.check(prompt, "m")
+    assert time.process_time() - began < 1
+    assert unknown is not None and len(unknown.message) < 250
+
+
+def test_one_sentence_tells_it():
+    assert COMBINED.check("a hat", "m").message == (
+        '"a hat" is not among the 7 pictures that m knows and can combine; none is similar'
+    )
+    simple = KnownCaptions(COMBINED.pictures)
+    assert simple.check("green apple", "m").message.endswith('that m knows; the nearest is "red apple"')
+    unknown = simple.check("a house\nby  the sea", "m")
+    assert unknown.message.startswith('"a house by the sea" is not') and unknown.message.endswith(
+        '"house" and "houses"'
+    )
+    assert unknown.nearest == ["house", "houses"]
+
+
+def test_pipelines_keep_it(tmp_path):
+    pipe = tiny.text_pipeline()
+    pipe.save_pretrained(tmp_path / "without")
+    assert not (tmp_path / "without" / KNOWN_CAPTIONS).exists()
+    assert AutoPipeline.from_pretrained(tmp_path / "without").known_captions is None
+    pipe.known_captions = COMBINED
+    pipe.save_pretrained(tmp_path / "with")
+    loaded = LlamaGenPipeline.from_pretrained(tmp_path / "with")
+    assert loaded.known_captions == COMBINED
+    assert LlamaGenPipeline.from_pipe(loaded).known_captions == COMBINED
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        "{}",
+        '{"pictures": []}',
+        '{"pictures": {}, "patterns": ["{colour} cat"]}',
+        '{"pictures": {}, "x": 1}',
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, content):
+    (tmp_path / KNOWN_CAPTIONS).write_text(content)
+    with pytest.raises(ValueError, match=KNOWN_CAPTIONS):
+        KnownCaptions.load(tmp_path)
+
+
+def test_a_call_warns_of_every_unknown_prompt_once(tmp_path, caplog):
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = COMBINED
+    pipe.save_pretrained(tmp_path / "zoo")
+    pipe = LlamaGenPipeline.from_pretrained(tmp_path / "zoo")
+    pipe.set_progress_bar_config(disable=True)
+    pipe(["a green dog", "a cat", "a green dog", "a hat"], decoding="sjd")
+    pipe("a green dog", decoding="sjd")
+    assert caplog.messages == [
+        '"a green dog" is not among the 7 pictures that zoo knows and can combine; the nearest is "dog"',
+        '"a hat" is not among the 7 pictures that zoo knows and can combine; none is similar',
+    ]
+    caplog.clear()
+    pipe.known_captions = None
+    pipe("a purple dog", decoding="sjd")
+    assert caplog.messages == []

@@ -1,0 +1,161 @@
+"""Tiny random models under the names of published files."""
+
+import json
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import tiny_emu3
+import tiny_janus
+import tiny_lumina_mgpt as tiny_lumina
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+from arimage.convert.folder import load_original_folder
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+# Names of the files of repositories on the Hub, with their sizes in bytes as the pages round them, or null where they were not seen.
+# The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format.
+LISTINGS = json.loads((FIXTURES / "hub_listings.json").read_text())
+UNUSED = b"no converter reads this"
+
+
+def is_weights(name: str) -> bool:
+    return name.startswith(("model-", "model.", "pytorch_model"))
+
+
+def publish(root: Path, repository: str, source: Path) -> None:
+    """The files of `source` under the names that `repository` has on the Hub, the weights in as many files as there, and something for
+    every other name. A file of `source` that the repository has not is an error."""
+    names = LISTINGS[repository]
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert {name for name in files if not is_weights(name)} <= names.keys()
+    parts = sorted(name for name in names if is_weights(name) and not name.endswith(".json"))
+    state = load_original_folder(source) if parts else {}
+    where = {key: parts[i % len(parts)] for i, key in enumerate(state)}
+    for name in names:
+        path = root / repository / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name in parts:
+            part = {key: value.contiguous() for key, value in state.items() if where[key] == name}
+            save_file(part, path, {"format": "pt"}) if path.suffix == ".safetensors" else torch.save(part, path)
+        elif is_weights(name):
+            path.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        elif name in files:
+            shutil.copy(source / name, path)
+        else:
+            path.write_bytes(UNUSED)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+def llamagen(root: Path) -> None:
+    _copy(FIXTURES / "llamagen_c2i" / "c2i_tiny.pt", root / "FoundationVision/LlamaGen/c2i_B_256.pt")
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
+def llamagen_text(root: Path) -> None:
+    _copy(FIXTURES / "llamagen_t2i" / "t2i_tiny.pt", root / "peizesun/llamagen_t2i/t2i_XL_stage1_256.pt")
+    _copy(FIXTURES / "llamagen_t2i" / "vq_ds4_t2i.pt", root / "peizesun/llamagen_t2i/vq_ds16_t2i.pt")
+    folder = root / "google/flan-t5-xl"
+    T5EncoderModel(T5Config(vocab_size=8, d_model=32, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(
+        folder
+    )
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "heart": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+    for name in ("README.md", "flax_model-00001-of-00002.msgpack", "pytorch_model-00001-of-00002.bin"):
+        (folder / name).write_bytes(UNUSED)
+
+
+def var(root: Path) -> None:
+    _copy(FIXTURES / "var" / "var_d2.pth", root / "FoundationVision/var/var_d16.pth")
+    _copy(FIXTURES / "var" / "vae_ch32v64z8.pth", root / "FoundationVision/var/vae_ch160v4096z32.pth")
+
+
+def janus(repository: str) -> Callable[[Path], None]:
+    return lambda root: publish(root, repository, tiny_janus.write_original(root / "source"))
+
+
+def janus_of_transformers(root: Path) -> None:
+    folder = shutil.copytree(tiny_janus.FOLDER, root / "deepseek-community/Janus-Pro-1B")
+    (folder / "expected.safetensors").unlink()
+    tiny_janus.processor().save_pretrained(folder)
+
+
+def emu3(root: Path) -> None:
+    publish(root, "BAAI/Emu3-Gen", tiny_emu3.write_original(root / "source"))
+    publish(root, "BAAI/Emu3-VisionTokenizer", tiny_emu3.write_vision_tokenizer(root / "vision"))
+
+
+def emu3_of_transformers(root: Path) -> None:
+    folder = root / "BAAI/Emu3-Gen-hf"
+    tiny_emu3.character_tokenizer().save_pretrained(folder)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_emu3.FIXTURES / name, folder)
+
+
+def chameleon_tokenizer(folder: Path) -> None:
+    """Meta's image tokenizer, and a text tokenizer with a token per character."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(tiny_lumina.FIXTURE / "tokenizer" / "vqgan.ckpt", folder)
+    names = json.loads((tiny_lumina.FIXTURE / "tokenizer" / "text_tokenizer.json").read_text())["model"]["vocab"]
+    ids = {token: name for name, token in names.items()}
+    # The names of these ids serve nothing here.
+    characters = dict(enumerate([*string.printable, "ab"], start=8300))
+    vocabulary = {name: token for token, name in (ids | characters).items()}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    tokenizer.save(str(folder / "text_tokenizer.json"))
+
+
+def lumina(repository: str) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        source = root / "source"
+        source.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(tiny_lumina.FIXTURE / name, source)
+        if "tokenizer.json" in LISTINGS[repository]:
+            chameleon_tokenizer(source)
+            (source / "vqgan.ckpt").unlink()
+            _name_as_transformers(source)
+        publish(root, repository, source)
+
+    return write
+
+
+def _name_as_transformers(folder: Path) -> None:
+    (folder / "text_tokenizer.json").rename(folder / "tokenizer.json")
+    specials = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(specials))
+
+
+def lumina_2(root: Path) -> None:
+    source = tiny_lumina.write_version_2(root / "source")
+    (source / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "</s>"}))
+    publish(root, "Alpha-VLLM/Lumina-mGPT-2.0", source)
+    _copy(tiny_lumina.MOVQGAN, root / "ai-forever/MoVQGAN/movqgan_270M.ckpt")
+
+
+def anole(root: Path) -> None:
+    source = tiny_lumina.write_meta(root / "source")
+    chameleon_tokenizer(source / "tokenizer")
+    publish(root, "GAIR/Anole-7b-v0.1", source)
+
+
+def anole_of_transformers(root: Path) -> None:
+    source = root / "source"
+    chameleon_tokenizer(source)
+    vqgan = torch.load(source / "vqgan.ckpt", weights_only=True)
+    vqgan = {f"model.vqmodel.{key}": value for key, value in vqgan.get("state_dict", vqgan).items()}
+    (source / "vqgan.ckpt").unlink()
+    _name_as_transformers(source)
+    shutil.copy(tiny_lumina.FIXTURE / "config.json", source)
+    save_file(load_original_folder(tiny_lumina.FIXTURE) | vqgan, source / "model.safetensors")
+    publish(root, "leloy/Anole-7b-v0.1-hf", source)

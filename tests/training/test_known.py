@@ -1,0 +1,62 @@
+"""The list of what a model has learned covers its captions."""
+
+import numpy as np
+import pytest
+import torch
+
+from arimage.training.data import ImageCaptions
+from arimage.training.known import known_captions
+from arimage.training.scenes import NOTHING, SceneSettings, make_scenes
+
+
+RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "mouse": (120, 120, 120)}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Four discs."""
+    y, x = np.mgrid[:64, :64] - 31.5
+    inside = x**2 + y**2 < 700
+    images = np.full((4, 64, 64, 3), 255, np.uint8)
+    for image, rgb in zip(images, RGB.values(), strict=True):
+        image[inside] = rgb
+    return ImageCaptions(
+        images=torch.from_numpy(images).permute(0, 3, 1, 2),
+        alpha=torch.from_numpy(np.tile(inside.astype(np.uint8) * 255, (4, 1, 1, 1))),
+        captions=[
+            [
+                f"{name}, noto style",
+                name,
+                f"a {name}",
+                f"noto emoji: {name}",
+                "round, disc",
+                f"{name} (round), glossy style",
+            ]
+            for name in RGB
+        ],
+        names=list(RGB),
+        bases=list(RGB),
+        weights=torch.ones(4),
+        groups=["food-drink", "food-drink", "objects", "animals-nature"],
+        keywords=[["vegetable"], ["fruit", "citrus"], ["church"], ["animal"]],
+    )
+
+
+def test_without_scenes_it_lists_the_captions_of_the_data_set(data):
+    known = known_captions(data, data)
+    assert known.pictures == {name: ["round, disc"] for name in RGB}
+    assert set(known.patterns) == {"{picture}, noto style", "noto emoji: {picture}"} and known.words == {}
+    assert known.knows("Noto emoji: a lime") and not known.knows("two limes") and not known.knows("a blue lime")
+
+
+def test_with_scenes_it_covers_every_caption_and_what_is_made_of_the_same_words(data):
+    trained = make_scenes(data, SceneSettings(grounds=2, counted=1, pairs=30), NOTHING)
+    known = known_captions(data, trained)
+    captions = {text for texts in trained.captions for text in texts}
+    lists = {text for text in captions if text.startswith(tuple(f"{name}, " for name in RGB))}
+    assert {text for text in captions - lists if not known.knows(text)} == set()
+    assert known.pictures["lime"] == ["fruit", "citrus"] and known.pictures["mouse"] == ["animal", "little mouse"]
+    for prompt in ("three mice", "a purple tomato", "a bell and a lime", "a lime on a light blue background"):
+        assert known.knows(prompt), prompt
+    for prompt in ("five mice", "a purple mouse", "a bell and a cat", "a lime on a table", "two purple tomatoes"):
+        assert not known.knows(prompt), prompt
