@@ -130,6 +130,9 @@ def _remedy(config: Path | None) -> str:
 
 def _class_name(index: Path) -> str:
     class_name = _read_object(index).get("_class_name")
+    # Of the file and the class in it: see `pipelines/saved_folder.py`.
+    if isinstance(class_name, list) and len(class_name) == 2:
+        class_name = class_name[1]
     if not isinstance(class_name, str) or class_name not in PIPELINES:
         raise ValueError(
             f"{index} names the class {class_name!r}, not one of arimage ({', '.join(PIPELINES)}): load it with the library "

@@ -447,6 +447,16 @@ def serve(
     base_url: Annotated[
         str | None, typer.Option(help="Start of the URLs of images, if the server is behind a proxy.")
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; repeat for more."
+        ),
+    ] = None,
+    any_size: Annotated[
+        bool,
+        typer.Option("--any-size", help="Generate the nearest size of the model instead of refusing others."),
+    ] = False,
     batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
     images: Annotated[int, typer.Option(help="Images per request.")] = 8,
@@ -462,13 +472,14 @@ def serve(
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
     from .app.engine import Engine
-    from .app.models import load_models
+    from .app.models import load_models, model_names, parse_aliases
     from .app.protocol import Limits
 
     token = check_token(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, images=images)
+    aliases = parse_aliases(alias or [], model_names(model))
     engine = Engine(load_models(model, device, dtype), limits)
-    serve_forever(engine, host, port, token, base_url)
+    serve_forever(engine, host, port, token, base_url, aliases, any_size)
 
 
 @app.command("app")
@@ -482,7 +493,7 @@ def app_command(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Open the demo: watch images while they are decoded, compare decodings, edit images."""
+    """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     _check_port(port)
     try:
         from .app.access import check_password

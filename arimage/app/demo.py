@@ -1,4 +1,4 @@
-"""The Gradio demo: images while they are generated, decodings side by side, and edits."""
+"""The Gradio demo: images while they are generated, what the models know, races of decodings, and edits."""
 
 import os
 import tempfile
@@ -12,12 +12,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from . import markup
 from .access import local_only
-from .compare_tab import Comparison, compare_tab
 from .connections import Server, serve_until_stopped
 from .edit_tab import edit_tab
 from .endpoints import add_endpoints
 from .engine import Engine
-from .generate_tab import generate_tab
+from .form import GENERATES
+from .gallery_tab import gallery_tab
+from .generate_tab import GenerateTab
+from .race_tab import Comparison, race_tab
 
 
 # Pixels of an upload; 4096 x 4096.
@@ -31,14 +33,20 @@ def build_demo(engine: Engine) -> gr.Blocks:
     comparison = Comparison()
     # Every ten minutes, files older than an hour are deleted from Gradio's folder.
     with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
-        gr.HTML(markup.INTRO)
-        with gr.Tab("Generate"):
-            last = generate_tab(engine)
-        with gr.Tab("Compare"):
-            compare_tab(engine, comparison)
-        with gr.Tab("Edit"):
-            edit_tab(engine, last)
+        gr.HTML(markup.intro(engine))
+        gr.HTML(markup.suggestions(engine))
+        with gr.Tabs() as tabs:
+            with gr.Tab("Generate", id="generate"):
+                generate = GenerateTab(engine)
+            if any(info.pictures for info in engine.models.values()):
+                with gr.Tab("Gallery") as tab:
+                    gallery_tab(engine, tab, tabs, generate)
+            with gr.Tab("Race"):
+                race_tab(engine, comparison)
+            with gr.Tab("Edit"):
+                edit_tab(engine, generate.last)
         add_endpoints(engine, comparison)
+        demo.load(generate.open_page, None, generate.outputs, **GENERATES)
     # The engine has its own queue and batches requests: all that fit into its queue may start at once.
     demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
     return demo
@@ -59,6 +67,7 @@ def page_settings() -> dict:
     return {
         "theme": gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
         "css_paths": Path(__file__).parent / "style.css",
+        "js": markup.SUGGEST,
         "footer_links": ["api"],
         "allowed_paths": [],
         "max_file_size": "8mb",

@@ -105,7 +105,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     editor.upload(take_upload, [editor, subject.model], editor, **AT_ONCE)
 
     def on_model(model: str) -> dict:
-        return subject.visibility(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}
+        return subject.show(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}
 
     subject.model.input(
         on_model, subject.model, [*subject.inputs[1:], decoding.dropdown, decoding.about, hint], **AT_ONCE

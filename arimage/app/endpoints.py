@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import gradio as gr
 from PIL import Image
 
-from .compare_tab import Comparison
 from .engine import Engine
 from .form import events, random_seed
 from .pictures import map_of, stamped
 from .protocol import Progress, Request, Result
+from .race_tab import Comparison
 
 
 ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the images so far, and {passes, decided,

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
@@ -10,9 +11,10 @@ from PIL import Image
 
 from ..decoding.slots import Images, Slots, decode_slots
 from ..decoding.watch import INTERVAL
+from ..eval.trace import draw_steps
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.call import GenerationCall, running
-from .protocol import Refused
+from .protocol import FILM_STEPS, Film, Refused
 from .ticket import Ticket
 
 
@@ -28,7 +30,8 @@ Parts = list[tuple[Ticket, list[int]]]
 @dataclass(eq=False)
 class Place:
     """An image that is generated: image `index` of a request and image `row` of the call that prepared it. `late` [N] counts the
-    forward passes before the one that decided each token, and `began` those of the request before the image."""
+    forward passes before the one that decided each token, and `began` those of the request before the image. `recorded` has
+    the tokens, whether each is decided, and the seconds after each forward pass, if there is to be a film."""
 
     ticket: Ticket
     index: int
@@ -36,6 +39,7 @@ class Place:
     row: int
     late: torch.LongTensor
     began: int
+    recorded: list[tuple[torch.LongTensor, torch.BoolTensor, float]] = field(default_factory=list)
 
 
 class Flow:
@@ -134,8 +138,11 @@ class Flow:
         undecided = ~decided
         by_ticket: dict[Ticket, list[int]] = {}
         for row in rows:
-            slots.names[row].late += undecided[row]
-            by_ticket.setdefault(slots.names[row].ticket, []).append(row)
+            place = slots.names[row]
+            place.late += undecided[row]
+            by_ticket.setdefault(place.ticket, []).append(row)
+            if place.ticket.request.film and place.index == 0:
+                place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
         # Reading from an accelerator waits for it.
         on_cpu = decided.device.type == "cpu"
         counts = decided.sum(1).tolist() if on_cpu or slots.forward_passes % INTERVAL == 0 else None
@@ -175,13 +182,27 @@ class Flow:
                 _fail(self._slots.names[rows[0]].ticket, error)
             return
         slots, size = self._slots, self._slots.state.model.num_tokens
+        seconds = [slots.names[row].ticket.seconds for row in rows]
         self._on_images(len(rows), len(rows) * size)
-        for row, picture, passes in zip(rows, pictures, slots.passes_of(rows), strict=True):
+        for row, picture, passes, ended in zip(rows, pictures, slots.passes_of(rows), seconds, strict=True):
             place = slots.names[row]
-            deciding = (
-                None if self.pipe.generates_scales else place.call.layout.to_places(place.late[None] + 1)[0].cpu()
-            )
-            place.ticket.finish(place.index, picture, passes, place.began + passes, size, deciding)
+            deciding = None
+            if not self.pipe.generates_scales:
+                deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
+            film = self._film(place, ended) if place.recorded else None
+            place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
+
+    def _film(self, place: Place, ended: float) -> Film:
+        """The film of an image that was finished after `ended` seconds."""
+        pipe, request, count = self.pipe, place.ticket.request, len(place.recorded)
+        steps = [count * frame // min(count, FILM_STEPS) for frame in range(min(count, FILM_STEPS))]
+        tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
+        call = place.call.select([place.row])
+        title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
+        layout = None if pipe.generates_scales else call.layout
+        with running(pipe, call):
+            frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
+        return Film(frames, [*(place.recorded[step][2] for step in steps), ended])
 
     def _pictures(self, rows: list[int]) -> list[Image.Image]:
         slots, pipe = self._slots, self.pipe

@@ -87,8 +87,10 @@ class Subject:
             label="Prompt",
             placeholder="What the image shows",
             visible=info.classes is None,
+            max_lines=1,
+            elem_classes=self._list_of(first),
             scale=2,
-            min_width=200,
+            min_width=120,
         )
         self.class_label = gr.Number(0, label="Class", precision=0, visible=info.classes is not None, min_width=120)
         self.model = gr.Dropdown(
@@ -97,7 +99,7 @@ class Subject:
             label="Model",
             filterable=False,
             visible=len(engine.models) > 1,
-            min_width=160,
+            min_width=180,
         )
 
     @property
@@ -110,10 +112,18 @@ class Subject:
             return {"model": model, "prompt": prompt}
         return {"model": model, "class_label": class_label}
 
-    def visibility(self, model: str) -> dict:
-        """Show the prompt or the class, whichever the model takes."""
+    def show(self, model: str, value: str | int | None = None) -> dict:
+        """Show the prompt or the class, whichever the model takes, with a value if there is one."""
         reads_text = self._engine.models[model].classes is None
-        return {self.prompt: gr.Textbox(visible=reads_text), self.class_label: gr.Number(visible=not reads_text)}
+        text, number = ({} if value is None or shown != reads_text else {"value": value} for shown in (True, False))
+        return {
+            self.prompt: gr.Textbox(**text, visible=reads_text, elem_classes=self._list_of(model)),
+            self.class_label: gr.Number(**number, visible=not reads_text),
+        }
+
+    def _list_of(self, model: str) -> list[str]:
+        """The class that says which of `markup.suggestions` the prompt of a model has."""
+        return [f"suggests-{list(self._engine.models).index(model)}"]
 
 
 class DecodingChoice:
@@ -128,13 +138,15 @@ class DecodingChoice:
         self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
 
-    def choices(self, model: str) -> dict:
-        """Offer the decodings of a model."""
-        decoding = self._engine.models[model].decoding
-        return {
-            self.dropdown: gr.Dropdown(decoding_choices(self._engine, model), value=decoding),
-            self.about: self._about(model, decoding),
-        }
+    def choices(self, model: str, decoding: str | None = None) -> dict:
+        """Offer the decodings of a model, and choose one, which may have other settings, or the default."""
+        info = self._engine.models[model]
+        choices = decoding_choices(self._engine, model)
+        if decoding is None or decoding.partition(":")[0] not in info.decodings:
+            decoding = info.decoding
+        if decoding not in dict(choices).values():
+            choices.append((decoding, decoding))
+        return {self.dropdown: gr.Dropdown(choices, value=decoding), self.about: self._about(model, decoding)}
 
     def _about(self, model: str, decoding: str) -> str:
         return markup.about_decoding(self._engine.models[model], decoding)

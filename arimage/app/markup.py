@@ -1,27 +1,54 @@
 """The texts of the demo, as HTML: progress, cost, and what a decoding does."""
 
 from html import escape
+from urllib.parse import urlencode
 
 from ..decoding import PRESETS
+from ..pipelines.known import Unknown
+from .engine import Engine
 from .models import ModelInfo
 from .pictures import data_uri, map_of
 from .protocol import Progress, Result
 
 
-INTRO = (
-    '<div class="intro"><h1>arimage</h1><p>Type a prompt and watch a small AI model make the image piece by piece; different '
-    "decoding methods need more or fewer steps for it.</p></div>"
-)
-EMPTY = '<p class="faint">Press Generate to make the first image.</p>'
+# When a prompt is typed, the browser suggests what the model knows.
+SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
+    const list = target.closest("[class*=suggests-]")?.className.match(/suggests-\\d+/)[0];
+    if (list && target.matches("input")) target.setAttribute("list", list);
+})"""
+EMPTY = '<p class="faint">Press Generate to make an image.</p>'
 STOPPED = '<p class="faint">Stopped.</p>'
 LEGEND = (
     '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward pass '
     "of the model that decided it. Squares of one colour were decided in the same forward pass.</p>"
 )
+RACE = (
+    '<p class="faint">The decodings run one after another, so that none slows down the others; then you see them side by side, '
+    "from one start.</p>"
+)
 PROMISES = {
     True: "Samples from exactly the distribution of the model.",
     False: "Changes the distribution of the model to be faster.",
 }
+
+
+def intro(engine: Engine) -> str:
+    """What this is, for somebody who has never heard of it."""
+    name, info = next(iter(engine.models.items()))
+    knows = f" {escape(name)} knows {len(info.pictures):,} pictures: see the gallery." if info.pictures else ""
+    return (
+        '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece by piece. '
+        f"It can decide many pieces in one step instead of one: a race shows how much faster that is.{knows}</p></div>"
+    )
+
+
+def suggestions(engine: Engine) -> str:
+    """What each model knows, for `SUGGEST`."""
+    lists = []
+    for number, info in enumerate(engine.models.values()):
+        options = "".join(f'<option value="{escape(name)}">' for name in info.pictures)
+        lists.append(f'<datalist id="suggests-{number}">{options}</datalist>')
+    return "".join(lists)
 
 
 def badge(exact: bool) -> str:
@@ -62,39 +89,39 @@ def progress(now: Progress, count: int) -> str:
 
 
 def finished(result: Result) -> str:
-    """The cost of a request, and the seeds that generate its images again."""
+    """The cost of a request, the seeds that generate its images again, and whether the model knows the prompt."""
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
     cost = f"{result.passes} forward passes · {result.tokens_per_pass:.1f} tokens per forward pass · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
-    note = f"<p>{escape(result.unknown.message)}.</p>" if result.unknown else ""
-    return f'<div class="status">{note}<p>{cost}</p><p class="faint">{which}</p></div>'
+    note = "" if result.unknown is None else _note(result.unknown, result.settings["model"])
+    return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p>{note}</div>'
 
 
-def card(decoding: str, info: ModelInfo, event: Progress | Result | None) -> str:
-    """One decoding of a comparison, which is waiting (None), running, or finished."""
+def _note(unknown: Unknown, model: str) -> str:
+    """The sentence about an unknown prompt, in which the names of the nearest pictures are links that generate them."""
+    sentence = escape(unknown.message)
+    for name in unknown.nearest:
+        link = f'<a href="?{escape(urlencode({"model": model, "prompt": name}))}">{escape(name)}</a>'
+        sentence = sentence.replace(escape(f'"{name}"'), link)
+    return f'<p class="note">{sentence}.</p>'
+
+
+def card(decoding: str, info: ModelInfo, event: Progress | Result | None, seconds: float = 0.0) -> str:
+    """One decoding of a race, which is waiting (None), running for so many seconds, or finished."""
     head = f"<h3>{escape(decoding)} {badge(info.decodings[decoding.partition(':')[0]])}</h3>"
     if not isinstance(event, Result):
-        text, part = "Waiting", 0
+        headline, text, part = "…", "Waiting", 0
         if event and event.passes:
-            text, part = (
-                f"Forward pass {event.passes} · {event.decided} of {event.tokens} tokens",
-                event.decided / event.tokens,
-            )
-        return f'<article class="card">{head}<p class="headline faint">…</p>{_bar(part)}<p class="faint">{text}</p></article>'
-    passes = f"{event.passes} forward passes"
-    if event.deciding_pass is None:
-        headline = f"{event.tokens_per_pass:.0f} tokens per forward pass"
-        passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
-    else:
-        headline = "One token per forward pass"
-        if event.tokens_per_pass > 1:
-            headline = f"{event.tokens_per_pass:.1f}× fewer forward passes"
-            passes += f" instead of {info.tokens}"
+            headline, part = f"{seconds:.1f} s", event.decided / event.tokens
+            text = f"Forward pass {event.passes} · {event.decided} of {event.tokens} tokens"
+        return f'<article class="card">{head}<p class="headline faint">{headline}</p>{_bar(part)}<p class="faint">{text}</p></article>'
+    passes = f"{event.passes} forward passes · {event.tokens_per_pass:.1f} tokens per forward pass"
+    passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
+    if event.deciding_pass is not None:
         source = data_uri(map_of(event.deciding_pass[0]))
         passes_map = f'<img class="map" src="{source}" alt="The forward pass that decided each token">'
     return (
-        f'<article class="card">{head}<p class="headline">{headline}</p>{_bar(1 / event.tokens_per_pass)}'
-        f'<p class="faint">{passes} · {event.seconds:.2f} s</p>'
+        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p><p class="faint">{passes}</p>'
         f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
     )
 

@@ -1,5 +1,6 @@
 """Loads the models of an engine, and finds out their abilities."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,21 +42,53 @@ class ModelInfo:
     negative_prompt: bool
     names: list[str] | None
 
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the pictures that it knows, if it generates from text and has such a list."""
+        return self.names or [] if self.classes is None else []
 
-def load_models(models: list[str] | None, device: str | None, dtype: str = "auto") -> dict[str, ARImagePipeline]:
-    """The pipelines of `models`, names, folders or Hub repositories, the packaged ones by default. A folder is known by
-    the last part of its path, so that clients do not see the rest.
+
+def model_names(models: list[str] | None) -> dict[str, str]:
+    """`models`, names, folders or Hub repositories, the packaged ones by default, by the names that clients use. A folder is
+    known by the last part of its path, so that clients do not see the rest.
 
     Raises:
         ValueError: if two of them have the same name.
     """
-    pipelines = {}
+    named = {}
     for model in models or packaged_models():
         name = Path(model).resolve().name if Path(model).is_dir() else model
-        if name in pipelines:
+        if name in named:
             raise ValueError(f"two models have the name {name}: rename a folder")
-        pipelines[name] = load_pipeline(model, device, dtype)
-    return pipelines
+        named[name] = model
+    return named
+
+
+def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
+    """Other names for models, from ALIAS=MODEL each.
+
+    Args:
+        names: those of the models.
+
+    Raises:
+        ValueError: if one has another form, is taken, or stands for no model.
+    """
+    parsed = {}
+    for text in aliases:
+        alias, _, target = text.partition("=")
+        if not (alias and target):
+            raise ValueError(f"--alias {text} is not of the form ALIAS=MODEL, as in gpt-image-1=emoji-llamagen")
+        if target not in names:
+            raise ValueError(f"--alias {text} stands for no model that is served: choose among {', '.join(names)}")
+        if alias in names or alias in parsed:
+            raise ValueError(f"--alias {text} is the name of a model or alias already: choose another")
+        parsed[alias] = target
+    return parsed
+
+
+def load_models(models: list[str] | None, device: str | None, dtype: str = "auto") -> dict[str, ARImagePipeline]:
+    """The pipelines of `models` by their `model_names`."""
+    return {name: load_pipeline(model, device, dtype) for name, model in model_names(models).items()}
 
 
 @torch.no_grad()

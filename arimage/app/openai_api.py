@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class Fields(BaseModel):
     user: str | None = None
 
     def to_request(
-        self, default_model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
+        self, model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
     ) -> Request:
         """The request for the engine; if it has no seed it gets a random one.
 
@@ -71,7 +72,7 @@ class Fields(BaseModel):
             raise Refused("a jpeg has no transparent background: leave out background, or ask for png", "background")
         width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
         return Request(
-            model=self.model or default_model,
+            model=model,
             # OpenAI's client always sends a prompt.
             prompt=self.prompt or None,
             class_label=self.class_label,
@@ -96,6 +97,16 @@ class Fields(BaseModel):
         quality = 100 if self.output_compression is None else self.output_compression
         image.save(data, self.output_format or "png", quality=quality)
         return data.getvalue()
+
+
+def nearest_size(request: Request, sizes: list[tuple[int, int]]) -> Request:
+    """The request, with the size of `sizes`, (height, width), that is nearest to its own: by the logarithms of height and
+    width, so that shape and area count alike."""
+    height, width = request.height, request.width
+    if height is None or width is None:
+        return request
+    nearest = min(sizes, key=lambda size: math.hypot(math.log(size[0] / height), math.log(size[1] / width)))
+    return dataclasses.replace(request, height=nearest[0], width=nearest[1])
 
 
 def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
@@ -171,14 +182,15 @@ def facts(result: Result) -> dict:
     }
 
 
-def describe_model(name: str, info: ModelInfo, started: int) -> dict:
+def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
+    """The entry of a name, which may be an alias, in the list of models."""
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": dataclasses.asdict(info) | {"sizes": sizes},
+        "arimage": dataclasses.asdict(info) | {"model": model, "sizes": sizes},
     }
 
 

@@ -49,19 +49,29 @@ def data_uri(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(png(image)).decode()
 
 
+def webp_uri(image: Image.Image) -> str:
+    """The image as an address inside a page, smaller than `data_uri` and not exact."""
+    data = io.BytesIO()
+    image.save(data, "WEBP", quality=80)
+    return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()
+
+
 def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
-    """A PNG, or an archive of several, in a folder of its own in `folder`; the file name is made of the letters in `name`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "image"
-    own = Path(tempfile.mkdtemp(dir=folder))
+    """A PNG, or an archive of several, at its `own_path`."""
+    path = own_path(name, ".png" if len(images) == 1 else ".zip", folder)
     if len(images) == 1:
-        path = own / f"{slug}.png"
         path.write_bytes(png(images[0]))
         return path
-    path = own / f"{slug}.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for i, image in enumerate(images):
-            archive.writestr(f"{slug}-{i}.png", png(image))
+            archive.writestr(f"{path.stem}-{i}.png", png(image))
     return path
+
+
+def own_path(name: str, suffix: str, folder: str) -> Path:
+    """For a file in a folder of its own in `folder`, named after the letters in `name`."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "image"
+    return Path(tempfile.mkdtemp(dir=folder)) / f"{slug}{suffix}"
 
 
 def map_of(passes: np.ndarray) -> Image.Image:

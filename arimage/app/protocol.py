@@ -9,6 +9,10 @@ from ..eval.manifest import image_seed
 from ..pipelines.known import Unknown
 
 
+# The most forward passes that a film shows.
+FILM_STEPS = 64
+
+
 class Refused(ValueError):
     """A refused request: one sentence that names the thing and the remedy.
 
@@ -76,6 +80,7 @@ class Request:
         image, mask_image: an image to change, and a mask that is white where to change it; both or neither.
         preview_every: forward passes between partial images; 0 means none.
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
+        film: record how the first image is generated.
     """
 
     model: str
@@ -95,6 +100,7 @@ class Request:
     mask_image: Image.Image | None = None
     preview_every: int = 0
     previews: int = 0
+    film: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,19 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Film:
+    """How an image was generated.
+
+    Attributes:
+        frames: up to `FILM_STEPS` of its forward passes, then the finished image, as `arimage generate --trace` draws them.
+        seconds: from its prefill to each frame. An accelerator may still be computing a frame when it is counted.
+    """
+
+    frames: list[Image.Image]
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
 class Result:
     """What a request gave.
 
@@ -126,11 +145,13 @@ class Result:
         seeds: the seed of each; a request of one image with that seed generates it again.
         passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
-        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch included.
+        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch included and
+            the drawing of a film left out.
         exact: whether the decoding samples from the model's own distribution.
         decoding: its name and settings, as in `Request.decoding`.
         deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
         settings: the request as JSON values, with the defaults filled in.
+        film: of the first image, if the request asked for it.
         unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
     """
 
@@ -143,6 +164,7 @@ class Result:
     decoding: str
     deciding_pass: np.ndarray | None
     settings: dict
+    film: Film | None = None
     unknown: Unknown | None = None
 
 

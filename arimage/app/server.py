@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
@@ -18,11 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from .access import local_only
 from .engine import Engine
 from .gate import PICTURES, Gate, TooLarge, too_large
+from .home import home_page
 from .metrics import Metrics
 from .openai_api import (
     MEDIA_TYPES,
@@ -32,6 +33,7 @@ from .openai_api import (
     error_body,
     error_response,
     event,
+    nearest_size,
     read_mask,
     read_picture,
     refusal,
@@ -69,9 +71,15 @@ class Pictures:
 
 
 def build_server(
-    engine: Engine, *, token: str | None = None, base_url: str | None = None, host: str = "127.0.0.1"
+    engine: Engine,
+    *,
+    token: str | None = None,
+    base_url: str | None = None,
+    host: str = "127.0.0.1",
+    aliases: Mapping[str, str] | None = None,
+    any_size: bool = False,
 ) -> FastAPI:
-    """The application: OpenAI's Images API, /health, and /metrics for Prometheus.
+    """The application: OpenAI's Images API, a page about the server at /, /health, and /metrics for Prometheus.
 
     Args:
         engine: generates the images; its owner closes it.
@@ -79,6 +87,8 @@ def build_server(
         base_url: what the urls of images begin with, by default as the client called the server.
         host: where it listens. Without a token, a server on this machine's own address answers only requests that are
             made to such an address or to `base_url`, and none that pages of other sites send.
+        aliases: other names of models, for clients that send fixed ones.
+        any_size: generate the nearest size of the model where it does not have the one asked for, instead of refusing.
 
     Raises:
         ValueError: if `base_url` is not the address of a web site.
@@ -89,11 +99,31 @@ def build_server(
     metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
     engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
     limits, default_model = engine.limits, next(iter(engine.models))
+    names = {name: name for name in engine.models} | dict(aliases or {})
     # Room for an image and a mask that do not compress.
     max_body = 8 * limits.pixels + 2**16
     protection = [] if token is not None else local_only(host, base_url)
     app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
+
+    def root_of(http: HTTPRequest) -> str:
+        """The address of this server, as its clients know it."""
+        return (base_url or str(http.base_url)).rstrip("/")
+
+    def model_of(name: str) -> str:
+        """The model of a name or alias."""
+        if name not in names:
+            raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(names)}", "model")
+        return names[name]
+
+    def submit(fields: Fields, uploads: dict[str, bytes], on_progress: Callable[[Progress], None] | None) -> Ticket:
+        opened = {name: read_picture(name, data, limits) for name, data in uploads.items()}
+        image = opened.get("image")
+        mask = None if image is None else read_mask(opened.get("mask", image))
+        request = fields.to_request(model_of(fields.model or default_model), image, mask)
+        if any_size:
+            request = nearest_size(request, engine.models[request.model].sizes)
+        return engine.submit(request, on_progress)
 
     async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
         if not engine.alive:
@@ -105,7 +135,7 @@ def build_server(
             loop.call_soon_threadsafe(events.put_nowait, item)
 
         on_progress = put if fields.stream and fields.partial_images else None
-        ticket = await run_in_threadpool(_submit, engine, fields, default_model, uploads, on_progress)
+        ticket = await run_in_threadpool(submit, fields, uploads, on_progress)
         ticket.future.add_done_callback(lambda _: put(None))
         if fields.stream:
             return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
@@ -115,7 +145,7 @@ def build_server(
             return Response(status_code=499)
         files = [await run_in_threadpool(fields.encode, image) for image in result.images]
         if fields.response_format == "url":
-            root = (base_url or str(http.base_url)).rstrip("/")
+            root = root_of(http)
             media_type = MEDIA_TYPES[fields.output_format or "png"]
             data = [{"url": f"{root}{PICTURES}{pictures.add(file, media_type)}"} for file in files]
         else:
@@ -164,15 +194,18 @@ def build_server(
     @app.get("/v1/models")
     async def models() -> dict:
         """The models of this server and their abilities."""
-        data = [describe_model(name, info, started) for name, info in engine.models.items()]
+        data = [describe_model(name, model, engine.models[model], started) for name, model in names.items()]
         return {"object": "list", "data": data}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict:
         """The abilities of one model."""
-        if name not in engine.models:
-            raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(engine.models)}", "model")
-        return describe_model(name, engine.models[name], started)
+        model = model_of(name)
+        return describe_model(name, model, engine.models[model], started)
+
+    @app.get("/", include_in_schema=False)
+    async def home(http: HTTPRequest) -> Response:
+        return HTMLResponse(home_page(names, root_of(http)))
 
     @app.get("/health")
     async def health() -> Response:
@@ -185,13 +218,6 @@ def build_server(
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def _submit(engine: Engine, fields: Fields, default_model: str, uploads: dict[str, bytes], on_progress) -> Ticket:
-    opened = {name: read_picture(name, data, engine.limits) for name, data in uploads.items()}
-    image = opened.get("image")
-    mask = None if image is None else read_mask(opened.get("mask", image))
-    return engine.submit(fields.to_request(default_model, image, mask), on_progress)
 
 
 async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:

@@ -1,6 +1,7 @@
 """Starts the server."""
 
 import logging
+from collections.abc import Mapping
 
 from .connections import Server, serve_until_stopped
 from .engine import Engine
@@ -8,13 +9,23 @@ from .gate import PICTURES
 from .server import build_server
 
 
-def serve_forever(engine: Engine, host: str, port: int, token: str | None, base_url: str | None) -> None:
-    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the requests that are left.
+def serve_forever(
+    engine: Engine,
+    host: str,
+    port: int,
+    token: str | None,
+    base_url: str | None,
+    aliases: Mapping[str, str],
+    any_size: bool,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the requests that are left. The arguments are those
+    of `build_server`.
 
     Raises:
         RuntimeError: if the engine failed.
     """
-    server = Server(build_server(engine, token=token, base_url=base_url, host=host), engine, host, port)
+    app = build_server(engine, token=token, base_url=base_url, host=host, aliases=aliases, any_size=any_size)
+    server = Server(app, engine, host, port)
     logging.getLogger("uvicorn.access").addFilter(hide_pictures)
     serve_until_stopped(server, engine)
 

@@ -13,19 +13,21 @@ from PIL import Image
 from ..decoding import decoding_to_text
 from ..pipelines.known import Unknown
 from .plan import Plan
-from .protocol import Cancelled, Progress, Request, Result, image_seeds
+from .protocol import Cancelled, Film, Progress, Request, Result, image_seeds
 
 
 @dataclass
 class Finished:
     """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was decided, in
-    forward passes of the request."""
+    forward passes of the request, and `seconds` when."""
 
     images: dict[int, Image.Image] = field(default_factory=dict)
     image_passes: dict[int, int] = field(default_factory=dict)
     deciding: dict[int, torch.LongTensor] = field(default_factory=dict)
     passes: int = 0
     tokens: int = 0
+    seconds: float = 0.0
+    film: Film | None = None
 
 
 class Ticket:
@@ -105,6 +107,11 @@ class Ticket:
         self._drop(self)
 
     @property
+    def decoding(self) -> str:
+        """The name and settings of its decoding."""
+        return self.request.decoding or decoding_to_text(self.plan.decoding)
+
+    @property
     def begun(self) -> bool:
         """Whether any of its images has begun."""
         return self._started is not None
@@ -113,11 +120,26 @@ class Ticket:
         """Images of the request begin."""
         self._started = self._started or time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """Since the first of its images began."""
+        return time.perf_counter() - (self._started or 0)
+
     def finish(
-        self, index: int, image: Image.Image, passes: int, ended: int, tokens: int, deciding: torch.LongTensor | None
+        self,
+        index: int,
+        image: Image.Image,
+        passes: int,
+        ended: int,
+        seconds: float,
+        tokens: int,
+        deciding: torch.LongTensor | None,
+        film: Film | None,
     ) -> None:
-        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request."""
+        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request, after
+        `seconds`."""
         finished = self.finished
+        finished.seconds, finished.film = seconds, film or finished.film
         finished.images[index], finished.image_passes[index] = image, passes
         if deciding is not None:
             finished.deciding[index] = deciding
@@ -133,7 +155,6 @@ class Ticket:
     def _result(self) -> Result:
         request, plan, finished, indices = self.request, self.plan, self.finished, range(self.request.count)
         tokens = finished.tokens / request.count
-        decoding = request.decoding or decoding_to_text(plan.decoding)
         condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
         negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
         deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
@@ -142,9 +163,9 @@ class Ticket:
             seeds=self.seeds,
             passes=finished.passes,
             tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
-            seconds=time.perf_counter() - (self._started or 0),
+            seconds=finished.seconds,
             exact=plan.decoding.exact,
-            decoding=decoding,
+            decoding=self.decoding,
             deciding_pass=deciding,
             settings={
                 "model": request.model,
@@ -152,7 +173,7 @@ class Ticket:
                 **negative,
                 "count": request.count,
                 "seed": request.seed,
-                "decoding": decoding,
+                "decoding": self.decoding,
                 "guidance_scale": plan.sampling.guidance_scale,
                 "temperature": plan.sampling.temperature,
                 "top_k": plan.sampling.top_k,
@@ -160,6 +181,7 @@ class Ticket:
                 "height": plan.size[0],
                 "width": plan.size[1],
             },
+            film=finished.film,
             unknown=self.unknown,
         )
 

@@ -256,4 +256,6 @@ def _load_text_encoder(
         )
     with damaged_files(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # So that the text encoder can be used without the transformer.
+    tokenizer.model_max_length = model.config.num_condition_tokens
     return tokenizer, load_model(T5EncoderModel, folder)

@@ -31,6 +31,10 @@ class AutoregressiveState(DecodingState):
     """A `DecodingState` whose images are decided from the first token on."""
 
     @property
+    def replaceable(self) -> bool:
+        return True
+
+    @property
     def reach(self) -> tuple[torch.LongTensor, int]:
         return self.steps.max(), 1
 

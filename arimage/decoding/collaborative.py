@@ -17,6 +17,10 @@ class CollaborativeState(ScaleState):
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
 
+    @property
+    def replaceable(self) -> bool:
+        return False
+
     def keep_latents(self) -> None:
         assert self.latents is not None
         self.drafted.append(self.latents.clone())

@@ -16,7 +16,8 @@ from .state import DecodingState
 @dataclass
 class ScaleState(DecodingState):
     """Adds to `DecodingState`: `scale`, the number of maps decided, and `latents` [B, D, P, P], what these add up to (None at
-    the start). `tokens` holds the maps one after another from coarse to fine, each row by row."""
+    the start). `tokens` holds the maps one after another from coarse to fine, each row by row. `mixed` says whether the latents
+    add up mixtures of token vectors."""
 
     # All images are at the same scale.
     refillable = False
@@ -24,6 +25,20 @@ class ScaleState(DecodingState):
     model: ScaleModel
     scale: int = 0
     latents: torch.FloatTensor | None = None
+    mixed: bool = False
+
+    @property
+    def replaceable(self) -> bool:
+        return not self.mixed
+
+    def replace(self, tokens: torch.LongTensor) -> None:
+        super().replace(tokens)
+        latents = None
+        for scale in range(self.scale):
+            positions = scale_positions(self.model, scale, len(tokens))
+            latents = self.model.accumulate(scale, latents, self.model.codebook[tokens.gather(1, positions)])
+        assert self.latents is not None
+        self.latents.copy_(latents)
 
     @property
     def max_steps(self) -> int:
@@ -84,7 +99,7 @@ class NextScaleDecoding:
     ) -> _State:
         """Prefill and decide the first map."""
         cache, logits = model.prefill(len(seeds))
-        state = state_class.open(model, sampling, seeds, cache)
+        state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth)
         self.commit(state, logits)
         return state
 

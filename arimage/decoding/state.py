@@ -79,6 +79,22 @@ class DecodingState:
         return ranks < self.accepted.sum(0)[:, None]
 
     @property
+    def newest(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens the last step of each image decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        end = self.accepted.sum(0)[:, None]
+        return (ranks < end) & (ranks >= end - self.accepted.gather(0, self.steps[None] - 1).T)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the `newest` tokens may be replaced: nothing has been computed from them yet."""
+        return False
+
+    def replace(self, tokens: torch.LongTensor) -> None:
+        """Let the tokens be `tokens` [B, N], which differ from them in the `newest` only."""
+        self.tokens.copy_(tokens)
+
+    @property
     def max_steps(self) -> int:
         """After so many steps every image is finished."""
         return len(self.accepted) - 1

@@ -27,8 +27,8 @@ eval_app = typer.Typer(help="Generate many images, score them, and compare the q
 Prompts = Annotated[
     str | None,
     typer.Option(
-        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, a .txt file with one prompt "
-        "per line, or emoji or emoji-checks for packaged prompts."
+        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of MJHQ-30K, a "
+        ".txt file with one prompt per line, or emoji or emoji-checks for packaged prompts."
     ),
 ]
 PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
@@ -37,6 +37,7 @@ PerClass = Annotated[int, typer.Option(help="Images per class.")]
 Ref = Annotated[
     Path | None, typer.Option(help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0).")
 ]
+NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3).")]
 InceptionWeights = Annotated[
     Path | None,
     typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
@@ -68,6 +69,7 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    negative_prompt: NegativePrompt = None,
     height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     dtype: Dtype = "auto",
@@ -79,6 +81,12 @@ def generate(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers of --engine ray. Default: one per GPU, or one without a GPU.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what would be generated and, from a few forward passes, how long it would take."
+        ),
+    ] = False,
 ) -> None:
     """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not depend on
     interruptions or on the number of processes."""
@@ -105,7 +113,17 @@ def generate(
         sampling={"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p},
         height=height,
         width=width,
+        negative_prompt=negative_prompt,
     )
+    if dry_run:
+        import torch
+
+        from .estimate import dry_run as estimate
+
+        processes = state.num_processes if engine == "processes" else workers or torch.cuda.device_count() or 1
+        if state.is_main_process:
+            typer.echo(estimate(pipe, config, rows, out, processes))
+        return
     if engine == "ray":
         from .ray_engine import generate_by_ray
 
@@ -122,26 +140,36 @@ def score(
     metrics: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: fid, kid, prdc (precision, recall, density, coverage), clip, emoji-kid, retrieval, checks "
-            "(names, colours, counts and pairs of --prompts emoji-checks)."
+            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, recall, density, "
+            "coverage), clip, emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts emoji-checks)."
         ),
     ],
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
     resize: ResizeOption = "clean",
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this side in "
+            "pixels, as LlamaGen does from 384 to 256.",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures per call of the networks.")] = 32,
     device: Device = None,
 ) -> None:
     """Score the images of a run; the figures are added to RUN/metrics.json."""
     names = [name.strip() for name in metrics.split(",")]
 
-    from .score import Job, check_metrics
+    from .score import INCEPTION_METRICS, Job, check_metrics
     from .score import score as score_run
 
     check_metrics(names, ref, clip)
+    if size is not None and not set(names) & set(INCEPTION_METRICS):
+        raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
     device = choose_device(device)
-    job = Job(run, ref, inception_weights, clip, resize, device, batch_size)
+    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size)
     for name, entry in score_run(job, names).items():
         error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
         typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
@@ -216,6 +244,7 @@ def compare(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    negative_prompt: NegativePrompt = None,
     height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     dtype: Dtype = "auto",
@@ -259,6 +288,7 @@ def compare(
         sampling={name: value for name, value in sampling.items() if value is not None},
         height=height,
         width=width,
+        negative_prompt=negative_prompt,
     )
     if left_out:
         typer.echo(f"left out {'; '.join(f'{name} ({why})' for name, why in left_out.items())}", err=True)

@@ -6,12 +6,10 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from diffusers.utils import make_image_grid
 from PIL import Image
 
-from .features import image_paths
+from .features import image_paths, resize
 from .files import replace
 from .run_folder import read_config, read_rows
 
@@ -52,7 +50,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
     and VAR's ImageNet figures come from it.
 
     The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000 consecutive
-    images, which must cover all classes. `size` resizes as LlamaGen does, bicubic without antialiasing.
+    images, which must cover all classes. `size` resizes as LlamaGen does, see `resize`.
 
     Raises:
         ValueError: if the images have different sizes.
@@ -72,11 +70,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
 
 def _read(path: Path, size: int | None) -> np.ndarray:
     pixels = np.array(Image.open(path).convert("RGB"))
-    if size is None or pixels.shape[:2] == (size, size):
-        return pixels
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    image = F.interpolate(image, size=(size, size), mode="bicubic").round().clamp(0, 255)
-    return image[0].permute(1, 2, 0).byte().numpy()
+    return pixels if size is None else resize(pixels, size)
 
 
 def write_geneval(groups: list[Group], out: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from tqdm import tqdm
 
@@ -60,18 +61,31 @@ def image_paths(folder: Path) -> list[Path]:
     return found
 
 
-def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = None, batch_size: int = 32) -> np.ndarray:
+def extract(
+    paths: list[Path],
+    extractor: Extractor,
+    *,
+    cache: Path | None = None,
+    batch_size: int = 32,
+    size: int | None = None,
+) -> np.ndarray:
     """Features [N, D], float32, of pictures in their order.
 
     Args:
         paths: files of pictures, or a single .npz whose `arr_0` holds them: uint8 [N, H, W, 3], as the ADM evaluator reads.
         cache: a folder for files of features, whose names depend on the extractor's space and the pictures' names, sizes
             and modification times.
+        size: before that, `resize` the pictures to this side in pixels.
     """
-    file = None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space)}.npz"
+    file = (
+        None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space, size)}.npz"
+    )
     if file is not None and file.is_file():
         return np.load(file)["features"]
-    found = [extractor(images).float().cpu().numpy() for images in _batches(paths, batch_size, extractor.space.name)]
+    batches = _batches(paths, batch_size, extractor.space.name)
+    if size is not None:
+        batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
+    found = [extractor(images).float().cpu().numpy() for images in batches]
     features = np.concatenate(found)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +98,21 @@ def extract(paths: list[Path], extractor: Extractor, *, cache: Path | None = Non
     return features
 
 
-def _fingerprint(paths: list[Path], space: Space) -> str:
+def resize(pixels: np.ndarray, size: int) -> np.ndarray:
+    """A picture, uint8 [H, W, 3], with sides of `size` pixels, as LlamaGen makes 256 of 384 for the evaluator of ADM: bicubic
+    without antialiasing. It rounds to levels afterwards, here they are rounded before and after."""
+    if pixels.shape[:2] == (size, size):
+        return pixels
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
+    image = F.interpolate(image, size=(size, size), mode="bicubic").round().clamp(0, 255)
+    return image[0].permute(1, 2, 0).byte().numpy()
+
+
+def _fingerprint(paths: list[Path], space: Space, size: int | None) -> str:
     stats = [(path.name, path.stat()) for path in paths]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(json.dumps([asdict(space), files]).encode()).hexdigest()[:16]
+    sizes = [] if size is None else [size]
+    return hashlib.sha256(json.dumps([asdict(space), files, *sizes]).encode()).hexdigest()[:16]
 
 
 def _batches(paths: list[Path], size: int, name: str) -> Iterator[list[Image.Image]]:

@@ -84,6 +84,7 @@ def make_config(
     sampling: dict | None = None,
     height: int | None = None,
     width: int | None = None,
+    negative_prompt: str | None = None,
 ) -> dict:
     """The configuration of a run, with defaults filled in, as stored in config.json.
 
@@ -93,6 +94,7 @@ def make_config(
         source: where the rows come from, see `make_manifest`.
         decoding: as `parse_decoding` reads it; default: the pipeline's.
         sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
+        negative_prompt: for all images, of models that take one.
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings.
@@ -111,7 +113,10 @@ def make_config(
     else:
         chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], sampling)
         settings = decoding_to_dict(chosen[decoding])
-    pipe.prepare(**condition(rows[-1:]), **sampling, height=height, width=width)
+    if negative_prompt is not None and not pipe.accepts_negative_prompt:
+        raise ValueError(f"{model} takes no negative_prompt: leave out --negative-prompt")
+    negative = {} if negative_prompt is None else {"negative_prompt": negative_prompt}
+    pipe.prepare(**condition(rows[-1:]), **negative, **sampling, height=height, width=width)
     return {
         "model": model,
         "weights": weights_digest(pipe),
@@ -126,6 +131,7 @@ def make_config(
         "call_size": batch_size * min(max(len(rows) // (batch_size * CALLS), 1), BATCHES),
         "height": height,
         "width": width,
+        **negative,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "machine": machine(pipe._execution_device),
     }
@@ -136,6 +142,20 @@ def condition(rows: list[dict]) -> dict[str, list]:
     if "class_label" in rows[0]:
         return {"class_labels": [row["class_label"] for row in rows]}
     return {"prompt": [row["prompt"] for row in rows]}
+
+
+def arguments(config: dict, rows: list[dict]) -> dict:
+    """The arguments of the pipeline that generates `rows` of a run."""
+    negative = {"negative_prompt": config["negative_prompt"]} if "negative_prompt" in config else {}
+    return {
+        **condition(rows),
+        **negative,
+        **config["sampling"],
+        "height": config["height"],
+        "width": config["width"],
+        "generator": [torch.Generator().manual_seed(row["seed"]) for row in rows],
+        "decoding": decoding_from_dict(config["decoding"]),
+    }
 
 
 def weights_digest(pipe: ARImagePipeline) -> str:
@@ -175,16 +195,25 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
                 replace(folder / CONFIG, lambda file: file.write_text(json.dumps(config, indent=2) + "\n"))
             (folder / IMAGES).mkdir(exist_ok=True)
             (folder / RESULTS).mkdir(exist_ok=True)
+    check_resumed(config, rows, folder)
+    return open_run(folder, lock)
+
+
+def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
+    """Check that the run in `folder` has this configuration and manifest.
+
+    Raises:
+        ValueError: if it has not.
+    """
     old = read_config(folder)
-    config["machine"]["threads"] = old["machine"]["threads"]
+    # The number of threads is that of the run.
+    machine = {**config["machine"], "threads": old["machine"]["threads"]}
     # Not its digest: the comparison of the rows names the image that differs.
     # Nor how a run of an earlier version was divided: it is continued alike.
-    config["call_size"] = call_size(old)
-    _check_same(folder / CONFIG, {**old, "manifest": None, "call_size": call_size(old)}, {**config, "manifest": None})
-    run = open_run(folder, lock)
-    before, after = ({f"image {row['id']}": row for row in some} for some in (run.rows, rows))
+    same = {"manifest": None, "call_size": call_size(old)}
+    _check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
+    before, after = ({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
     _check_same(folder / MANIFEST, before, after)
-    return run
 
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
@@ -245,15 +274,7 @@ def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
     # A benchmark may ask for more than a model knows: its scores tell.
     pipe.known_captions = None
     reset_peak_memory(pipe._execution_device)
-    output = pipe(
-        **condition(rows),
-        **config["sampling"],
-        height=config["height"],
-        width=config["width"],
-        batch_size=config["batch_size"],
-        generator=[torch.Generator().manual_seed(row["seed"]) for row in rows],
-        decoding=decoding_from_dict(config["decoding"]),
-    )
+    output = pipe(**arguments(config, rows), batch_size=config["batch_size"])
     stats = output.stats
     passes = (stats.accepted > 0).sum(0)
     common = {

@@ -1,4 +1,4 @@
-"""Files of prompts: .tsv, .jsonl, .txt, and the prompts of the packaged models."""
+"""Files of prompts: .tsv, .json, .jsonl, .txt, and the prompts of the packaged models."""
 
 import csv
 import io
@@ -18,15 +18,16 @@ def prompt_file(name: str | Path) -> Path:
 
 def read_prompts(path: Path) -> list[dict]:
     """The rows of a file of prompts, each with its "prompt" and all other fields: .tsv with a column `prompt` or `Prompt`,
-    .jsonl with objects that have a `prompt`, .txt with one prompt per line. Empty lines are ignored.
+    .jsonl with objects that have a `prompt`, .json with one object of such objects, whose names become their "item_id"
+    (meta_data.json of MJHQ-30K), .txt with one prompt per line. Empty lines are ignored.
 
     Raises:
         ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one.
     """
-    readers = {".tsv": _read_tsv, ".jsonl": _read_jsonl, ".txt": _read_txt}
+    readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}
     if path.suffix.lower() not in readers:
         raise ValueError(
-            f"{path} is not a file of prompts: give a .tsv, .jsonl or .txt file, or emoji for the packaged prompts"
+            f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or emoji for the packaged prompts"
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -42,6 +43,13 @@ def _read_txt(text: str, path: Path) -> list[dict]:
     return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
 
 
+def _read_json(text: str, path: Path) -> list[dict]:
+    items = parse_json(text, path, "get the file again")
+    if not isinstance(items, dict):
+        raise ValueError(f'{path} is not an object: write {{"NAME": {{"prompt": "..."}}}}')
+    return [{**_checked(row, path, repr(name)), "item_id": name} for name, row in items.items()]
+
+
 def _read_jsonl(text: str, path: Path) -> list[dict]:
     rows = []
     # Not splitlines: a JSON string may hold the other characters at which that splits.
@@ -49,11 +57,14 @@ def _read_jsonl(text: str, path: Path) -> list[dict]:
         if not line.strip():
             continue
         row = parse_json(line, f"line {number} of {path}", "write one object per line")
-        prompt = row.get("prompt") if isinstance(row, dict) else None
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ValueError(f'{path} has no "prompt" in line {number}: write {{"prompt": "..."}}')
-        rows.append(row)
+        rows.append(_checked(row, path, f"line {number}"))
     return rows
+
+
+def _checked(row: object, path: Path, where: str) -> dict:
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
+        raise ValueError(f'{path} has no "prompt" in {where}: write {{"prompt": "..."}}')
+    return row
 
 
 def _read_tsv(text: str, path: Path) -> list[dict]:

@@ -15,9 +15,21 @@ from .tables import EXACT, INEXACT
 
 
 # Runs are comparable if they share these, and their scores pass `check_comparable`.
-SHARED = ("model", "weights", "sampling", "source", "images", "seed", "batch_size", "dtype", "height", "width")
+SHARED = (
+    "model",
+    "weights",
+    "sampling",
+    "source",
+    "images",
+    "seed",
+    "batch_size",
+    "dtype",
+    "height",
+    "width",
+    "negative_prompt",
+)
 SHARED_MACHINE = ("device", "threads", "torch")
-LOWER_IS_BETTER = ("fid", "fid-infinity", "kid", "emoji-kid")
+LOWER_IS_BETTER = ("kid", "emoji-kid")
 
 
 def make_report(runs: list[Path], baseline: str) -> dict:
@@ -166,7 +178,7 @@ def _cells(row: dict) -> list[str]:
 
 
 def _arrow(metric: str) -> str:
-    return "↓" if metric in LOWER_IS_BETTER else "↑"
+    return "↓" if metric in LOWER_IS_BETTER or metric.startswith("fid") else "↑"
 
 
 def _digits(error: float) -> int:
@@ -194,6 +206,8 @@ def _described(entry: dict) -> str:
     if entry["space"]:
         space = entry["space"]
         text += f", {space['name']} {space['sha256'][:8]}, resize {space['resize']}"
+    if "size" in entry:
+        text += f", images at {entry['size']}"
     return text + (f", weights {entry['weights']}" if "weights" in entry else "")
 
 

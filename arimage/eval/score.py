@@ -32,11 +32,11 @@ from .standard_errors import Estimate, mean_estimate
 
 METRICS_FILE = "metrics.json"
 # Two figures of a metric are comparable if they share these; settings that a metric does not have are None.
-SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale")
+SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale", "size")
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 FID_INFINITY_POINTS = 15
 PRECISION_K, DENSITY_K = 3, 5
-INCEPTION_METRICS = ("fid", "kid", "prdc")
+INCEPTION_METRICS = ("fid", "fid-categories", "kid", "prdc")
 ENTRY_FIELDS = {
     "value": NUMBER,
     "standard_error": (*NUMBER, type(None)),
@@ -90,6 +90,7 @@ class Job:
         reference: as `read_reference` takes it.
         inception_weights: the file of `InceptionExtractor`.
         clip: the folder of `ClipExtractor`.
+        size: for the Inception metrics, `resize` the images of the run to this side in pixels first; the reference stays.
     """
 
     run: Path
@@ -99,6 +100,7 @@ class Job:
     resize: Resize = "clean"
     device: str = "cpu"
     batch_size: int = 32
+    size: int | None = None
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -110,11 +112,11 @@ class Job:
 
     @cached_property
     def features(self) -> np.ndarray:
-        return self.extract(self.inception)
+        return self.extract(self.inception, self.size)
 
-    def extract(self, extractor: Extractor) -> np.ndarray:
+    def extract(self, extractor: Extractor, size: int | None = None) -> np.ndarray:
         """Features of the run's images, cached with it."""
-        return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size)
+        return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size, size=size)
 
     @cached_property
     def against(self) -> Reference:
@@ -131,9 +133,14 @@ class Job:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
         return extract(self.against.paths, self.inception, cache=cache, batch_size=self.batch_size)
 
-    def inception_entry(self, estimate: Estimate, reference: str | None = None, **more) -> dict:
+    def inception_entry(
+        self, estimate: Estimate, reference: str | None = None, count: int | None = None, **more
+    ) -> dict:
         label = reference or f"{self.against.label}: {len(self.reference_features)} pictures"
-        return entry(estimate, len(self.features), label, self.inception.space, weights=self.inception.weights, **more)
+        if self.size is not None:
+            more["size"] = f"{self.size}, bicubic without antialiasing"
+        count = len(self.features) if count is None else count
+        return entry(estimate, count, label, self.inception.space, weights=self.inception.weights, **more)
 
 
 def entry(estimate: Estimate, count: int, reference: str, space: Space | None, **more) -> dict:
@@ -162,6 +169,30 @@ def _fid(job: Job) -> dict[str, dict]:
         "fid": job.inception_entry(frechet_estimate(job.features, reference), label),
         "fid-infinity": job.inception_entry(infinity, label, points=FID_INFINITY_POINTS),
     }
+
+
+def _fid_categories(job: Job) -> dict[str, dict]:
+    """A `fid` per category: of the images whose prompts have it, against the pictures in the reference's folder of that name."""
+    ours = [row.get("metadata", {}).get("category") for row in read_rows(job.run)]
+    if None in ours:
+        raise ValueError(f"image {ours.index(None)} of {job.run} has no category: generate with prompts that have one")
+    if job.reference is None or not job.reference.is_dir():
+        raise ValueError(f"--ref is {job.reference}: fid-categories needs a folder with a folder per category")
+    paths = [path.relative_to(job.reference) for path in job.against.paths or []]
+    theirs = [path.parts[0] if len(path.parts) > 1 else None for path in paths]
+    entries = {}
+    for category in sorted(set(ours)):
+        rows, columns = (np.array([one == category for one in names]) for names in (ours, theirs))
+        if min(rows.sum(), columns.sum()) < 2:
+            raise ValueError(
+                f"category {category!r} has {rows.sum()} images and {columns.sum()} pictures in {job.reference}: the FID "
+                "needs two of each"
+            )
+        reference = Gaussian.of_features(job.reference_features[columns])
+        label = f"{job.against.label}: {columns.sum()} pictures in {category}"
+        estimate = frechet_estimate(job.features[rows], reference)
+        entries[f"fid-{category}"] = job.inception_entry(estimate, label, int(rows.sum()))
+    return entries
 
 
 def _kid(job: Job) -> dict[str, dict]:
@@ -222,6 +253,7 @@ def _checks(job: Job) -> dict[str, dict]:
 
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
+    "fid-categories": _fid_categories,
     "kid": _kid,
     "prdc": _prdc,
     "clip": _clip,

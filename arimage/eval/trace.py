@@ -1,7 +1,7 @@
 """Animations and maps of how an image was decoded, step by step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -60,21 +60,39 @@ def animate(
     title: str,
     path: Path,
 ) -> None:
-    """Write an animation, WebP or GIF, of about eight seconds: one frame per step, then the finished picture.
+    """Write an animation, WebP or GIF, of about eight seconds: one frame per step, then the finished picture; the arguments are
+    those of `draw_steps`."""
+    frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)))
+    duration = min(400, max(40, 8000 // len(frames)))
+    write_animation(frames, [duration] * (len(frames) - 1) + [2500], path)
+
+
+def draw_steps(
+    tokens: torch.LongTensor,
+    decided: torch.BoolTensor,
+    layout: Layout | None,
+    decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
+    title: str,
+    steps: Iterable[int],
+) -> list[Image.Image]:
+    """A frame per step, with the tokens marked that it decided, and one with the finished picture.
 
     Args:
         tokens, decided: from `Trace.of_image`.
         layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
+        steps: those to draw, counted from 0, in order.
     """
-    pictures = []
-    for step in tokens[:, None]:
-        pixels = ((decode_tokens(step).float().clamp(-1, 1) + 1) * 127.5).round().byte()
-        pictures.append(_enlarge(pixels[0].permute(1, 2, 0).cpu().numpy()))
+
+    def picture_of(step: torch.LongTensor) -> np.ndarray:
+        pixels = ((decode_tokens(step[None]).float().clamp(-1, 1) + 1) * 127.5).round().byte()
+        return _enlarge(pixels[0].permute(1, 2, 0).cpu().numpy())
+
     frames = []
-    known = torch.zeros_like(decided[0])
-    drafts = torch.full_like(tokens[0], UNKNOWN)
-    for number, (picture, step, done) in enumerate(zip(pictures, tokens, decided, strict=True), start=1):
+    for index in steps:
+        step, done, number = tokens[index], decided[index], index + 1
+        known = decided[index - 1] if index else torch.zeros_like(done)
+        drafts = tokens[index - 1] if index else torch.full_like(step, UNKNOWN)
         new = done & ~known
         rejected = new & (drafts != UNKNOWN) & (step != drafts)
         marks = {
@@ -85,22 +103,23 @@ def animate(
         }
         count = int(done.sum())
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
+        picture = picture_of(step)
         if layout is not None:
-            picture = _mark(
-                picture, {colour: layout.to_places(mark[None])[0].numpy() for colour, mark in marks.items()}
-            )
+            placed = {colour: layout.to_places(mark[None])[0].numpy() for colour, mark in marks.items()}
+            picture = _mark(picture, placed)
         frames.append(_frame(picture, title, caption, legend=layout is not None))
-        known, drafts = done, step
-    count, steps = int(decided[-1].sum()), len(tokens)
-    caption = f"{count} tokens in {steps} steps: {count / steps:.1f} per step"
-    frames.append(_frame(pictures[-1], title, caption, legend=layout is not None))
+    count, number = int(decided[-1].sum()), len(tokens)
+    caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
+    return [*frames, _frame(picture_of(tokens[-1]), title, caption, legend=layout is not None)]
+
+
+def write_animation(frames: list[Image.Image], durations: list[int], path: Path) -> None:
+    """Write frames, shown for `durations` milliseconds each, as a WebP or GIF that repeats."""
     if path.suffix.lower() == ".gif":
         # One palette without dithering: colours do not flicker, and unchanged pixels compress well.
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
         palette = Image.fromarray(halves).quantize(256)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    duration = min(400, max(40, 8000 // len(frames)))
-    durations = [duration] * (len(frames) - 1) + [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=4)
 
 
@@ -160,12 +179,11 @@ def _enlarge(pixels: np.ndarray) -> np.ndarray:
 def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
     """Tint the cells of a picture by `marks`, bool [rows, columns] per colour, and outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
-    picture = picture.astype(float)
+    image = Image.fromarray(picture)
     for colour, mark in marks.items():
-        cell = picture.shape[0] // mark.shape[0], picture.shape[1] // mark.shape[1]
-        alpha = strength[colour] * mark.repeat(cell[0], 0).repeat(cell[1], 1)[..., None]
-        picture = picture * (1 - alpha) + np.array(colour) * alpha
-    image = Image.fromarray(picture.round().astype(np.uint8))
+        alpha = Image.fromarray((255 * strength[colour] * mark).round().astype(np.uint8))
+        image.paste(colour, mask=alpha.resize(image.size, Image.Resampling.NEAREST))
+    cell = picture.shape[0] // marks[DRAFT].shape[0], picture.shape[1] // marks[DRAFT].shape[1]
     pen = ImageDraw.Draw(image)
     for colour, width in ((DRAFT, 1), (ACCEPTED, 3), (REJECTED, 3)):
         for row, column in np.argwhere(marks[colour]):

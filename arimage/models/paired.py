@@ -98,7 +98,7 @@ class PairedModel(PrefixModel):
         prefix = F.pad(own, (cache.prefix - length, 0)).expand(rows, -1, -1)
         ranks = torch.arange(count, device=device).expand(batch_size, -1)
         logits = self.transformer(
-            query_at=self._rows(self.encode(ranks)),
+            query_at=self._per_row(self.encode(ranks)),
             mask=torch.cat([prefix, image], dim=-1),
             condition=condition,
             cache=cache,
@@ -158,8 +158,8 @@ class PairedModel(PrefixModel):
         image = self._seen(cache, places, seen)
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
-            at=self._rows(self.encode(ranks)),
-            query_at=self._rows(self.encode(asked)),
+            at=self._per_row(self.encode(ranks)),
+            query_at=self._per_row(self.encode(asked)),
             mask=torch.cat([self.prefix(cache, image.shape[1]), image], dim=-1),
             cache=cache,
         )
@@ -169,7 +169,7 @@ class PairedModel(PrefixModel):
         """Which keys behind the prompt the fed positions at `places` [B, Q], -1 = nowhere, see: [rows, Q, K]."""
         return cache.seen(places.remainder(len(cache.places)), seen).repeat(self.groups, 1, 1)
 
-    def _rows(self, values: torch.Tensor) -> torch.Tensor:
+    def _per_row(self, values: torch.Tensor) -> torch.Tensor:
         return values.repeat(self.groups, *[1] * (values.ndim - 1))
 
 

@@ -50,7 +50,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **texts
     ):
         super().__init__()
-        if vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
+        if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
                 "load the two that were trained together"
@@ -69,11 +69,6 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         if order not in get_args(Order):
             raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}")
         self._order = order
-
-    @property
-    def num_classes(self) -> int | None:
-        config = self.transformer.config
-        return None if config.get("conditioning") == "text" else config.num_classes
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -15,7 +15,8 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
-from huggingface_hub import snapshot_download
+from huggingface_hub import file_exists, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
 from PIL import Image
 
 from ..decoding import (
@@ -38,6 +39,7 @@ from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
+from .saved_folder import CARD, INDEX, name_files, own_classes, write_card
 from .weights import check_weights
 
 
@@ -149,6 +151,11 @@ class ARImagePipeline(DiffusionPipeline):
         return None if self.current_call is None else self.current_call.sampling.guidance_scale
 
     @property
+    def num_timesteps(self) -> int | None:
+        """The most forward passes that an image of the running call takes, for callbacks; None outside of a call."""
+        return None if self.current_call is None else self.current_call.num_timesteps
+
+    @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the running call computes logits without the condition."""
         return self.current_call is not None and self.current_call.guided
@@ -175,11 +182,33 @@ class ARImagePipeline(DiffusionPipeline):
         # First, since the parent may push the folder to the Hub.
         saved = {name: getattr(self, name) for name in self._saved_defaults}
         config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        (Path(save_directory) / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if not (folder / CARD).is_file():
+            self._write_card(folder, folder.resolve().name)
         if self.known_captions is not None:
-            self.known_captions.save(Path(save_directory))
+            self.known_captions.save(folder)
         super().save_pretrained(save_directory, **kwargs)
+
+    def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
+        super().save_config(save_directory, **kwargs)
+        name_files(Path(save_directory), type(self))
+
+    def _upload_folder(self, working_dir: str | os.PathLike, repo_id: str, token: str | None = None, **kwargs):
+        # diffusers has put a card of its own into the folder, or the one that the repository has.
+        if not file_exists(repo_id, CARD, token=token):
+            self._write_card(Path(working_dir), repo_id)
+        return super()._upload_folder(working_dir, repo_id, token=token, **kwargs)
+
+    def _write_card(self, folder: Path, name: str) -> None:
+        write_card(folder, name, type(self).__name__, self.num_classes is not None)
+
+    @classmethod
+    def load_config(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> dict:
+        """What model_index.json holds, with the modules of our classes."""
+        config = super().load_config(pretrained_model_name_or_path, **kwargs)
+        return own_classes(config, cls._get_signature_types())
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
@@ -189,13 +218,32 @@ class ARImagePipeline(DiffusionPipeline):
         # transformers would load in the dtype of the file, diffusers in float32: one default for all components.
         if "dtype" not in kwargs and "torch_dtype" not in kwargs:
             kwargs["dtype"] = torch.float32
-        check_weights(folder, kwargs)
+        if not (folder / INDEX).is_file():
+            raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
+        check_weights(folder, cls.load_config(folder), kwargs)
         pipe = super().from_pretrained(folder, **kwargs)
-        pipe._load_generation_config(folder / GENERATION_CONFIG)
-        pipe.known_captions = KnownCaptions.load(folder)
         # Of a repository, not the folder of its snapshot.
         pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
         return pipe
+
+    def register_to_config(self, **kwargs) -> None:
+        super().register_to_config(**kwargs)
+        # `DiffusionPipeline.from_pretrained` ends with it, and knows nothing of defaults.
+        if "_name_or_path" in kwargs:
+            folder = self._saved_folder(str(kwargs["_name_or_path"]))
+            if folder is not None:
+                self._load_generation_config(folder / GENERATION_CONFIG)
+                self.known_captions = KnownCaptions.load(folder)
+
+    def _saved_folder(self, name: str) -> Path | None:
+        """The folder that the components were loaded from, by the folder or repository that the user named."""
+        if (Path(name) / INDEX).is_file():
+            return Path(name)
+        # Parts that the user gave may come from elsewhere.
+        configs = [getattr(part, "config", None) for part in self.components.values()]
+        paths = [Path(getattr(config, "_name_or_path", None) or "") for config in configs]
+        cached = repo_folder_name(repo_id=name, repo_type="model")
+        return next((path.parent for path in paths if cached in path.parts), None)
 
     def _load_generation_config(self, path: Path) -> None:
         if not path.is_file():
@@ -228,15 +276,16 @@ class ARImagePipeline(DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, and of weights
-        only those of `variant`, or those without one."""
+        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, of weights only
+        those of `variant`, or those without one, and nothing of components that are given, None included."""
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
+        given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
         # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has one.
         return snapshot_download(
             pretrained_model_name,
             allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
-            ignore_patterns=["*.*.safetensors"] if kwargs.get("variant") is None else None,
+            ignore_patterns=(["*.*.safetensors"] if kwargs.get("variant") is None else []) + given,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
 
@@ -387,6 +436,9 @@ class ARImagePipeline(DiffusionPipeline):
     ) -> ImagePipelineOutput | tuple:
         """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
         # 1. Check inputs
+        for name, part in self.components.items():
+            if part is None and name not in self._optional_components:
+                raise ValueError(f"this pipeline has no {name}: load it without {name}=None")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
         names = callback_on_step_end_tensor_inputs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..decoding import Decoding, Layout, Sampling, ScaleModel, TokenModel
-from ..decoding.interface import generates_tokens
+from ..decoding.interface import generates_scales, generates_tokens
 
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class GenerationCall:
     def guided(self) -> bool:
         """Whether the logits without the condition are needed."""
         return self.sampling.guided
+
+    @property
+    def num_timesteps(self) -> int:
+        """The most forward passes that an image takes: one per scale or per token."""
+        return len(self.model.scales) if generates_scales(self.model) else self.model.num_tokens
 
     @property
     def layout(self) -> Layout:

@@ -18,9 +18,13 @@ logger = logging.get_logger(__name__)
 CHARACTERS_PER_TOKEN = 32
 
 
-def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module) -> None:
+def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module | None) -> None:
     """Refuse a text encoder that the transformer was not trained with."""
-    if text_encoder is not None and text_encoder.config.d_model != transformer.config.caption_dim:
+    if (
+        text_encoder is not None
+        and transformer is not None
+        and text_encoder.config.d_model != transformer.config.caption_dim
+    ):
         raise ValueError(
             f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
             f"{transformer.config.caption_dim}: load the encoder that it was trained with"
@@ -47,8 +51,10 @@ class ClassOrTextPipeline(ARImagePipeline):
 
     @property
     def num_classes(self) -> int | None:
-        config = self.transformer.config
-        return config.num_classes if config.conditioning == "class" else None
+        # A pipeline of the text encoder alone has none.
+        if self.transformer is None or self.transformer.config.get("conditioning") == "text":
+            return None
+        return self.transformer.config.num_classes
 
     @property
     def tiling(self) -> TilingMixin:
@@ -101,10 +107,26 @@ class ClassOrTextPipeline(ARImagePipeline):
             found += its
         return found
 
-    def encode_prompt(self, prompt: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Right-padded text embeddings [B, P, D] and their mask [B, P], from captions cleaned as in the original."""
-        length = self.transformer.config.num_condition_tokens
-        cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in prompt]
+    @torch.no_grad()
+    def encode_prompt(
+        self, prompt: str | list[str], max_sequence_length: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`prompt_embeds`, right-padded text embeddings [B, P, D], and `prompt_attention_mask` [B, P], from captions cleaned as
+        in the original. Needs only the tokenizer and the text encoder.
+
+        Args:
+            prompt: one text or several.
+            max_sequence_length: P, by default what the transformer reads, and without a transformer what the tokenizer says.
+
+        Raises:
+            ValueError: if `prompt` is something else, or there is no text encoder.
+        """
+        self._check_encoder()
+        length = max_sequence_length
+        if length is None:
+            config = None if self.transformer is None else self.transformer.config
+            length = self.tokenizer.model_max_length if config is None else config.num_condition_tokens
+        cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
         if any(len(ids) > length for ids in self.tokenizer(cleaned).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
         text = self.tokenizer(
@@ -112,6 +134,13 @@ class ClassOrTextPipeline(ARImagePipeline):
         ).to(self._execution_device)
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
+
+    def _check_encoder(self) -> None:
+        if self.text_encoder is None or self.tokenizer is None:
+            raise ValueError(
+                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
+                "checkpoint again with --text-encoder"
+            )
 
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
         """Refuse a condition that the checkpoint cannot generate; return how many prompts or classes there are."""
@@ -127,11 +156,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         if (prompt is None) == (prompt_embeds is None):
             raise ValueError("give either a prompt or prompt_embeds with prompt_attention_mask")
         if prompt is not None:
-            if self.text_encoder is None or self.tokenizer is None:
-                raise ValueError(
-                    "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                    "checkpoint again with --text-encoder"
-                )
+            self._check_encoder()
             return len(as_texts(prompt))
         length, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
         if not isinstance(prompt_embeds, torch.Tensor):

@@ -52,8 +52,9 @@ PARTS = {
         return_dict (`bool`, *optional*, defaults to `True`):
             Return an `ImagePipelineOutput` instead of a tuple.
         callback_on_step_end (`Callable`, *optional*):
-            Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set. Its return
-            value is ignored. `pipe._interrupt = True` in it stops this call.
+            Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set.
+            `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict whose `"tokens"`
+            replace those that this pass decided; what follows is generated from them.
         callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
             What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
     """,

@@ -20,7 +20,8 @@ class JanusPrompts(ARImagePipeline):
         if "boi_token_id" not in (getattr(model.generation_config, "generation_kwargs", None) or {}):
             raise ValueError(
                 "generation_config of the model has no boi_token_id in its generation_kwargs: put the id of the "
-                "begin-of-image token there"
+                "begin-of-image token there, or load the repository with AutoPipeline, since DiffusionPipeline does not download "
+                "model/generation_config.json"
             )
         self.register_modules(model=model, processor=processor)
         self.generation_config["guidance_scale"] = 5.0

@@ -21,7 +21,7 @@ class DecodingStats:
             together share a prefill.
         tokens_per_pass: tokens of all images divided by `forward_passes` and the number of images in a batch; 1 for
             autoregressive decoding of one batch.
-        exact: whether the decoding samples exactly from the model's distribution.
+        exact: whether the decoding samples exactly from the model's distribution, and no callback replaced tokens.
         prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the first prefill, of the other forward passes,
             and of decoding tokens to images.
         accepted: int64 [S, B], how many tokens each forward pass of an image decided, its prefill first; S is the most forward

@@ -33,7 +33,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     Args:
         transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): turns its tokens into images.
+        vq (`LlamaGenVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works without.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
@@ -58,13 +58,18 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         id2label: dict[int, str] | None = None,
     ):
         super().__init__()
-        if transformer.config.vocab_size != vq.config.codebook_size:
+        # Either may be left out: `encode_prompt` needs the text encoder only.
+        if transformer is not None and vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
         check_text_encoder(text_encoder, transformer)
-        if drafter is not None and drafter.config.hidden_size != transformer.config.hidden_size:
+        if (
+            drafter is not None
+            and transformer is not None
+            and drafter.config.hidden_size != transformer.config.hidden_size
+        ):
             raise ValueError(
                 f"the drafter is {drafter.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
                 "load the drafter that was trained with it"

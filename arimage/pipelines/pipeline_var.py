@@ -34,7 +34,7 @@ class VARPipeline(ClassOrTextPipeline):
 
     Args:
         transformer (`VARTransformer`): the next-scale model, conditioned on a class or on text.
-        vq (`VARVQModel`): turns its tokens into images.
+        vq (`VARVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works without.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for `CollaborativeDecoding`.
@@ -65,6 +65,10 @@ class VARPipeline(ClassOrTextPipeline):
         for name, network in (("transformer", transformer), ("refiner", refiner)):
             if network is None:
                 continue
+            check_text_encoder(text_encoder, network)
+            # `encode_prompt` needs the text encoder only.
+            if vq is None:
+                continue
             config = network.config
             theirs = (config.vocab_size, config.codebook_dim, tuple(config.scales))
             ours = (vq.config.codebook_size, vq.config.codebook_dim, tuple(vq.config.scales))
@@ -73,9 +77,11 @@ class VARPipeline(ClassOrTextPipeline):
                     f"the {name} has tokens, code width and scales {theirs}, the image tokenizer {ours}: load the two that "
                     "were trained together"
                 )
-            check_text_encoder(text_encoder, network)
         names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
-        if refiner is not None and any(transformer.config[name] != refiner.config[name] for name in names):
+        theirs, ours = (
+            None if network is None else [network.config[name] for name in names] for network in (refiner, transformer)
+        )
+        if None not in (theirs, ours) and theirs != ours:
             raise ValueError(
                 "the refiner has another condition than the transformer: load one of the same classes or text"
             )

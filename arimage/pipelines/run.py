@@ -35,6 +35,8 @@ class CallRun:
         self._begun, self._undecoded = 0, []
         self._idle_steps = 0
         self._tokenizer_seconds = self._prefill_seconds = 0.0
+        # Whether the callback has replaced tokens.
+        self._replaced = False
 
     def run(self) -> None:
         """Generate the images.
@@ -65,7 +67,7 @@ class CallRun:
         return DecodingStats(
             forward_passes=passes,
             tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
-            exact=self.call.decoding.exact,
+            exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._seconds - self._prefill_seconds,
             tokenizer_seconds=self._tokenizer_seconds,
@@ -92,9 +94,48 @@ class CallRun:
             self._show_progress()
         if call.callback is not None:
             self._copy(self.slots.running)
-            tensors = {name: self.tensors[name] for name in call.callback_tensor_inputs}
-            call.callback(self.pipe, passes - 1, passes, tensors)
+            tensors = {name: self.tensors[name].clone() for name in call.callback_tensor_inputs}
+            self._use(call.callback(self.pipe, passes - 1, passes, tensors))
         return call.interrupted
+
+    def _use(self, returned: Any) -> None:
+        """Replace tokens by those that the callback returned, if it did."""
+        if returned is None:
+            return
+        if not isinstance(returned, dict):
+            raise ValueError(f'callback_on_step_end returned {returned!r}: return None, or {{"tokens": ...}}')
+        known = self.tensors
+        for name, values in returned.items():
+            same = name in known and isinstance(values, torch.Tensor) and torch.equal(values, known[name])
+            if name != "tokens" and not same:
+                raise ValueError(f"callback_on_step_end returned {name!r}: it may change tokens only")
+        before = known["tokens"]
+        tokens = returned.get("tokens", before)
+        if not isinstance(tokens, torch.Tensor) or tokens.shape != before.shape or tokens.dtype != before.dtype:
+            raise ValueError(f"callback_on_step_end returned tokens that are not int64 {tuple(before.shape)}")
+        changed = tokens.to(before.device) != before
+        if not changed.any():
+            return
+        state, rows = self.slots.state, self.slots.running
+        if not state.replaceable:
+            raise ValueError(
+                f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed from them "
+                'already: use decoding="ar", or "next-scale" for VAR'
+            )
+        images = [self.slots.names[row] for row in rows]
+        newest = torch.zeros_like(changed)
+        newest[images] = state.newest[rows]
+        chosen = tokens[changed]
+        if (changed & ~newest).any() or chosen.min() < 0 or chosen.max() >= state.model.vocab_size:
+            raise ValueError(
+                "callback_on_step_end returned tokens that it may not change: change those that the last step decided, to "
+                f"0 .. {state.model.vocab_size - 1}"
+            )
+        replaced = state.tokens.clone()
+        replaced[rows] = tokens[images]
+        state.replace(replaced)
+        self._copy(rows)
+        self._replaced = True
 
     def _show_progress(self) -> None:
         state, rows = self.slots.state, self.slots.running

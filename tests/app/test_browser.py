@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 import os
+import re
 import shutil
 import time
-from urllib.parse import urlparse
+from urllib.parse import parse_qs, urlparse
 
 import httpx
 import numpy as np
@@ -55,14 +57,16 @@ def chromium():
 @pytest.fixture(scope="module")
 def page(url, chromium):
     """The open demo. At the end nothing was written to the console as an error and nothing was asked of another host."""
-    page = chromium.new_page(viewport={"width": 1200, "height": 900})
+    context = chromium.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(60_000)
+    page = context.new_page()
     errors, hosts = [], set()
     page.on("console", lambda message: message.type == "error" and errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda request: hosts.add(urlparse(request.url).netloc))
     page.goto(url)
     yield page
-    page.close()
+    context.close()
     assert errors == []
     # Addresses of data and blobs have no host.
     assert hosts - {""} == {urlparse(url).netloc}
@@ -92,9 +96,28 @@ def wait_for(condition) -> None:
         time.sleep(0.2)
 
 
+def generated(page) -> np.ndarray:
+    """The image of Generate, once it is finished."""
+    expect(page.locator("#stop-generate")).to_be_hidden()
+    expect(page.locator("#status .badge")).to_be_visible()
+    return pixels(page.locator("#pictures img").get_attribute("src"))
+
+
+def test_a_visitor_sees_a_picture_and_what_this_is(page, url):
+    expect(page.locator(".intro")).to_contain_text("watch an AI model make a picture")
+    expect(page.locator(".intro")).to_contain_text("emoji-llamagen knows")
+    expect(page.locator("#status")).to_contain_text("seed 0")
+    first = generated(page)
+    assert first.std() > 30 and page.url == url
+    # The next visitor gets the same one without a run.
+    other = page.context.new_page()
+    other.goto(url)
+    assert np.array_equal(generated(other), first)
+    other.close()
+
+
 def test_an_image_appears_while_it_is_generated(page, tmp_path):
     panel = tab(page, "Generate")
-    expect(page.locator("#status")).to_have_text("Press Generate to make the first image.")
     panel.get_by_label("Prompt").fill("pizza")
     panel.get_by_label("Prompt").press("Enter")
     expect(page.locator("#status")).to_contain_text("of 256 tokens")
@@ -118,6 +141,79 @@ def test_an_image_appears_while_it_is_generated(page, tmp_path):
     expect(page.locator("#status .bar")).to_be_visible()
     expect(page.locator("#status .badge")).to_have_text("exact")
     assert page.locator("#pictures img").get_attribute("src") == source
+
+
+def test_a_link_generates_its_image(page):
+    panel = tab(page, "Generate")
+    panel.get_by_label("Prompt").fill("taco")
+    panel.get_by_label("Seed").fill("11")
+    page.locator("#generate").click()
+    page.wait_for_url("**prompt=taco**")
+    image = generated(page)
+    settings = {name: value for name, (value,) in parse_qs(urlparse(page.url).query).items()}
+    assert settings == {"model": "emoji-llamagen", "prompt": "taco", "seed": "11", "decoding": "sjd-coupled"}
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#copy-link").click()
+    expect(page.locator("#copy-link")).to_have_text("Link copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    other = page.context.new_page()
+    other.goto(page.url)
+    assert np.array_equal(generated(other), image)
+    # A link may have a decoding with settings, which the form then offers.
+    other.goto(page.url.replace("sjd-coupled", "sjd%3Awindow%3D64"))
+    expect(other.locator("#status")).to_contain_text("sjd:window=64")
+    panel = other.get_by_role("tabpanel").filter(visible=True)
+    expect(panel.get_by_label("Decoding")).to_have_value("sjd:window=64")
+    expect(panel.get_by_label("Prompt")).to_have_value("taco")
+    expect(panel.get_by_label("Seed")).to_have_value("11")
+    other.goto(page.url.replace("seed=11", "seed=many"))
+    expect(other.get_by_test_id("toast-text")).to_contain_text("seed=many")
+    other.close()
+
+
+def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
+    tab(page, "Generate")
+    page.locator("#make-film").click()
+    expect(page.locator("#download")).to_have_text("Download film")
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    download.value.save_as(tmp_path / "film.webp")
+    assert download.value.suggested_filename == "taco-11.webp"
+    passes = int(re.search(r"(\d+) forward passes", page.locator("#status").inner_text())[1])
+    with Image.open(tmp_path / "film.webp") as film:
+        assert film.n_frames == min(passes, 64) + 1 and min(film.size) > 384
+    assert page.locator("#pictures img").get_attribute("src").endswith(".webp")
+    # The image itself comes back.
+    page.locator("#again").click()
+    expect(page.locator("#download")).to_have_text("Download")
+    assert generated(page).shape == (64, 64, 3)
+
+
+def test_what_the_model_knows_is_shown_and_suggested(page):
+    panel = tab(page, "Generate")
+    generated(page)
+    prompt = panel.get_by_label("Prompt")
+    prompt.focus()
+    options = prompt.evaluate("(input) => [...input.list.options].map((option) => option.value)")
+    tab(page, "Gallery")
+    known = page.locator("#gallery [data-name]")
+    expect(known).to_have_count(len(options))
+    assert options == known.evaluate_all("(buttons) => buttons.map((button) => button.dataset.name)")
+    page.locator("#gallery [data-name='hot dog']").click()
+    expect(prompt).to_have_value("hot dog")
+    page.wait_for_url("**prompt=hot+dog**")
+    assert not page.locator("#status .note").count()
+
+
+def test_an_unknown_prompt_is_told(page):
+    tab(page, "Generate").get_by_label("Prompt").fill("hot dogs <b>")
+    page.locator("#generate").click()
+    expect(page.locator("#status .note")).to_contain_text('"hot dogs <b>" is not among')
+    page.locator("#status .note").get_by_role("link", name="hot dog", exact=True).click()
+    page.wait_for_url("**prompt=hot+dog**")
+    generated(page)
+    expect(tab(page, "Generate").get_by_label("Prompt")).to_have_value("hot dog")
+    assert not page.locator("#status .note").count()
 
 
 def test_stop_stops_at_once(page):
@@ -154,30 +250,47 @@ def test_errors_are_shown_in_a_toast(page):
     page.get_by_test_id("toast-close").click()
 
 
-def test_decodings_stand_side_by_side(page):
-    panel = tab(page, "Compare")
-    # Two are enough: take out the one that needs one forward pass per token.
-    panel.locator("#decodings .token", has_text="ar · exact").first.locator(".token-remove").click()
-    expect(panel.locator("#decodings .token")).to_have_count(2)
-    page.locator("#compare").click()
+def test_decodings_race_side_by_side(page, tmp_path):
+    panel = tab(page, "Race")
+    expect(panel.locator("#decodings .token")).to_have_text(["ar · exact", "sjd-coupled · exact"])
+    page.locator("#race").click()
     expect(panel.locator(".card")).to_have_count(2)
+    expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
+    # Two runs, which a busy machine may take long for.
+    expect(page.locator("#film img")).to_be_visible(timeout=240_000)
     expect(panel.locator(".card img.map")).to_have_count(2)
     texts = panel.locator(".card").all_inner_texts()
-    assert "sjd-coupled exact" in texts[0] and "zipar relaxed" in texts[1]
-    assert all("fewer forward passes" in text and " s" in text for text in texts)
-    expect(page.locator("#compare")).to_be_visible()
+    assert "ar exact" in texts[0] and "sjd-coupled exact" in texts[1] and "256 forward passes" in texts[0]
+    seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
+    expect(page.locator("#race")).to_be_visible()
+    with page.expect_download() as download:
+        page.locator("#download-race").click()
+    download.value.save_as(tmp_path / "race.webp")
+    with Image.open(tmp_path / "race.webp") as film:
+        assert film.width > 2 * 384
+        shown = 0
+        for number in range(film.n_frames - 1):
+            film.seek(number)
+            film.load()
+            shown += film.info["duration"]
+    # It takes as long as the slowest took, or a whole number of times that if they were all fast.
+    slower = max(1, math.ceil(2 / max(seconds)))
+    assert shown / 1000 == pytest.approx(slower * max(seconds), rel=0.05)
 
 
-def test_a_narrow_screen_shows_the_controls_and_then_the_image(page):
-    page.set_viewport_size({"width": 400, "height": 850})
-    for name in ("Generate", "Compare", "Edit"):
+def test_a_phone_shows_the_image_after_a_tap(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    for name in ("Gallery", "Race", "Edit", "Generate"):
         tab(page, name)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    # The progress and the image are below the controls: the page scrolls to them.
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
     tab(page, "Generate").get_by_label("Prompt").fill("pizza")
-    page.locator("#generate").click()
-    expect(page.locator("#status")).to_be_in_viewport()
-    expect(page.locator("#status .badge")).to_have_text("exact")
+    # Neither the way down nor the way back is left to the visitor.
+    for top in (0, 10_000):
+        page.evaluate("(top) => scrollTo(0, top)", top)
+        page.locator("#generate" if not top else "#again").dispatch_event("click")
+        expect(page.locator("#status .bar")).to_be_in_viewport()
+        expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
+        expect(page.locator("#status .badge")).to_have_text("exact")
     page.set_viewport_size({"width": 1200, "height": 900})
 
 

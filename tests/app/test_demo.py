@@ -1,9 +1,11 @@
 """The demo's endpoints as clients see them: partial results, settings, errors, who is let in, and work that ends when nobody
 waits for it."""
 
+import base64
 import io
 import json
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import httpx
 import numpy as np
@@ -25,15 +28,17 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("gradio")
 
+import gradio as gr
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 from arimage import cli
-from arimage.app import markup, pictures
+from arimage.app import film, gallery_tab, links, markup, pictures
 from arimage.app.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine import Engine
-from arimage.app.protocol import Limits, Result
-from arimage.pipelines.known import Unknown
+from arimage.app.protocol import Film, Limits, Request, Result
+from arimage.eval.emoji import read_gallery
+from arimage.pipelines.known import KnownCaptions, Unknown
 
 
 AUTH = ("ada", "opens sesame")
@@ -283,9 +288,138 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
 
 
+def result_of(engine, **fields) -> Result:
+    return engine.submit(Request(**{"model": "text", "prompt": "tree"} | fields)).result(60)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "prompt": "a cat & a dog + 100 %",
+            "seed": 7,
+            "decoding": "sjd:window=4",
+            "count": 2,
+            "top_k": 3,
+            "top_p": 0.5,
+        },
+        {"model": "class", "prompt": None, "class_label": 3, "guidance_scale": 2.5},
+        {"model": "scales", "temperature": 0.5, "decoding": "code"},
+    ],
+)
+def test_a_link_holds_what_generates_the_images_again(engine, fields):
+    result = result_of(engine, **fields)
+    query = {name: value for name, (value,) in parse_qs(links.to_query(result, engine)[1:]).items()}
+    assert {"model", "seed", "decoding"} <= query.keys() <= {"prompt", *result.settings}
+    # Gradio adds settings of its own, and sites that show a link add theirs.
+    request = links.from_query(query | {"__theme": "dark", "utm_source": "x"}, engine)
+    again = engine.submit(request).result(60)
+    assert again.settings == result.settings
+    assert all(np.array_equal(one, other) for one, other in zip(again.images, result.images, strict=True))
+
+
+def test_a_short_link_takes_the_defaults(engine):
+    assert links.from_query({}, engine) is links.from_query({"__theme": "dark"}, engine) is None
+    assert links.from_query({"prompt": "tree"}, engine) == Request("text", prompt="tree")
+    assert links.to_query(result_of(engine), engine) == "?model=text&prompt=tree&seed=0&decoding=ar"
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"model": "<b>"}, "the model &lt;b&gt;: choose among text"),
+        ({"seed": "1.5"}, "seed=1.5"),
+        ({"top_k": "x"}, "top_k=x"),
+    ],
+)
+def test_a_link_that_cannot_be_read_is_refused(engine, query, sentence):
+    with pytest.raises(gr.Error, match=sentence):
+        links.from_query(query, engine)
+
+
+def films(seconds: list[list[float]], size: int = 40) -> list[Result]:
+    """Results with films whose frames are of one grey each, brighter and brighter."""
+    results = []
+    for lane in seconds:
+        frames = [Image.new("RGB", (size, size), (40 * i, 40 * i, 40 * i)) for i in range(len(lane))]
+        film = Film(frames, lane)
+        results.append(Result(frames[-1:], [0], len(lane) - 1, 1.0, lane[-1], True, "ar", None, {}, film))
+    return results
+
+
+def read_frames(path: Path) -> list[tuple[Image.Image, int]]:
+    with Image.open(path) as film:
+        frames = []
+        for number in range(film.n_frames):
+            film.seek(number)
+            film.load()
+            frames.append((film.convert("RGB"), film.info["duration"]))
+    return frames
+
+
+def test_a_race_shows_each_frame_when_it_was_there(tmp_path):
+    slow, fast = [0.5, 1.0, 2.5], [0.2, 0.4]
+    path = film.write_race(films([slow, fast]), "race a/b 0", tmp_path)
+    assert path.name == "race-a-b-0.webp" and path.parent.parent == tmp_path
+    now = 0
+    for picture, duration in read_frames(path):
+        # Equal frames are merged, so that look at the first moment of each.
+        for lane, seconds in enumerate((slow, fast)):
+            shown = picture.getpixel((40 * lane + 20, film.CLOCK + 20))[0]
+            seen = sum(second * 1000 <= now + 1 for second in seconds)
+            assert abs(shown - (40 * (seen - 1) if seen else 255)) < 12
+        now += duration
+    assert now == 2500 + film.RESTS
+
+
+def test_a_fast_race_is_slowed_down_and_a_slow_one_has_few_frames(tmp_path):
+    for longest, lasts in ((0.3, 7 * 0.3), (60.0, 60.0)):
+        results = films([[longest / 3, longest], [longest / 2], [longest / 4]])
+        frames = read_frames(film.write_race(results, "race", tmp_path))
+        assert sum(duration for _, duration in frames) / 1000 - film.RESTS / 1000 == pytest.approx(lasts, abs=0.51)
+        assert len(frames) <= film.FRAMES + 1
+        assert frames[0][0].size == (3 * 40, film.CLOCK + 40 + film.FOOT)
+
+
+def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
+    result = result_of(engine, film=True)
+    frames = read_frames(film.write_film(result.film, "tree 0", tmp_path))
+    assert len(frames) == result.passes + 1 == 17
+    assert [duration for _, duration in frames] == [400] * 16 + [film.RESTS]
+
+
+@pytest.fixture
+def knowing():
+    """An engine whose model knows two pictures, one of which the reference has."""
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = KnownCaptions({"hot dog": [], 'a "<b>"': []})
+    engine = Engine({"text": pipe})
+    yield engine
+    engine.close()
+
+
+def test_the_gallery_has_every_picture_that_is_known(knowing):
+    names = tuple(knowing.models["text"].pictures)
+    html = gallery_tab.sheet(names)
+    assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
+    image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
+    pictures, gallery = read_gallery()
+    expected = pictures[gallery.index("hot dog")].permute(1, 2, 0).numpy() * 255
+    shown = np.asarray(image.convert("RGB"))[:32, :32]
+    assert np.abs(shown - expected).mean() < 12
+    assert markup.suggestions(knowing).count("<option") == 2 and "<b>" not in markup.suggestions(knowing)
+    assert "text knows 2 pictures" in markup.intro(knowing)
+
+
+def test_an_unknown_prompt_is_told_with_links_to_known_ones(knowing):
+    note = markup.finished(result_of(knowing, prompt="hot dogs <i>"))
+    assert '<a href="?model=text&amp;prompt=hot+dog">hot dog</a>' in note and "<i>" not in note
+    assert "note" not in markup.finished(result_of(knowing, prompt="hot dog"))
+
+
 def test_an_unknown_prompt_is_told_under_the_images():
     unknown = Unknown(["red heart"], '"a <hart>" is not known')
-    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {}, unknown)
+    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {"model": "text"}, unknown=unknown)
     assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)
     assert "is not known" not in markup.finished(replace(result, unknown=None))
 

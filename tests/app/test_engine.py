@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,17 +13,21 @@ import torch
 from PIL import Image
 
 from arimage import AutoPipeline
+from arimage.app import flow
 from arimage.app.engine import Engine
 from arimage.app.flow import preview
 from arimage.app.models import load_models
 from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
     AutoregressiveDecoding,
+    Layout,
     SpeculativeJacobiDecoding,
     decoding_from_name,
+    decoding_from_text,
     decoding_names,
     decoding_to_text,
 )
+from arimage.eval.trace import Trace, draw_steps
 
 
 PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
@@ -273,6 +278,44 @@ def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
     images = preview(pipe, pipe.prepare(["a", "b", "c"]), tokens, decided)
     unknown, first, other = (np.asarray(image)[-2:, -2:] for image in images)
     assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
+
+
+@pytest.mark.parametrize(("model", "decoding"), [("text", "sjd:window=4"), ("text", "ar"), ("scales", "next-scale")])
+def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monkeypatch):
+    recorder = Trace()
+    pipe = {"text": tiny.text_pipeline, "scales": lambda: tiny.scale_pipeline("text")}[model]()
+    output = pipe(
+        "a red heart",
+        decoding=decoding_from_text(decoding),
+        generator=torch.Generator().manual_seed(5),
+        callback_on_step_end=recorder,
+        callback_on_step_end_tensor_inputs=Trace.inputs,
+    )
+    tokens, decided = recorder.of_image()
+    layout = None if model == "scales" else Layout(output.tokens.shape[1:])
+    decode_tokens = partial(pipe.decode_tokens, recorder.call)
+    for most in (64, 3):
+        monkeypatch.setattr(flow, "FILM_STEPS", most)
+        steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]
+        with torch.no_grad():
+            expected = draw_steps(tokens, decided, layout, decode_tokens, f"{decoding}: a red heart", steps)
+        request = Request(model, prompt="a red heart", seed=5, count=2, decoding=decoding, film=True)
+        # Another request in the same batch.
+        other = engine.submit(Request(model, prompt="tree", seed=1, decoding=decoding))
+        result = engine.submit(request).result(60)
+        film = result.film
+        assert other.result(60).film is None
+        assert len(film.frames) == len(film.seconds) == len(expected)
+        assert same(film.frames, expected)
+        assert film.seconds == sorted(film.seconds) and 0 < film.seconds[0] < film.seconds[-1] <= result.seconds
+
+
+def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
+    draw = flow.draw_steps
+    monkeypatch.setattr(flow, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))
+    began = time.monotonic()
+    result = engine.submit(Request("text", prompt="tree", film=True)).result(60)
+    assert time.monotonic() - began > 2 > result.seconds == result.film.seconds[-1]
 
 
 def test_an_engine_that_fails_cancels_waiting_requests(held):

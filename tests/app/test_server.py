@@ -27,6 +27,8 @@ from arimage import LlamaGenPipeline, cli
 from arimage.app import server as server_module
 from arimage.app.connections import Server, serve_until_stopped
 from arimage.app.engine import Engine
+from arimage.app.models import parse_aliases
+from arimage.app.openai_api import nearest_size
 from arimage.app.protocol import Limits, Request
 from arimage.app.server import build_server
 from arimage.pipelines.known import KnownCaptions
@@ -400,7 +402,7 @@ def test_a_base_url_is_an_address(other_engine):
 
 def test_other_routes_answer_in_the_same_shape(address):
     for method, path, status in (
-        ("GET", "/", 404),
+        ("GET", "/docs", 404),
         ("GET", "/pictures/../../etc/passwd", 404),
         ("GET", "/pictures/%2e%2e%2fetc%2fpasswd", 404),
         ("GET", "/pictures/none", 404),
@@ -524,9 +526,82 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
     assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
 
 
+@pytest.fixture(scope="module")
+def lenient(other_engine):
+    """A client of a server that takes the names and sizes of other servers."""
+    app = build_server(other_engine, aliases={"gpt-image-1": "text", "dall-e-3": "text"}, any_size=True)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0, http_client=client)
+
+
+def test_an_alias_is_listed_and_generates_as_its_model(lenient):
+    assert [model.id for model in lenient.models.list()] == ["text", "gpt-image-1", "dall-e-3"]
+    assert lenient.models.retrieve("gpt-image-1").model_extra["arimage"]["model"] == "text"
+    answers = [
+        lenient.images.generate(model=model, prompt="a red heart", extra_body={"seed": 3})
+        for model in ("gpt-image-1", "text")
+    ]
+    assert same(*(picture(answer.data[0].b64_json) for answer in answers))
+    assert answers[0].model_extra["arimage"]["model"] == "text"
+    with pytest.raises(openai.NotFoundError, match="'gpt-image-2': choose among text, gpt-image-1, dall-e-3"):
+        lenient.images.generate(model="gpt-image-2", prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        (["gpt-image-1"], "not of the form ALIAS=MODEL"),
+        (["=text"], "not of the form ALIAS=MODEL"),
+        (["gpt-image-1=dall-e"], "no model that is served: choose among text, scales"),
+        (["scales=text"], "already"),
+        (["a=text", "a=scales"], "already"),
+    ],
+)
+def test_aliases_stand_for_models_that_are_served(aliases, message):
+    with pytest.raises(ValueError, match=message):
+        parse_aliases(aliases, ["text", "scales"])
+    assert parse_aliases(["gpt-image-1=scales"], ["text", "scales"]) == {"gpt-image-1": "scales"}
+
+
+def test_the_nearest_size_is_generated_where_the_server_says_so(lenient):
+    for options in ({"size": "1024x1024"}, {"size": "1536x1024", "extra_body": {"seed": 1}}, {"size": "auto"}):
+        answer = lenient.images.generate(prompt="a", **options)
+        assert answer.size == "8x8" and picture(answer.data[0].b64_json).size == (8, 8)
+    *_, last = lenient.images.generate(prompt="a", size="1024x1024", stream=True)
+    assert last.size == "8x8"
+    holed = png(Image.new("RGBA", (8, 8)))
+    assert lenient.images.edit(image=holed, prompt="a", size="1024x1024").size == "8x8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [((1024, 1024), (512, 512)), ((200, 200), (256, 256)), ((1792, 1024), (592, 448)), ((300, 900), (384, 688))],
+)
+def test_nearness_is_by_shape_and_area(asked, nearest):
+    sizes = [(256, 256), (512, 512), (592, 448), (384, 688)]
+    request = nearest_size(Request("text", prompt="a", height=asked[0], width=asked[1]), sizes)
+    assert (request.height, request.width) == nearest
+
+
+def test_the_first_page_says_what_runs_here(other_engine):
+    with TestClient(build_server(other_engine, aliases={"<b>": "text"}), base_url="http://127.0.0.1:8000") as client:
+        page = client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "<code>text</code>" in page.text and "&lt;b&gt;</code>, which is text" in page.text
+        assert "http://127.0.0.1:8000/v1/images/generations" in page.text
+        for link in re.findall(r'href="([^"]+)"', page.text):
+            assert client.get(f"/{link}").status_code == 200
+    with TestClient(build_server(other_engine, token=TOKEN)) as client:
+        assert client.get("/").status_code == 401
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--host", "0.0.0.0"], "there is no token"), (["--batch", "0"], "the limit batch is 0: give at least 1")],
+    [
+        (["--host", "0.0.0.0"], "there is no token"),
+        (["--batch", "0"], "the limit batch is 0: give at least 1"),
+        (["--alias", "gpt-image-1=emoji-var"], "no model that is served: choose among emoji-llamagen"),
+    ],
 )
 def test_the_command_refuses_before_it_loads(options, message, monkeypatch):
     monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)

@@ -23,6 +23,7 @@ from PIL import Image
 
 from arimage import cli
 from arimage.decoding import SpeculativeJacobiDecoding
+from arimage.eval import estimate
 from arimage.eval.generate import generate, generate_batch, make_config, missing_batches, open_run, prepare
 from arimage.eval.manifest import class_rows, prompt_rows
 from arimage.eval.run_folder import read_config, read_results, read_rows
@@ -224,6 +225,66 @@ def test_the_size_reaches_the_model(tmp_path):
     config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=1, height=16, width=40)
     generate_batch(prepare(config, rows, tmp_path / "run"), pipe, 0)
     assert Image.open(tmp_path / "run/images/000000.png").size == (40, 16)
+
+
+def test_the_negative_prompt_reaches_the_model(tmp_path):
+    pipe = tiny_emu3.pipeline()
+    rows = prompt_rows([{"prompt": "a tree"}] * 2, 0)
+    asked = {"model": "m", "source": {}, "seed": 0, "batch_size": 2, "height": 16, "width": 16}
+    asked["sampling"] = {"guidance_scale": 4.0}
+    images = {}
+    for name in (None, "lowres", "bright red"):
+        config = make_config(pipe, rows, **asked, negative_prompt=name)
+        assert config.get("negative_prompt") == name
+        run = prepare(config, rows, tmp_path / str(name))
+        generate_batch(run, pipe, 0)
+        images[name] = [(run.folder / row["path"]).read_bytes() for row in rows]
+    generators = [torch.Generator().manual_seed(row["seed"]) for row in rows]
+    expected = pipe(
+        ["a tree"] * 2, negative_prompt="lowres", guidance_scale=4.0, height=16, width=16, generator=generators
+    ).images
+    for row, image in zip(rows, expected, strict=True):
+        assert np.array_equal(np.asarray(image), np.asarray(Image.open(tmp_path / "lowres" / row["path"])))
+    assert images["lowres"] != images["bright red"] != images[None]
+    with pytest.raises(ValueError, match="says negative_prompt = 'lowres' and you ask for 'bright red'"):
+        prepare(make_config(pipe, rows, **asked, negative_prompt="bright red"), rows, tmp_path / "lowres")
+
+
+def test_a_negative_prompt_for_a_model_without_is_refused(command, models, tmp_path):
+    code, said = command(*options(models, tmp_path / "run", "--negative-prompt", "bird"))
+    assert code == 2 and "takes no negative_prompt: leave out --negative-prompt" in said
+    assert not (tmp_path / "run").exists()
+
+
+# Estimates
+
+
+@pytest.mark.parametrize(("model", "passes"), [("text", 16), ("scales", 4)])
+def test_a_dry_run_says_what_a_run_does_and_writes_nothing(command, models, tmp_path, model, passes):
+    decoding = [] if model == "scales" else ["--decoding", "ar"]
+    code, said = command(*options(models, tmp_path / "run", "--dry-run", *decoding, model=model))
+    assert code == 0 and not (tmp_path / "run").exists()
+    assert f"images: {COUNT} of 8x8 pixels, of which 0 are finished" in said
+    assert f"steps: {passes}.0 forward passes per image" in said and "(all)" in said
+    assert f"{COUNT} PNG files" in said and "hours with 1 process\n" in said
+
+
+def test_a_dry_run_estimates_the_steps_that_it_does_not_take(monkeypatch):
+    pipe = tiny.text_pipeline(grid=8)
+    rows = prompt_rows([{"prompt": "a red heart"}] * 6, 0)
+    config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=2, decoding="ar")
+    monkeypatch.setattr(estimate, "PASSES", 9)
+    cost = estimate.measure_batch(pipe, config, rows)
+    assert (cost.measured, cost.finished, cost.passes, cost.size) == (9, False, 64.0, (16, 16))
+    assert cost.seconds == pytest.approx(cost.other_seconds + 63 * cost.pass_seconds) and cost.pass_seconds > 0
+
+
+def test_a_dry_run_of_a_run_that_has_begun_counts_what_is_left(command, models, undisturbed, tmp_path):
+    run = part_of(undisturbed, tmp_path / "run", 2)
+    code, said = command(*options(models, run, "--dry-run"))
+    assert code == 0 and "of which 8 are finished" in said
+    code, said = command(*options(models, run, "--dry-run", "--seed", 1))
+    assert code == 2 and "and you ask for" in said
 
 
 def test_progress_counts_the_images_of_all_processes(command, models, undisturbed, tmp_path, monkeypatch):

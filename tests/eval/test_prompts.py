@@ -27,6 +27,14 @@ def written(tmp_path, name, text):
             [{"prompt": 'a "big" tree', "Category": "plants"}, {"prompt": 'a "red" heart', "Category": ""}],
         ),
         ("b.tsv", "prompt\tPrompt\na\tb\n", [{"prompt": "a", "Prompt": "b"}]),
+        (
+            "meta_data.json",
+            '{"8f2a": {"category": "animals", "prompt": "a cat"}, "01bc": {"category": "art", "prompt": "a heart"}}',
+            [
+                {"prompt": "a cat", "category": "animals", "item_id": "8f2a"},
+                {"prompt": "a heart", "category": "art", "item_id": "01bc"},
+            ],
+        ),
     ],
 )
 def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
@@ -36,7 +44,7 @@ def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("a.csv", "prompt\na", "is not a file of prompts: give a .tsv, .jsonl or .txt"),
+        ("a.csv", "prompt\na", "is not a file of prompts: give a .tsv, .json, .jsonl or .txt"),
         ("a.txt", "\n \n", "holds no prompts"),
         ("a.txt", b"a\xff", "is not UTF-8 (invalid start byte at byte 1)"),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": ', "line 2 of"),
@@ -44,6 +52,10 @@ def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
         ("a.jsonl", '{"prompt": "a"}\n\n{"text": "a"}\n', 'has no "prompt" in line 3'),
         ("a.jsonl", '["a"]', 'has no "prompt" in line 1'),
         ("a.jsonl", '{"prompt": 3}', 'has no "prompt" in line 1'),
+        ("a.json", '{"8f2a": {"prompt": "a cat"}', "is not valid JSON"),
+        ("a.json", '[{"prompt": "a cat"}]', "is not an object"),
+        ("a.json", '{"8f2a": {"category": "animals"}}', "has no \"prompt\" in '8f2a'"),
+        ("a.json", "{}", "holds no prompts"),
         ("a.tsv", "text\ta\nb\tc\n", "has the columns ['text', 'a']"),
         ("a.tsv", "", "has the columns []"),
         ("a.tsv", "prompt\tb\na\tb\nc\n", "has 1 cells for 2 columns in line 3"),

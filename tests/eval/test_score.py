@@ -11,6 +11,7 @@ from PIL import Image
 
 from arimage import cli
 from arimage.eval import score as scoring
+from arimage.eval.export import export
 from arimage.eval.features import Space
 from arimage.eval.manifest import class_rows, prompt_rows
 from arimage.eval.score import Job, check_comparable, read_metrics, score
@@ -101,6 +102,51 @@ def test_a_reference_batch_gives_statistics_and_pictures(run, reference, tmp_pat
         assert (of_both[name]["value"] == of_batch[name]["value"]) == (not name.startswith("fid"))
 
 
+def test_the_fid_of_a_category_is_that_of_its_images_and_pictures(run, tmp_path, write_run):
+    categories = ["animals"] * 12 + ["art"] * 18
+    rows = prompt_rows([{"prompt": "a", "category": category} for category in categories], 0)
+    images = pictures(30, 0, 20)
+    write_run(run, rows, images)
+    save(tmp_path / "ref" / "animals", pictures(20, 1))
+    save(tmp_path / "ref" / "art", pictures(25, 2, 40))
+    save(tmp_path / "ref" / "logo", pictures(5, 3))
+    entries = score(Job(run, tmp_path / "ref"), ["fid-categories"])
+    assert list(entries) == ["fid-animals", "fid-art"]
+    for category, chosen in (("animals", slice(12)), ("art", slice(12, None))):
+        part = tmp_path / category
+        write_run(part, class_rows(len(images[chosen]), 0, 1), images[chosen])
+        alone = score(Job(part, tmp_path / "ref" / category), ["fid"])["fid"]
+        entry = entries[f"fid-{category}"]
+        assert entry["value"] == pytest.approx(alone["value"], rel=1e-9) and entry["count"] == alone["count"]
+        assert f"{len(list((tmp_path / 'ref' / category).iterdir()))} pictures in {category}" in entry["reference"]
+
+
+def test_categories_that_cannot_be_scored_are_refused(run, reference, tmp_path, write_run):
+    with pytest.raises(ValueError, match="image 0 of .* has no category"):
+        score(Job(run, reference), ["fid-categories"])
+    rows = prompt_rows([{"prompt": "a", "category": "logo"}] * 30, 0)
+    write_run(run, rows, pictures(30, 0, 20))
+    with pytest.raises(ValueError, match="category 'logo' has 30 images and 0 pictures"):
+        score(Job(run, reference), ["fid-categories"])
+    np.savez(tmp_path / "batch.npz", arr_0=pictures(40, 1))
+    with pytest.raises(ValueError, match="a folder per category"):
+        score(Job(run, tmp_path / "batch.npz"), ["fid-categories"])
+
+
+def test_images_are_scored_at_another_size_as_they_are_exported_at_it(run, reference, tmp_path):
+    export(run, "adm-npz", tmp_path / "small.npz", size=5)
+    small = np.load(tmp_path / "small.npz")["arr_0"]
+    found = score(Job(run, reference, size=5), ["fid", "kid"])
+    assert found["fid"]["size"] == found["kid"]["size"] == "5, bicubic without antialiasing"
+    features = Means(None, None, None)([Image.fromarray(image) for image in small]).numpy()
+    ours = Job(run, reference, size=5).features
+    assert sorted(map(tuple, ours.round(5))) == sorted(map(tuple, features.round(5)))
+    plain = score(Job(run, reference), ["fid"])["fid"]
+    assert "size" not in plain and plain["value"] != found["fid"]["value"]
+    with pytest.raises(ValueError, match="their size is None and 5, bicubic"):
+        check_comparable({"a": {"fid": plain}, "b": {"fid": found["fid"]}})
+
+
 class Clip:
     """Features of a picture and of the words of a text, whose cosine is known."""
 
@@ -139,7 +185,7 @@ def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
         (None, ["fid"], "--ref is missing"),
         ("nowhere", ["kid"], "--ref is nowhere"),
         ("x.npz", ["kid"], r"holds \['a'\]: give a .npz with mu and sigma, or with pictures as arr_0"),
-        ("nowhere", ["kid", "is"], "metric 'is': choose among fid, kid, prdc, clip"),
+        ("nowhere", ["kid", "is"], "metric 'is': choose among fid, fid-categories, kid, prdc, clip"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(run, reference, metrics, sentence, tmp_path):
@@ -183,3 +229,7 @@ def test_the_command_writes_and_prints_the_figures(run, reference, monkeypatch, 
     )
     code, out, err = command()
     assert code == 2 and not out and err.startswith("arimage: --ref is missing")
+    code, *_ = command("--ref", str(reference), "--device", "cpu", "--size", "5")
+    assert code == 0 and read_metrics(run)["kid"]["size"].startswith("5, ")
+    code, _, err = command("--metrics", "retrieval", "--size", "5")
+    assert code == 2 and err.startswith("arimage: --size is for fid")

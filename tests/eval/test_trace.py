@@ -10,7 +10,17 @@ from PIL import Image
 
 from arimage.decoding import Layout, decoding_names
 from arimage.eval import trace
-from arimage.eval.trace import ACCEPTED, DRAFT, NOTHING, REJECTED, Trace, animate, deciding_passes, draw_acceptance_map
+from arimage.eval.trace import (
+    ACCEPTED,
+    DRAFT,
+    NOTHING,
+    REJECTED,
+    Trace,
+    animate,
+    deciding_passes,
+    draw_acceptance_map,
+    draw_steps,
+)
 
 
 CELL = 192  # two tokens per row make an image of at least 384 pixels
@@ -68,6 +78,14 @@ def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
     # The finished image has no marks.
     corner = last[52 + CELL // 2, 10 + CELL // 2]
     assert np.abs(corner - round((5 / 20 + 1) * 127.5)).max() <= 8
+
+
+def test_some_steps_are_drawn_as_among_all():
+    tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
+    decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    every, some = (draw_steps(tokens, decided, Layout((2, 2)), grey, "a title", steps) for steps in (range(3), [1]))
+    assert len(every) == 4 and len(some) == 2
+    assert np.array_equal(some[0], every[1]) and np.array_equal(some[1], every[3])
 
 
 def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):

@@ -6,13 +6,10 @@ import threading
 import numpy as np
 import pytest
 import tiny
-import tiny_emu3
-import tiny_janus
-import tiny_lumina_mgpt
 import torch
+from families import BUILD, condition_of, flat, seeded
 
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
-from arimage.convert import convert_janus
 from arimage.pipelines.call import GenerationCall
 
 
@@ -23,24 +20,6 @@ TAIL = (
 LATENT = {"output_type": "latent"}
 
 
-def janus():
-    pipe = convert_janus(tiny_janus.FOLDER)
-    pipe.processor = tiny_janus.processor()
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-BUILD = {
-    "llamagen-text": tiny.text_pipeline,
-    "llamagen-class": tiny.class_pipeline,
-    "var-text": lambda: tiny.scale_pipeline("text"),
-    "var-class": lambda: tiny.scale_pipeline("class"),
-    "janus": janus,
-    "emu3": tiny_emu3.pipeline,
-    "lumina": tiny_lumina_mgpt.pipeline,
-    "lumina-2": lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
-    "anole": tiny_lumina_mgpt.anole_pipeline,
-}
 LANGUAGE_MODELS = ("janus", "emu3", "lumina", "anole")
 
 
@@ -52,18 +31,6 @@ def pipes():
 @pytest.fixture(params=BUILD)
 def pipe(request, pipes):
     return pipes[request.param]
-
-
-def condition_of(pipe):
-    return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def flat(tokens):
-    return torch.cat([part.flatten(1) for part in tokens], dim=1) if isinstance(tokens, list) else tokens.flatten(1)
 
 
 # Signatures and docstrings

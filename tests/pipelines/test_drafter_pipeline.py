@@ -75,7 +75,7 @@ def test_a_drafter_is_saved_and_loaded_with_its_pipeline(pipes, tmp_path):
     pipe = pipes["text"]
     pipe.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
-    assert index["drafter"] == ["arimage.models.drafter_llamagen", "LlamaGenDrafter"]
+    assert index["drafter"] == ["drafter_llamagen", "LlamaGenDrafter"]
     loaded = AutoPipeline.from_pretrained(tmp_path)
     loaded.set_progress_bar_config(disable=True)
     assert isinstance(loaded.drafter, LlamaGenDrafter) and loaded.components["drafter"] is loaded.drafter

@@ -1,5 +1,6 @@
-"""The tab that generates one prompt with several decodings, side by side."""
+"""The tab in which several decodings generate one prompt: one after another, then as a film side by side."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
@@ -7,6 +8,7 @@ import gradio as gr
 
 from . import markup
 from .engine import Engine
+from .film import write_race
 from .form import AT_ONCE, GENERATES, GenerateAndStop, Subject, chosen, decoding_choices, events, refusal
 from .protocol import Progress, Request, Result
 from .ticket import Ticket
@@ -14,6 +16,11 @@ from .ticket import Ticket
 
 # Decodings side by side.
 SLOTS = 4
+# On a narrow screen the race is below the controls, and there is nothing to scroll to until its cards are there.
+SHOW_RACE = """() => innerWidth <= 680 && setTimeout(
+    () => document.getElementById("race-status").scrollIntoView({block: "start"}), 1000
+)"""
+SHOW_FILM = "() => innerWidth <= 680 && document.getElementById('film').scrollIntoView({block: 'start'})"
 # Forward passes after which everything that a decoding sets up once is set up.
 WARM = 3
 
@@ -50,12 +57,14 @@ class Comparison:
 
 
 def some_decodings(engine: Engine, model: str) -> list[str]:
-    """The initial choice: the slowest, the default of the model, and a relaxed one."""
+    """The initial choice: one token per forward pass against the default of the model, or if that is all it can run
+    exactly, the default against a relaxed one."""
     values = [value for _, value in decoding_choices(engine, model)]
-    return [value for value in values if value in ("ar", engine.models[model].decoding, "zipar", "code")]
+    default = engine.models[model].decoding
+    return list(dict.fromkeys(["ar" if "ar" in values else default, default, *values]))[:2]
 
 
-def compare_tab(engine: Engine, comparison: Comparison) -> None:
+def race_tab(engine: Engine, comparison: Comparison) -> None:
     """Build the tab."""
     first = next(iter(engine.models))
     with gr.Row():
@@ -73,36 +82,55 @@ def compare_tab(engine: Engine, comparison: Comparison) -> None:
             elem_id="decodings",
         )
         with gr.Column(min_width=160, elem_classes="at-end"):
-            actions = GenerateAndStop(engine, "Compare", "compare")
-    gr.HTML(markup.LEGEND)
-    status = gr.HTML()
+            actions = GenerateAndStop(engine, "Race", "race")
+    status = gr.HTML(markup.RACE, elem_id="race-status")
+    film = gr.Image(visible=False, show_label=False, buttons=[], elem_id="film")
+    download = gr.DownloadButton("Download the race", size="sm", visible=False, elem_id="download-race")
     with gr.Row(elem_classes="cards"):
         cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
+    legend = gr.HTML(markup.LEGEND, visible=False)
 
     def generate(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
         info = engine.models[model]
-        update = dict.fromkeys(cards, gr.HTML(visible=False)) | actions.busy() | {status: ""}
+        update = dict.fromkeys([*cards, legend], gr.HTML(visible=False)) | actions.busy()
+        update |= {status: markup.RACE, film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
         for card, decoding in zip(cards, decodings, strict=False):
             update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
-        request = subject.condition(model, prompt, class_label) | {"seed": seed}
+        request = subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}
+        began, results = {}, []
         for number, event in comparison.run(submit, request, [chosen(info, decoding) for decoding in decodings]):
-            yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event), visible=True)}
+            if isinstance(event, Result):
+                results.append(event)
+            elif event.passes:
+                began.setdefault(number, time.monotonic())
+            seconds = time.monotonic() - began.get(number, time.monotonic())
+            yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event, seconds), visible=True)}
             update = {}
-        yield actions.idle()
+        path = write_race(results, f"race {prompt or class_label} {seed}", film.GRADIO_CACHE)
+        yield {
+            film: gr.Image(path, visible=True),
+            download: gr.DownloadButton(value=path, visible=True),
+            legend: gr.HTML(visible=True),
+            status: "",
+            **actions.idle(),
+        }
 
-    def compare_form(page: gr.Request, *values) -> Iterator[dict]:
+    def race_form(page: gr.Request, *values) -> Iterator[dict]:
         yield from actions.run(page, status, lambda submit: generate(submit, *values))
 
-    gr.on(
+    # Before the race itself, because the page runs them in this order.
+    actions.start.click(None, js=SHOW_RACE, **AT_ONCE)
+    race = gr.on(
         [actions.start.click, subject.prompt.submit],
-        compare_form,
+        race_form,
         [*subject.inputs, decodings, seed],
-        [*cards, status, *actions.buttons],
+        [*cards, legend, film, download, status, *actions.buttons],
         **GENERATES,
     )
+    race.success(None, js=SHOW_FILM, **AT_ONCE)
 
     def on_model(model: str) -> dict:
         choices = gr.Dropdown(decoding_choices(engine, model), value=some_decodings(engine, model))
-        return subject.visibility(model) | {decodings: choices}
+        return subject.show(model) | {decodings: choices}
 
     subject.model.input(on_model, subject.model, [*subject.inputs[1:], decodings], **AT_ONCE)

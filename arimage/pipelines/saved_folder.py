@@ -1,0 +1,97 @@
+"""What a saved folder holds for diffusers, which knows none of our classes.
+
+diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the folder. So the folder
+has one file per class of ours, with one import, and `model_index.json` names these files: `["pipeline", "LlamaGenPipeline"]`,
+`"transformer": ["transformer_llamagen", "LlamaGenTransformer"]`. Our own loaders read the names and never run the files. Folders
+of earlier versions name the modules: `["arimage.models.transformer_llamagen", "LlamaGenTransformer"]`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+INDEX, CARD = "model_index.json", "README.md"
+PACKAGE = __name__.partition(".")[0]
+PIPELINE_FILE = "pipeline"
+CARD_TEMPLATE = """---
+library_name: arimage
+pipeline_tag: {task}
+tags:
+- diffusers
+- autoregressive
+---
+
+# {name}
+
+The components of a `{kind}` of arimage: autoregressive image generation with diffusers-style pipelines.
+
+```python
+from arimage import AutoPipeline
+
+pipe = AutoPipeline.from_pretrained({quoted})
+image = pipe({condition}).images[0]
+```
+
+With diffusers, while arimage is installed: each .py file here is one import from it.
+
+```python
+from diffusers import DiffusionPipeline
+
+pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
+```
+"""
+
+
+def name_files(folder: Path, pipeline: type) -> None:
+    """Write the files of a folder that diffusers has just saved, and let its index name them."""
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    for name, entry in index.items():
+        if isinstance(entry, list) and str(entry[0]).startswith(f"{PACKAGE}."):
+            module, kind = entry
+            index[name] = [module.rpartition(".")[2], kind]
+            _write_import(folder / name, index[name][0], module, kind)
+    if pipeline.__module__.startswith(f"{PACKAGE}."):
+        index["_class_name"] = [PIPELINE_FILE, pipeline.__name__]
+        _write_import(folder, PIPELINE_FILE, pipeline.__module__, pipeline.__name__)
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_import(folder: Path, file: str, module: str, kind: str) -> None:
+    (folder / f"{file}.py").write_text(f"from {module} import {kind}\n", encoding="utf-8")
+
+
+def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
+    """An index whose entries name the modules of our classes instead of the folder's files.
+
+    Args:
+        index: what model_index.json holds.
+        types: the classes that each component of the pipeline may have.
+    """
+    classes = {(name, kind.__name__): kind.__module__ for name, kinds in types.items() for kind in kinds}
+    found = {}
+    for name, entry in index.items():
+        if isinstance(entry, list) and len(entry) == 2:
+            module = classes.get((name, entry[1]), "")
+            ours = module.startswith(f"{PACKAGE}.") and module.rpartition(".")[2] == entry[0]
+            found[name] = [module, entry[1]] if ours else entry
+        else:
+            found[name] = entry
+    if isinstance(index.get("_class_name"), list):
+        found["_class_name"] = index["_class_name"][-1]
+    return found
+
+
+def write_card(folder: Path, name: str, kind: str, by_class: bool) -> None:
+    """Write a model card.
+
+    Args:
+        name: of the repository or folder.
+        kind: name of the pipeline's class.
+        by_class: whether it generates classes.
+    """
+    task, condition = (
+        ("unconditional-image-generation", "class_labels=0") if by_class else ("text-to-image", '"a red heart"')
+    )
+    card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, condition=condition)
+    (folder / CARD).write_text(card, encoding="utf-8")
