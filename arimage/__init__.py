@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "ARPGPipeline": "pipelines.pipeline_arpg",
+    "ARPGTransformer": "models.transformer_arpg",
     "AnolePipeline": "pipelines.pipeline_anole",
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
@@ -19,8 +21,11 @@ _EXPORTS = {
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
     "GroupAcceptance": "decoding",
+    "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
     "JanusPipeline": "pipelines.pipeline_janus",
+    "LPDPipeline": "pipelines.pipeline_lpd",
+    "LPDTransformer": "models.transformer_lpd",
     "LazyJacobiDecoding": "decoding",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
@@ -30,6 +35,8 @@ _EXPORTS = {
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
+    "RandARPipeline": "pipelines.pipeline_randar",
+    "RandARTransformer": "models.transformer_randar",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
@@ -43,6 +50,8 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "ARPGPipeline",
+    "ARPGTransformer",
     "AnolePipeline",
     "AutoPipeline",
     "AutoregressiveDecoding",
@@ -55,8 +64,11 @@ __all__ = [
     "Emu3Pipeline",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
     "ImagePipelineOutput",
     "JanusPipeline",
+    "LPDPipeline",
+    "LPDTransformer",
     "LazyJacobiDecoding",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
@@ -66,6 +78,8 @@ __all__ = [
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
+    "RandARPipeline",
+    "RandARTransformer",
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TreeJacobiDecoding",
@@ -87,6 +101,7 @@ if TYPE_CHECKING:
         DraftTreeDecoding,
         ExactAcceptance,
         GroupAcceptance,
+        GroupDecoding,
         LazyJacobiDecoding,
         NeighbourAcceptance,
         NextScaleDecoding,
@@ -99,16 +114,22 @@ if TYPE_CHECKING:
         decoding_names,
     )
     from .models.drafter_llamagen import LlamaGenDrafter
+    from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_lpd import LPDTransformer
+    from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
+    from .pipelines.pipeline_arpg import ARPGPipeline
     from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_llamagen import LlamaGenVQModel

@@ -21,6 +21,9 @@ PIPELINES = {
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
     "CosmosPipeline": "pipeline_cosmos",
+    "ARPGPipeline": "pipeline_arpg",
+    "LPDPipeline": "pipeline_lpd",
+    "RandARPipeline": "pipeline_randar",
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"

@@ -214,9 +214,9 @@ def generate(
     written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
-        grid = None if pipe.generates_scales else recorder.call.layout.shape
-        title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
         first = recorder.call.select(slice(1))
+        layout = None if pipe.generates_scales else first.layout
+        title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
 
         @torch.no_grad()
         def decode(step: torch.LongTensor) -> torch.Tensor:
@@ -224,11 +224,11 @@ def generate(
             return torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.generates_video else pixels
 
         if trace is not None:
-            animate(tokens, decided, grid, decode, title, trace)
+            animate(tokens, decided, layout, decode, title, trace)
             written.append(trace)
-        if acceptance_map is not None and grid is not None:
+        if acceptance_map is not None and layout is not None:
             picture = grid_of(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
-            draw_acceptance_map(decided, grid, picture, title, acceptance_map)
+            draw_acceptance_map(decided, layout, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)

@@ -81,6 +81,50 @@ def var(root: Path) -> None:
     _copy(FIXTURES / "var" / "vae_ch32v64z8.pth", root / "FoundationVision/var/vae_ch160v4096z32.pth")
 
 
+def arpg(root: Path) -> None:
+    _copy(FIXTURES / "arpg" / "arpg_tiny.pt", root / "hp-l33/ARPG/arpg_300m.pt")
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
+def lpd(root: Path) -> None:
+    _copy(FIXTURES / "lpd" / "lpd_tiny.pth", root / "mit-han-lab/lpd_l_256/lpd_l_256.pth")
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
+def randar_state(classes: int = 10, codes: int = 128, width: int = 32, layers: int = 2) -> dict[str, torch.Tensor]:
+    """Random tensors of a RandAR by their original names."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    state = {
+        "cls_embedding.embedding_table.weight": random(classes + 1, width) * 6,
+        "tok_embeddings.weight": random(codes, width) * 6,
+        "pos_instruct_embeddings": random(1, width) * 6,
+        "norm.weight": torch.ones(width),
+        "output.weight": random(codes, width) * 3,
+    }
+    for layer in range(layers):
+        shapes = {
+            "attention.wqkv": (3 * width, width),
+            "attention.wo": (width, width),
+            "feed_forward.w1": (64, width),
+            "feed_forward.w2": (width, 64),
+            "feed_forward.w3": (64, width),
+        }
+        state |= {f"layers.{layer}.{name}.weight": random(*shape) for name, shape in shapes.items()}
+        state |= {f"layers.{layer}.{name}.weight": torch.ones(width) for name in ("attention_norm", "ffn_norm")}
+    return state
+
+
+def randar(root: Path) -> None:
+    file = root / "ziqipang/RandAR/randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(randar_state(), file)
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
 def janus(repository: str) -> Callable[[Path], None]:
     return lambda root: publish(root, repository, tiny_janus.write_original(root / "source"))
 

@@ -132,6 +132,40 @@ def _var(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
     )
 
 
+def _any_order(
+    family: str, name: str, repository: str, pattern: str, parameters: int, image_size: int = 256
+) -> PublishedCheckpoint:
+    """Of ARPG, LPD and RandAR, which use the image tokenizer of LlamaGen."""
+    return PublishedCheckpoint(
+        name=name,
+        family=family,
+        files={
+            "folder": HubFiles(repository, (pattern,)),
+            "tokenizer": HubFiles("FoundationVision/LlamaGen", ("vq_ds16_c2i.pt",)),
+        },
+        image_size=image_size,
+        parameters=parameters,
+        other_parameters=LLAMAGEN_VQ,
+        bytes_per_parameter=4,
+        download=4 * (parameters + LLAMAGEN_VQ),
+    )
+
+
+def _arpg(size: str, parameters: int) -> PublishedCheckpoint:
+    return _any_order("arpg", f"arpg-{size}-256", "hp-l33/ARPG", f"arpg_{size}.pt", parameters)
+
+
+def _lpd(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
+    repository = f"mit-han-lab/lpd_{size}_{image_size}"
+    entry = _any_order("lpd", f"lpd-{size}-{image_size}", repository, "*.pth", parameters, image_size)
+    return replace(entry, licence="MIT (code)")
+
+
+def _randar(size: str, parameters: int) -> PublishedCheckpoint:
+    file = f"randar_{size}_llamagen_360k_bs_1024_lr_0.0004.safetensors"
+    return _any_order("randar", f"randar-{size}-256", "ziqipang/RandAR", file, parameters)
+
+
 def _janus(
     name: str, repository: str, patterns: tuple[str, ...], parameters: int, template: str | None
 ) -> PublishedCheckpoint:
@@ -240,6 +274,16 @@ PUBLISHED = [
     _var("d24", 256, 1_033_000_000),
     _var("d30", 256, 2_010_000_000),
     _var("d36", 512, 2_354_000_000),
+    _arpg("300m", 319_800_000),
+    _arpg("700m", 719_000_000),
+    _arpg("1b", 1_302_400_000),
+    _lpd("l", 256, 337_200_000),
+    _lpd("xl", 256, 751_900_000),
+    _lpd("xxl", 256, 1_412_200_000),
+    _lpd("l", 512, 337_900_000),
+    _lpd("xl", 512, 752_900_000),
+    _randar("0.3b", 342_900_000),
+    _randar("0.7b", 774_700_000),
     # Janus-1.3B names the speakers of a prompt in its own way, which no file says.
     _janus("janus-1.3b", "deepseek-ai/Janus-1.3B", SAFETENSORS, 2_080_000_000, "janus"),
     _janus("janus-pro-1b", "deepseek-ai/Janus-Pro-1B", PICKLES, 2_080_000_000, "janus-pro"),

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from .collaborative import CollaborativeDecoding
     from .distribution import Sampling
     from .draft_tree import DraftTreeDecoding
-    from .interface import Decoding, ScaleModel, TokenModel
+    from .group import GroupDecoding
+    from .interface import Decoding, GroupModel, ScaleModel, TokenModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
     from .names import PRESETS, parse_decoding
     from .next_scale import NextScaleDecoding
+    from .orders import Order, order_of
     from .parallel_jacobi import ParallelJacobiDecoding
     from .presets import (
         decoding_from_dict,
@@ -39,10 +41,13 @@ _MODULES = {
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
     "GroupAcceptance": ".acceptance",
+    "GroupDecoding": ".group",
+    "GroupModel": ".interface",
     "Layout": ".layout",
     "LazyJacobiDecoding": ".lazy_jacobi",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
+    "Order": ".orders",
     "PRESETS": ".names",
     "ParallelJacobiDecoding": ".parallel_jacobi",
     "Sampling": ".distribution",
@@ -58,6 +63,7 @@ _MODULES = {
     "decoding_names": ".presets",
     "decoding_to_dict": ".presets",
     "decoding_to_text": ".presets",
+    "order_of": ".orders",
     "parse_decoding": ".names",
 }
 __all__ = [
@@ -69,10 +75,13 @@ __all__ = [
     "DraftTreeDecoding",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
+    "GroupModel",
     "Layout",
     "LazyJacobiDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
+    "Order",
     "ParallelJacobiDecoding",
     "Sampling",
     "ScaleModel",
@@ -87,6 +96,7 @@ __all__ = [
     "decoding_names",
     "decoding_to_dict",
     "decoding_to_text",
+    "order_of",
     "parse_decoding",
 ]
 

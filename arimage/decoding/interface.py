@@ -79,6 +79,27 @@ class TokenModel(Protocol):
         ...
 
 
+class GroupModel(TokenModel, Protocol):
+    """A `TokenModel` that can also predict several tokens in one forward pass, each without the others of its group."""
+
+    def prefill_group(self, batch_size: int, count: int) -> tuple[Any, torch.FloatTensor]:
+        """A cache of N slots with the condition in it, and the logits [G, B, count, V] of the first `count` ranks."""
+        ...
+
+    def forward_group(
+        self, tokens: torch.LongTensor, rank: int, count: int, cache: Any, *, causal: bool = False
+    ) -> torch.FloatTensor:
+        """Feed `tokens` [B, T] of the T ranks from `rank` on, all tokens before which have been fed; return the logits
+        [G, B, count, V] of the `count` ranks after them. The fed tokens see each other as in the authors' code, or, if
+        `causal`, each sees those before it only, as when one is fed at a time."""
+        ...
+
+    def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
+        """How far guidance that grows linearly has grown when the authors' code samples the group of the `count` ranks from
+        `rank` on: [count] from 0, for a scale of 1, to 1, for the full scale."""
+        ...
+
+
 class ScaleModel(Protocol):
     """A next-scale model of K square token maps, from coarse to fine, bound to the conditions of the B images of one call.
 
@@ -205,6 +226,17 @@ def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
 def needs_scales(model: TokenModel | ScaleModel) -> str | None:
     """Why a decoding that generates whole scales cannot run on `model`, or None."""
     return None if generates_scales(model) else "it generates token by token: use ar, sjd-coupled or the like"
+
+
+def needs_groups(model: TokenModel | ScaleModel) -> str | None:
+    """Why a decoding that generates groups of tokens cannot run on `model`, or None."""
+    if not generates_tokens(model):
+        return needs_tokens(model)
+    return (
+        None
+        if hasattr(model, "forward_group")
+        else "it predicts one token after the other: use sjd-coupled or the like"
+    )
 
 
 def needs_raster(model: TokenModel | ScaleModel) -> str | None:

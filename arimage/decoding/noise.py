@@ -16,6 +16,7 @@ class Purpose(IntEnum):
     START = 3
     GUMBEL = 4
     SIBLING = 5
+    ORDER = 6
 
 
 def uniforms(

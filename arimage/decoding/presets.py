@@ -7,6 +7,7 @@ from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
+from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding
@@ -27,6 +28,7 @@ _METHODS = {
         ZipARDecoding,
         ParallelJacobiDecoding,
         DraftTreeDecoding,
+        GroupDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
     )
@@ -35,9 +37,17 @@ _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(scales: bool | None = None) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
-    return [name for name, preset in PRESETS.items() if scales in (None, preset.method in _FOR_SCALES)]
+def decoding_names(scales: bool | None = None, groups: bool = False) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), which are
+    those for a `GroupModel` too if `groups`."""
+    if scales is None:
+        return list(PRESETS)
+    methods = {name: preset.method for name, preset in PRESETS.items()}
+    return [
+        name
+        for name, method in methods.items()
+        if scales == (method in _FOR_SCALES) and (groups or method != GroupDecoding.__name__)
+    ]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -111,5 +121,8 @@ def decoding_to_text(decoding: Decoding) -> str:
 
     names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
     name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
+    settings = ",".join(
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in changes(name).items()
+    )
     return f"{name}:{settings}" if settings else name

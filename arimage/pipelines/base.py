@@ -75,6 +75,10 @@ class ARPipeline(DiffusionPipeline):
     accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = True
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
+    # Whether the model is a `GroupModel`.
+    generates_groups = False
+    # Attributes that are saved with the sampling defaults, as `decoding` is.
+    _saved_defaults: tuple[str, ...] = ()
     # The tensor of a state, [B, ...], that is decoded to pixels.
     decoded_tensor = "tokens"
 
@@ -127,7 +131,8 @@ class ARPipeline(DiffusionPipeline):
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
-        return [name for name in decoding_names(self.generates_scales) if PRESETS[name].method not in lacking]
+        names = decoding_names(self.generates_scales, self.generates_groups)
+        return [name for name in names if PRESETS[name].method not in lacking]
 
     # State
 
@@ -179,7 +184,8 @@ class ARPipeline(DiffusionPipeline):
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         # First, since the parent may push the folder to the Hub.
-        config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
+        saved = {name: getattr(self, name) for name in self._saved_defaults}
+        config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -259,6 +265,8 @@ class ARPipeline(DiffusionPipeline):
                 raise ValueError(f"it is {config!r}")
             if "decoding" in config:
                 self.decoding = decoding_from_dict(config.pop("decoding"))
+            for name in config.keys() & set(self._saved_defaults):
+                setattr(self, name, config.pop(name))
             self.generation_config.update(config)
             self.sampling()
         except (ValueError, TypeError) as error:
@@ -271,6 +279,8 @@ class ARPipeline(DiffusionPipeline):
         pipe = super().from_pipe(pipeline, **kwargs)
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
+        for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
+            setattr(pipe, name, getattr(pipeline, name))
         pipe._tiling = pipeline._tiling
         pipe.known_captions = pipeline.known_captions
         return pipe

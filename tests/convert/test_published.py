@@ -23,8 +23,11 @@ from arimage.convert import fetch, registry
 from arimage.convert.fetch import load_published
 from arimage.convert.llamagen import NUM_HEADS
 from arimage.convert.registry import PUBLISHED, find_published
+from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.models.transformer_cosmos import CosmosTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_lpd import LPDTransformer
+from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
 from arimage.pipelines.base import ARImagePipeline
 from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
@@ -32,13 +35,19 @@ from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
+ANY_ORDER = [entry for entry in PUBLISHED if entry.family in ("arpg", "lpd", "randar")]
 LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
+# Their repositories hold several models.
+SEVERAL = ("llamagen", "var", "arpg", "randar")
 SMALL = {"height": 64, "width": 64}
 # Name or Hub id: what publishes a tiny one, how it is called, and the class of its pipeline.
 MODELS = {
     "llamagen-c2i-b-256": (layouts.llamagen, {"class_labels": [1]}, "LlamaGenPipeline"),
     "llamagen-t2i-xl-256": (layouts.llamagen_text, {"prompt": "heart"}, "LlamaGenPipeline"),
     "var-d16-256": (layouts.var, {"class_labels": [1]}, "VARPipeline"),
+    "arpg-300m-256": (layouts.arpg, {"class_labels": [1]}, "ARPGPipeline"),
+    "mit-han-lab/lpd_l_256": (layouts.lpd, {"class_labels": [1]}, "LPDPipeline"),
+    "randar-0.3b-256": (layouts.randar, {"class_labels": [1]}, "RandARPipeline"),
     "janus-1.3b": (layouts.janus("deepseek-ai/Janus-1.3B"), {"prompt": "a cat"}, "JanusPipeline"),
     "janus-pro-1b": (layouts.janus("deepseek-ai/Janus-Pro-1B"), {"prompt": "a cat"}, "JanusPipeline"),
     "deepseek-ai/Janus-Pro-7B": (layouts.janus("deepseek-ai/Janus-Pro-7B"), {"prompt": "a cat"}, "JanusPipeline"),
@@ -64,6 +73,9 @@ MODELS = {
 TINY = {
     "llamagen-c2i-b-256": {"image_size": 24, "num_heads": 4},
     "llamagen-t2i-xl-256": {"image_size": 16, "num_heads": 4},
+    "arpg-300m-256": {"image_size": 96, "num_heads": 4},
+    "lpd-l-256": {"num_heads": 4},
+    "randar-0.3b-256": {"image_size": 96, "num_heads": 4},
     "anole-7b": {"image_size": 64},
     "leloy/Anole-7b-v0.1-hf": {"image_size": 64},
     "cosmos-4b": {"num_frames": 17, "height": 48, "width": 64},
@@ -133,7 +145,7 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     assert said.startswith(f"{entry.name} ") and f"{size / 1e6:.1f} MB to download" in said
 
     hub.requests.clear()
-    again = AutoPipeline.from_pretrained(entry.repository if "llamagen" not in name and "var" not in name else name)
+    again = AutoPipeline.from_pretrained(name if entry.family in SEVERAL else entry.repository)
     assert hub.requests == [] and type(again) is type(pipe) and not half_written(tmp_path)
 
 
@@ -428,6 +440,27 @@ def test_the_table_agrees_with_the_sizes_of_next_scale_models(entry):
         )
     assert sum(p.numel() for p in transformer.parameters()) == pytest.approx(entry.parameters, rel=5e-4)
     assert entry.image_size == 16 * scales[-1]
+
+
+@pytest.mark.parametrize("entry", ANY_ORDER, ids=lambda entry: entry.name)
+def test_the_table_agrees_with_the_sizes_of_any_order_models(entry):
+    names = {"300m": "l", "0.3b": "l", "700m": "xl", "0.7b": "xl", "1b": "xxl"}
+    size = entry.name.split("-")[1]
+    width, layers = {"l": (1024, 24), "xl": (1280, 36), "xxl": (1536, 48)}[names.get(size, size)]
+    transformer, inner = {
+        "arpg": (ARPGTransformer, -(-(8 * width // 3) // 256) * 256),
+        "lpd": (LPDTransformer, 4 * width),
+        "randar": (RandARTransformer, -(-(8 * width // 3) // 256) * 256),
+    }[entry.family]
+    with torch.device("meta"):
+        model = transformer(
+            grid_size=entry.image_size // 16,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_layers=layers,
+            num_attention_heads=width // 64,
+        )
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(entry.parameters, rel=5e-4)
 
 
 @pytest.mark.parametrize("entry", LLAMAGEN, ids=lambda entry: entry.name)

@@ -120,17 +120,15 @@ class TableModel:
         return (logits, self.features(positions, index)) if return_features else logits
 
     def take(self, images):
-        other, order = copy.copy(self), self.layout.order
-        other.layout = Layout(self.layout.shape, None if order is None else order[images])
+        other = copy.copy(self)
+        other.layout = self.layout.take(images)
         other.context = None if self.context is None else self.context[images]
         return other
 
     def put(self, images, other):
         if self.context is not None:
             self.context[images] = other.context
-        if self.layout.order is not None:
-            order = self.layout.order.index_copy(0, images, other.layout.order)
-            self.layout = Layout(self.layout.shape, order)
+        self.layout.put(images, other.layout)
         return False
 
     def joint(self, sampling):

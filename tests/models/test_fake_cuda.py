@@ -86,6 +86,13 @@ def cosmos(kind, dtype):
     return CosmosTokenModel(transformer, Layout((2, 2, 4)), given, embeds)
 
 
+def ordered_layout():
+    """A layout with orders, whose check reads the host."""
+    layout = Layout((4, 4))
+    layout.order, layout._rank_of = torch.arange(2 * BATCH * 16).view(2, BATCH, 16)
+    return layout
+
+
 def assert_logits(logits, *shape, groups=2):
     assert logits.shape == (groups, BATCH, *shape)
     assert logits.dtype == torch.float32 and logits.device.type == "cuda"
@@ -132,6 +139,23 @@ def test_the_video_tokenizer(dtype, monkeypatch):
     frames = [stream.decode(maps) for maps in codes.split(1, dim=1)]
     assert [part.shape[2] for part in frames] == [1, 8] and frames[1].dtype == dtype
     assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
+
+
+@DTYPES
+@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+def test_any_order(family, dtype):
+    config = config_of(lambda: tiny.any_order_transformer(family))
+    transformer = built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
+    model = tiny.ANY_ORDER[family][1]._token_model(
+        transformer, condition_of("class", dtype), ordered_layout(), guided=True
+    )
+    run_tokens(model)
+    cache, logits = model.prefill_group(BATCH, 3)
+    assert_logits(logits, 3, model.vocab_size)
+    tokens = torch.zeros(BATCH, 3, dtype=torch.long)
+    for causal in (True, False):
+        assert_logits(model.forward_group(tokens, 0, 5, cache, causal=causal), 5, model.vocab_size)
+    assert model.guidance_progress(3, 5).is_cuda
 
 
 @DTYPES
