@@ -8,6 +8,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import published_layouts as layouts
 import pytest
@@ -377,7 +378,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path):
+def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.needs_chameleon:
         layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
@@ -388,6 +389,12 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
+    monkeypatch.chdir(tmp_path)
+    for files in entry.files.values():
+        if files.file:
+            Path(files.file).touch()
+        else:
+            Path(files.repository.rpartition("/")[2]).mkdir()
     parameters = group.make_context("convert", command).params
     for argument, files in entry.files.items():
         assert str(parameters[argument]) in (files.file or files.repository)
