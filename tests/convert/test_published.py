@@ -8,6 +8,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import published_layouts as layouts
 import pytest
@@ -365,7 +366,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path):
+def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.needs_chameleon:
         layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
@@ -373,6 +374,10 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     said = str(refusal.value)
     assert entry.repository in said and "\n" not in said
     command = shlex.split(re.search("`arimage (.*)`", said)[1])
+    # The command checks its files before it begins.
+    monkeypatch.chdir(tmp_path)
+    for files in entry.files.values():
+        Path(files.file).touch() if files.file else Path(files.repository.rpartition("/")[2]).mkdir()
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
