@@ -386,6 +386,10 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     said = str(refusal.value)
     assert entry.repository in said and "\n" not in said
     command = shlex.split(re.search("`arimage (.*)`", said)[1])
+    # The command checks its files before it begins.
+    monkeypatch.chdir(tmp_path)
+    for files in entry.files.values():
+        Path(files.file).touch() if files.file else Path(files.repository.rpartition("/")[2]).mkdir()
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
