@@ -393,12 +393,6 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
-    monkeypatch.chdir(tmp_path)
-    for files in entry.files.values():
-        if files.file:
-            Path(files.file).touch()
-        else:
-            Path(files.repository.rpartition("/")[2]).mkdir()
     parameters = group.make_context("convert", command).params
     for argument, files in entry.files.items():
         assert str(parameters[argument]) in (files.file or files.repository)
