@@ -8,6 +8,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import published_layouts as layouts
 import pytest
@@ -371,7 +372,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path):
+def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.needs_chameleon:
         layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
@@ -379,6 +380,13 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     said = str(refusal.value)
     assert entry.repository in said and "\n" not in said
     command = shlex.split(re.search("`arimage (.*)`", said)[1])
+    # The files as they were copied.
+    (tmp_path / "copied").mkdir()
+    monkeypatch.chdir(tmp_path / "copied")
+    for files in entry.files.values():
+        Path(files.repository.rpartition("/")[2]).mkdir(exist_ok=True)
+        if files.file is not None:
+            Path(files.file).touch()
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
