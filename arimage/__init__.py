@@ -13,6 +13,9 @@ _EXPORTS = {
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
+    "CosmosPipeline": "pipelines.pipeline_cosmos",
+    "CosmosTransformer": "models.transformer_cosmos",
+    "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
     "DecodingStats": "pipelines.output",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
@@ -40,6 +43,7 @@ _EXPORTS = {
     "VARPipeline": "pipelines.pipeline_var",
     "VARTransformer": "models.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
+    "VideoPipelineOutput": "pipelines.output",
     "ZipARDecoding": "decoding",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
@@ -52,6 +56,9 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "CosmosPipeline",
+    "CosmosTransformer",
+    "CosmosVideoTokenizer",
     "DecodingStats",
     "DraftTreeDecoding",
     "Emu3Pipeline",
@@ -79,6 +86,7 @@ __all__ = [
     "VARPipeline",
     "VARTransformer",
     "VARVQModel",
+    "VideoPipelineOutput",
     "ZipARDecoding",
     "__version__",
     "decoding_from_name",
@@ -107,13 +115,15 @@ if TYPE_CHECKING:
     )
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
+    from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_lpd import LPDTransformer
     from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
-    from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_arpg import ARPGPipeline
+    from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
@@ -121,6 +131,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
+    from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

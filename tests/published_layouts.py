@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+import tiny_cosmos
 import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
@@ -203,3 +204,11 @@ def anole_of_transformers(root: Path) -> None:
     shutil.copy(tiny_lumina.FIXTURE / "config.json", source)
     save_file(load_original_folder(tiny_lumina.FIXTURE) | vqgan, source / "model.safetensors")
     publish(root, "leloy/Anole-7b-v0.1-hf", source)
+
+
+def cosmos(root: Path) -> None:
+    _copy(tiny_cosmos.FOLDER / "base.pt", root / "nvidia/Cosmos-Predict1-4B/model.pt")
+    for name in ("encoder.jit", "decoder.jit"):
+        _copy(tiny_cosmos.TOKENIZER / name, root / "nvidia/Cosmos-Tokenize1-DV8x16x16-720p" / name)
+    for name in ("config.json", "README.md"):
+        (root / "nvidia/Cosmos-Predict1-4B" / name).write_bytes(UNUSED)

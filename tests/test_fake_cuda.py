@@ -10,7 +10,7 @@ import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
-from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, ordered_layout
+from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, ordered_layout
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -137,6 +137,13 @@ def language_model(kind, dtype, guided):
 
 
 @cache
+def video_model(kind, dtype):
+    model = cosmos(kind, dtype)
+    model.codebook = torch.randn(model.vocab_size, 4)
+    return model
+
+
+@cache
 def any_order_network(family, dtype):
     config = config_of(lambda: tiny.any_order_transformer(family))
     return built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
@@ -156,10 +163,17 @@ FAMILIES = {
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
     "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
+    "cosmos": lambda dtype, guided: video_model("video", dtype),
+    "cosmos-text": lambda dtype, guided: video_model("text", dtype),
     "arpg": lambda *settings: any_order("arpg", *settings),
     "lpd": lambda *settings: any_order("lpd", *settings),
     "randar": lambda *settings: any_order("randar", *settings),
 }
+
+
+def guidance_of(family):
+    """Videos have none."""
+    return Sampling(guidance_scale=1.0 if "cosmos" in family else 3.0)
 
 
 def buffers(state):
@@ -204,7 +218,7 @@ def cases():
 
 @pytest.mark.parametrize(("family", "name"), list(cases()))
 def test_a_step_stays_on_the_device(family, name):
-    run(decoding_from_name(name), FAMILIES[family](torch.float32, True), Sampling(guidance_scale=3.0))
+    run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))
 
 
 QUICK = [("llamagen-text", "ar"), ("janus", "sjd-coupled")]
@@ -228,7 +242,7 @@ def test_a_step_is_one_graph(family, name):
     torch.compiler.reset()
     model, decoding, counting = FAMILIES[family](torch.float32, True), decoding_from_name(name), Counting()
     step = torch.compile(type(decoding).step, fullgraph=True, dynamic=False, backend=counting)
-    state = decoding.start(model, Sampling(guidance_scale=3.0), torch.zeros(BATCH, dtype=torch.long))
+    state = decoding.start(model, guidance_of(family), torch.zeros(BATCH, dtype=torch.long))
     for _ in range(STEPS):
         step(decoding, state)
     # Every scale and every group has shapes of its own.
@@ -271,6 +285,15 @@ def test_a_step_of_other_settings(text, monkeypatch):
     name, settings = parse_decoding(text)
     family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
+
+
+VIDEO_VARIANTS = ["sjd-coupled:init=previous", "sjd-tree:init=previous", "sjd-lazy:init=previous,chain=auto"]
+
+
+@pytest.mark.parametrize("text", VIDEO_VARIANTS)
+def test_a_step_with_drafts_from_the_frame_before(text):
+    name, settings = parse_decoding(text)
+    run(decoding_from_name(name, **settings), FAMILIES["cosmos"](torch.float32, False), Sampling(top_p=0.8))
 
 
 def broken(change):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .arpg import convert_arpg
+    from .cosmos import convert_cosmos
+    from .cosmos_tokenizer import convert_cosmos_tokenizer
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckpointError": ".paths",
     "convert_anole": ".lumina_mgpt",
+    "convert_cosmos": ".cosmos",
+    "convert_cosmos_tokenizer": ".cosmos_tokenizer",
     "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
@@ -37,6 +41,8 @@ __all__ = [
     "CheckpointError",
     "PublishedCheckpoint",
     "convert_anole",
+    "convert_cosmos",
+    "convert_cosmos_tokenizer",
     "convert_arpg",
     "convert_emu3",
     "convert_janus",

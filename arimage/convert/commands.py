@@ -194,3 +194,20 @@ def anole(
 
     convert_anole(folder, tokenizer=tokenizer, out=out)
     typer.echo(out)
+
+
+@convert_app.command()
+def cosmos(
+    model_file: Annotated[Path, typer.Option(callback=FILE, help="model.pt of an autoregressive Cosmos-Predict1.")],
+    tokenizer: Annotated[Path, typer.Option(callback=FOLDER, help="Folder of Cosmos-Tokenize1-DV8x16x16-720p.")],
+    out: Out,
+    text_encoder: Annotated[
+        Path | None,
+        typer.Option(callback=FOLDER, help="Folder of t5-11b and its tokenizer, for the models named Video2World."),
+    ] = None,
+) -> None:
+    """Convert a published autoregressive Cosmos-Predict1, which continues images and videos."""
+    from . import convert_cosmos
+
+    convert_cosmos(model_file, tokenizer=tokenizer, text_encoder=text_encoder, out=out)
+    typer.echo(out)

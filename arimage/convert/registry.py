@@ -30,7 +30,7 @@ class PublishedCheckpoint:
         family (`str`): which converter takes it: `convert_<family>`.
         files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of the first
             repository.
-        image_size (`int`): side in pixels of the images that it was trained for.
+        image_size (`int`): longer side in pixels of the images, or of the frames, that it was trained for.
         parameters (`int`): of the network that generates, with all that is in one component with it.
         download (`int`): bytes of the files, rounded.
         licence (`str`): that the repository's page names.
@@ -72,6 +72,9 @@ PICKLES = ("*.json", "pytorch_model*.bin")
 # Of the image tokenizers of LlamaGen and VAR, and of the encoder of flan-t5-xl.
 LLAMAGEN_VQ, VAR_VQ, T5_XL_ENCODER = 71_900_000, 108_900_000, 1_223_500_000
 T5_XL_FILES = 11_400_000_000
+# Of the video tokenizer of Cosmos, and of the encoder of t5-11b.
+COSMOS_VQ, T5_11B_ENCODER = 110_900_000, 4_865_000_000
+T5_11B_FILES = 45_200_000_000
 
 
 def _llamagen(size: str, image_size: int, num_heads: int, parameters: int) -> PublishedCheckpoint:
@@ -230,6 +233,32 @@ def _anole(name: str, repository: str, patterns: tuple[str, ...], licence: str) 
     )
 
 
+def _cosmos(size: str, parameters: int, repository: str | None = None) -> PublishedCheckpoint:
+    text = size.endswith("Video2World")
+    files = {
+        "model_file": HubFiles(repository or f"nvidia/Cosmos-Predict1-{size}", ("model.pt",)),
+        "tokenizer": HubFiles("nvidia/Cosmos-Tokenize1-DV8x16x16-720p", ("encoder.jit", "decoder.jit")),
+    }
+    if text:
+        t5 = ("config.json", "pytorch_model.bin", "spiece.model", "tokenizer.json")
+        files["text_encoder"] = HubFiles("google-t5/t5-11b", t5)
+    return PublishedCheckpoint(
+        name=repository or f"cosmos-{size.lower()}",
+        family="cosmos",
+        files=files,
+        image_size=1024,
+        parameters=parameters,
+        other_parameters=COSMOS_VQ + text * T5_11B_ENCODER,
+        download=2 * (parameters + COSMOS_VQ) + text * T5_11B_FILES,
+        licence="NVIDIA Open Model License" + text * "; text encoder Apache-2.0",
+    )
+
+
+def _cosmos_both(size: str, parameters: int) -> list[PublishedCheckpoint]:
+    """The entry of a model, and that of its first repository, which holds the same files."""
+    return [_cosmos(size, parameters), _cosmos(size, parameters, f"nvidia/Cosmos-1.0-Autoregressive-{size}")]
+
+
 PUBLISHED = [
     _llamagen("B", 256, 12, 110_900_000),
     _llamagen("B", 384, 12, 110_900_000),
@@ -284,6 +313,10 @@ PUBLISHED = [
     ),
     _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
     _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
+    *_cosmos_both("4B", 4_014_000_000),
+    *_cosmos_both("5B-Video2World", 4_585_000_000),
+    *_cosmos_both("12B", 11_561_000_000),
+    *_cosmos_both("13B-Video2World", 13_323_000_000),
 ]
 # Repositories of the same authors that cannot generate images here, and what can.
 _CHAT = "answers questions about images and was not trained to generate them: give emu3-gen"

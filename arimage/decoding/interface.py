@@ -27,6 +27,8 @@ class TokenModel(Protocol):
             None where they are not known.
         network: the network that runs the forward passes, by which tables and measured times are remembered.
         drafter: a `Drafter` trained for this model; None where there is none.
+        context: int64 [B, rows * columns], the tokens of the frame before the first, where the videos continue others; None where
+            there is none.
     """
 
     num_tokens: int
@@ -38,6 +40,9 @@ class TokenModel(Protocol):
 
     @property
     def drafter(self) -> "Drafter | None": ...
+
+    @property
+    def context(self) -> torch.LongTensor | None: ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.

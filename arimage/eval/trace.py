@@ -1,7 +1,7 @@
 """Animations and maps of how an image was decoded, step by step."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,21 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
     return (~decided).sum(0) + 1
 
 
+def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Values [N] by rank in their places [rows, columns], or those of the maps of a video next to one another: [rows, frames *
+    columns]."""
+    places = layout.to_places(values[None])[0]
+    return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
+
+
+def shown_frames(call: GenerationCall, frames: Sequence) -> list:
+    """The last of the frames of every map that a call generates, from all frames of its video."""
+    assert call.above is not None
+    given, generated = call.above.shape[1], call.layout.shape[0]
+    frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
+    return [frames[number * frames_per_map] for number in range(given, given + generated)]
+
+
 def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
@@ -80,7 +95,7 @@ def draw_steps(
     Args:
         tokens, decided: from `Trace.of_image`.
         layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
-        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
+        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
         steps: those to draw, counted from 0, in order.
     """
 
@@ -105,8 +120,7 @@ def draw_steps(
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
         picture = picture_of(step)
         if layout is not None:
-            placed = {colour: layout.to_places(mark[None])[0].numpy() for colour, mark in marks.items()}
-            picture = _mark(picture, placed)
+            picture = _mark(picture, {colour: side_by_side(mark, layout).numpy() for colour, mark in marks.items()})
         frames.append(_frame(picture, title, caption, legend=layout is not None))
     count, number = int(decided[-1].sum()), len(tokens)
     caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
@@ -148,9 +162,9 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
 
     Args:
         decided: from `Trace.of_image`.
-        layout: of this image.
+        layout: of this image, or of a video whose frames `image` shows side by side.
     """
-    passes = layout.to_places(deciding_passes(decided)[None])[0].numpy()
+    passes = side_by_side(deciding_passes(decided), layout).numpy()
     last = int(passes.max())
     picture = _enlarge(np.asarray(image.convert("RGB")))
     height, width = picture.shape[:2]

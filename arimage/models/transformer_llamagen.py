@@ -291,6 +291,9 @@ class LlamaGenTokenModel(PrefixModel):
         ValueError: if the layout has three dimensions, or an order.
     """
 
+    # It generates images, which continue none.
+    context = None
+
     def __init__(
         self,
         transformer: nn.Module,

@@ -39,6 +39,8 @@ PARTS = {
             The size in pixels, by default the first of `pipe.image_sizes`.
         num_images_per_prompt (`int`, *optional*, defaults to 1):
             Images per prompt or class.
+    """,
+    "run": """
         batch_size (`int`, *optional*):
             How many images are generated at a time; by default all. Of more images the first begin, and whenever some are
             finished others take their rows, so that none waits for the slowest; finished ones are decoded to pixels in
@@ -48,9 +50,9 @@ PARTS = {
         decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
             The decoding method of this call, or one of the names in `pipe.decoding_names`.
         output_type (`str`, *optional*, defaults to `"pil"`):
-            `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens, see `ImagePipelineOutput.tokens`.
+            `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens.
         return_dict (`bool`, *optional*, defaults to `True`):
-            Return an `ImagePipelineOutput` instead of a tuple.
+            Return an object with what the call cost instead of a tuple.
         callback_on_step_end (`Callable`, *optional*):
             Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set.
             `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict whose `"tokens"`
@@ -59,6 +61,7 @@ PARTS = {
             What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
     """,
 }
+PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + cleandoc(PARTS["run"])
 
 
 def fill_docstring(example: str) -> Callable[[Callable], Callable]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import typer
 from huggingface_hub import snapshot_download
+from PIL import Image
 from stand_in_hub import TOKEN, StandInHub
 from transformers import T5Config, T5EncoderModel
 
@@ -24,11 +25,13 @@ from arimage.convert.fetch import load_published
 from arimage.convert.llamagen import NUM_HEADS
 from arimage.convert.registry import PUBLISHED, find_published
 from arimage.models.transformer_arpg import ARPGTransformer
+from arimage.models.transformer_cosmos import CosmosTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
 from arimage.models.transformer_lpd import LPDTransformer
 from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
 from arimage.pipelines.base import ARImagePipeline
+from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
@@ -65,6 +68,7 @@ MODELS = {
     "lumina-mgpt-2": (layouts.lumina_2, {"prompt": "a cat"} | SMALL, "LuminaMGPTPipeline"),
     "anole-7b": (layouts.anole, {"prompt": "a cat"}, "AnolePipeline"),
     "leloy/Anole-7b-v0.1-hf": (layouts.anole_of_transformers, {"prompt": "a cat"}, "AnolePipeline"),
+    "cosmos-4b": (layouts.cosmos, {"image": Image.new("RGB", (64, 48)), "num_frames": 9}, "CosmosPipeline"),
 }
 # What the tiny files need in place of the published settings.
 TINY = {
@@ -75,6 +79,7 @@ TINY = {
     "randar-0.3b-256": {"image_size": 96, "num_heads": 4},
     "anole-7b": {"image_size": 64},
     "leloy/Anole-7b-v0.1-hf": {"image_size": 64},
+    "cosmos-4b": {"num_frames": 17, "height": 48, "width": 64},
 }
 
 
@@ -126,7 +131,8 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
     _, call, class_name = MODELS[name]
-    image = pipe(**call, generator=torch.Generator().manual_seed(0)).images[0]
+    images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
+    image = images[0][0] if pipe.generates_video else images[0]
     assert type(pipe).__name__ == class_name and image.width >= 16
     # Nothing that the converter does not read is downloaded.
     downloaded = hub.downloaded()
@@ -380,16 +386,19 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     said = str(refusal.value)
     assert entry.repository in said and "\n" not in said
     command = shlex.split(re.search("`arimage (.*)`", said)[1])
-    # The files as they were copied.
-    (tmp_path / "copied").mkdir()
-    monkeypatch.chdir(tmp_path / "copied")
+    # The command checks its files before it begins.
+    monkeypatch.chdir(tmp_path)
     for files in entry.files.values():
-        Path(files.repository.rpartition("/")[2]).mkdir(exist_ok=True)
-        if files.file is not None:
-            Path(files.file).touch()
+        Path(files.file).touch() if files.file else Path(files.repository.rpartition("/")[2]).mkdir()
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
+    monkeypatch.chdir(tmp_path)
+    for files in entry.files.values():
+        if files.file:
+            Path(files.file).touch()
+        else:
+            Path(files.repository.rpartition("/")[2]).mkdir()
     parameters = group.make_context("convert", command).params
     for argument, files in entry.files.items():
         assert str(parameters[argument]) in (files.file or files.repository)
@@ -486,15 +495,42 @@ def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     assert str(entry.image_size) in entry.files["transformer"].file
 
 
+COSMOS = [entry for entry in PUBLISHED if entry.family == "cosmos"]
+
+
+@pytest.mark.parametrize("entry", COSMOS, ids=lambda entry: entry.name)
+def test_the_table_agrees_with_the_sizes_of_video_models(entry):
+    size = entry.repository.removeprefix("nvidia/Cosmos-Predict1-").removeprefix("nvidia/Cosmos-1.0-Autoregressive-")
+    settings = {"hidden_size": 5120, "num_layers": 40, "yarn": True} if size[0] == "1" else {}
+    if size.endswith("Video2World"):
+        settings |= {"context_dim": 1024, "embeddings": 64064}
+    assert ("text_encoder" in entry.files) == ("context_dim" in settings)
+    with torch.device("meta"):
+        transformer = CosmosTransformer(**settings)
+    assert sum(p.numel() for p in transformer.parameters()) == pytest.approx(entry.parameters, rel=1e-3)
+
+
 def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
     config = T5Config(
         vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, feed_forward_proj="gated-gelu"
     )
+    largest = T5Config(vocab_size=32128, d_model=1024, d_kv=128, d_ff=65536, num_layers=24, num_heads=128)
     with torch.device("meta"):
-        sizes = [
-            sum(p.numel() for p in m.parameters()) for m in (LlamaGenVQModel(), VARVQModel(), T5EncoderModel(config))
-        ]
-    expected = (registry.LLAMAGEN_VQ, registry.VAR_VQ, registry.T5_XL_ENCODER)
+        models = (
+            LlamaGenVQModel(),
+            VARVQModel(),
+            T5EncoderModel(config),
+            CosmosVideoTokenizer(),
+            T5EncoderModel(largest),
+        )
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    expected = (
+        registry.LLAMAGEN_VQ,
+        registry.VAR_VQ,
+        registry.T5_XL_ENCODER,
+        registry.COSMOS_VQ,
+        registry.T5_11B_ENCODER,
+    )
     assert sizes == [pytest.approx(size, rel=5e-3) for size in expected]
 
 
