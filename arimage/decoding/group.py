@@ -135,7 +135,8 @@ class GroupDecoding:
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
         if self.guidance_schedule == "linear" and sampling.guided:
             full = sampling.guidance_scale
-            full = full[:, None] if isinstance(full, torch.Tensor) else full
+            if sampling.stacked:
+                full = full[:, None]  # pyright: ignore[reportIndexIssue] a tensor in a stack
             scale = 1 + (full - 1) * state.model.guidance_progress(rank, count)
             sampling = sampling.with_guidance(scale.expand(batch, -1))
         probabilities = state.probabilities(logits, positions, sampling=sampling)

@@ -12,7 +12,7 @@ Order = Literal["raster", "random", "farthest", "locality"]
 
 
 def order_of(
-    name: Order, shape: tuple[int, int], seeds: torch.LongTensor, group_sizes: Sequence[int] = ()
+    name: str, shape: tuple[int, int], seeds: torch.LongTensor, group_sizes: Sequence[int] = ()
 ) -> torch.LongTensor | None:
     """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
 

@@ -115,20 +115,20 @@ class PairedModel(PrefixModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
-        slots = positions if slots is None else torch.where(positions < 0, -1, slots)
+        at_slots = positions if slots is None else torch.where(positions < 0, -1, slots)
         place = torch.arange(cache.slots + cache.scratch, device=self.device)
         if visible is None:
-            known = place // 2 <= slots[..., None]
+            known = place // 2 <= at_slots[..., None]
         else:
             known = visible.repeat_interleave(2, dim=-1)
-        asks, own = place % 2 == 1, place == 2 * slots[..., None] + 1
+        asks, own = place % 2 == 1, place == 2 * at_slots[..., None] + 1
         if self.keeps_queries:
             seen = torch.cat([known & ~own, known], dim=1)
         else:
             seen = torch.cat([known & ~asks, known & ~asks | own], dim=1)
         # Padding reads the first rank, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
-        return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(slots), seen, cache)
+        return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: PairedCache, *, causal: bool = False

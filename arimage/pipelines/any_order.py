@@ -61,11 +61,11 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         self.order = "farthest"
 
     @property
-    def order(self) -> Order:
+    def order(self) -> str:
         return self._order
 
     @order.setter
-    def order(self, order: Order):
+    def order(self, order: str):
         if order not in get_args(Order):
             raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}")
         self._order = order
@@ -85,7 +85,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        order: Order | torch.LongTensor | None = None,
+        order: str | torch.LongTensor | None = None,
         height: int | None = None,
         width: int | None = None,
         group_sizes: tuple[int, ...] | None = None,
@@ -104,42 +104,44 @@ class AnyOrderPipeline(ClassOrTextPipeline):
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
             condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
         # Images of one prompt have orders of their own.
-        call.model = self._token_model(
+        model = self._token_model(
             self.transformer,
             {name: call.per_image(value) for name, value in condition.items()},
             layout,
             guided=call.guided,
             codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
         )
-        call.model.merge_prompts()
+        model.merge_prompts()
+        call.model = model
         return call
 
     def _layout(
-        self, call: GenerationCall, order: Order | torch.LongTensor, group_sizes: tuple[int, ...] | None
+        self, call: GenerationCall, order: str | torch.LongTensor, group_sizes: tuple[int, ...] | None
     ) -> Layout:
         """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is put in
         order."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
         count = shape[0] * shape[1]
-        if isinstance(order, torch.Tensor):
-            whole = not (order.is_floating_point() or order.is_complex() or order.dtype == torch.bool)
+        if isinstance(order, str):
+            if order not in get_args(Order):
+                raise ValueError(
+                    f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor"
+                )
+            places = order_of(order, shape, call.seeds, group_sizes or LOCALITY.sizes(count))
+        else:
+            whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
             if not whole or order.shape not in ((count,), (batch, count)):
                 raise ValueError(
-                    f"order is {order.dtype} {tuple(order.shape)}: give whole numbers [{count}] or [{batch}, {count}], the "
-                    "place of each rank"
+                    f"order is {order!r}: give a LongTensor [{count}] or [{batch}, {count}], the place of each rank"
                 )
-            order = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
-        elif order in get_args(Order):
-            order = order_of(order, shape, call.seeds, group_sizes or LOCALITY.sizes(count))
-        else:
-            raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor")
+            places = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
         known = call.sampling.forced
         if known is None:
-            return Layout(shape, order)
-        if order is None:
-            order = torch.arange(count, device=known.device).expand(batch, -1)
-        generated = (known < 0).gather(1, order)
-        layout = Layout(shape, order.gather(1, generated.long().argsort(dim=1, stable=True)))
+            return Layout(shape, places)
+        if places is None:
+            places = torch.arange(count, device=known.device).expand(batch, -1)
+        generated = (known < 0).gather(1, places)
+        layout = Layout(shape, places.gather(1, generated.long().argsort(dim=1, stable=True)))
         call.sampling = replace(call.sampling, forced=layout.to_ranks(known))
         return layout
 
@@ -174,7 +176,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        order: Order | torch.LongTensor | None = None,
+        order: str | torch.LongTensor | None = None,
         guidance_scale: float | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
