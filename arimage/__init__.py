@@ -15,10 +15,13 @@ _EXPORTS = {
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
+    "FewStepDecoding": "decoding",
     "GroupAcceptance": "decoding",
     "ImagePipelineOutput": "pipelines.output",
     "JanusPipeline": "pipelines.pipeline_janus",
     "LazyJacobiDecoding": "decoding",
+    "LlamaGenDDPipeline": "pipelines.pipeline_llamagen_dd",
+    "LlamaGenDDTransformer": "models.transformer_llamagen_dd",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
     "LlamaGenTransformer": "models.transformer_llamagen",
@@ -30,6 +33,8 @@ _EXPORTS = {
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
+    "VARDDPipeline": "pipelines.pipeline_var_dd",
+    "VARDDTransformer": "models.transformer_var_dd",
     "VARPipeline": "pipelines.pipeline_var",
     "VARTransformer": "models.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
@@ -47,10 +52,13 @@ __all__ = [
     "DraftTreeDecoding",
     "Emu3Pipeline",
     "ExactAcceptance",
+    "FewStepDecoding",
     "GroupAcceptance",
     "ImagePipelineOutput",
     "JanusPipeline",
     "LazyJacobiDecoding",
+    "LlamaGenDDPipeline",
+    "LlamaGenDDTransformer",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
     "LlamaGenTransformer",
@@ -62,6 +70,8 @@ __all__ = [
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TreeJacobiDecoding",
+    "VARDDPipeline",
+    "VARDDTransformer",
     "VARPipeline",
     "VARTransformer",
     "VARVQModel",
@@ -78,6 +88,7 @@ if TYPE_CHECKING:
         CollaborativeDecoding,
         DraftTreeDecoding,
         ExactAcceptance,
+        FewStepDecoding,
         GroupAcceptance,
         LazyJacobiDecoding,
         NeighbourAcceptance,
@@ -92,14 +103,18 @@ if TYPE_CHECKING:
     )
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_llamagen_dd import LlamaGenDDTransformer
     from .models.transformer_var import VARTransformer
+    from .models.transformer_var_dd import VARDDTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_var import VARPipeline
+    from .pipelines.pipeline_var_dd import VARDDPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

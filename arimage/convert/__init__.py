@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from .distilled import convert_llamagen_dd, convert_var_dd
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
@@ -20,8 +21,10 @@ _MODULES = {
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
+    "convert_llamagen_dd": ".distilled",
     "convert_lumina_mgpt": ".lumina_mgpt",
     "convert_var": ".var",
+    "convert_var_dd": ".distilled",
     "PUBLISHED": ".registry",
     "PublishedCheckpoint": ".registry",
     "load_published": ".fetch",
@@ -34,8 +37,10 @@ __all__ = [
     "convert_emu3",
     "convert_janus",
     "convert_llamagen",
+    "convert_llamagen_dd",
     "convert_lumina_mgpt",
     "convert_var",
+    "convert_var_dd",
     "load_published",
 ]
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .collaborative import CollaborativeDecoding
     from .distribution import Sampling
     from .draft_tree import DraftTreeDecoding
-    from .interface import Decoding, ScaleModel, TokenModel
+    from .few_step import FewStepDecoding
+    from .interface import Decoding, ScaleModel, TokenModel, VectorModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
@@ -38,6 +39,7 @@ _MODULES = {
     "DecodingState": ".state",
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
+    "FewStepDecoding": ".few_step",
     "GroupAcceptance": ".acceptance",
     "Layout": ".layout",
     "LazyJacobiDecoding": ".lazy_jacobi",
@@ -50,6 +52,7 @@ _MODULES = {
     "SpeculativeJacobiDecoding": ".speculative_jacobi",
     "TokenModel": ".interface",
     "TreeJacobiDecoding": ".tree_jacobi",
+    "VectorModel": ".interface",
     "ZipARDecoding": ".zipar",
     "decode": ".loop",
     "decoding_from_dict": ".presets",
@@ -68,6 +71,7 @@ __all__ = [
     "DecodingState",
     "DraftTreeDecoding",
     "ExactAcceptance",
+    "FewStepDecoding",
     "GroupAcceptance",
     "Layout",
     "LazyJacobiDecoding",
@@ -79,6 +83,7 @@ __all__ = [
     "SpeculativeJacobiDecoding",
     "TokenModel",
     "TreeJacobiDecoding",
+    "VectorModel",
     "ZipARDecoding",
     "decode",
     "decoding_from_dict",

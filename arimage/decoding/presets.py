@@ -7,6 +7,7 @@ from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
+from .few_step import FewStepDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding
@@ -29,15 +30,21 @@ _METHODS = {
         DraftTreeDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
+        FewStepDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
+_FOR_VECTORS = ("FewStepDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
 def decoding_names(scales: bool | None = None) -> list[str]:
     """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
-    return [name for name, preset in PRESETS.items() if scales in (None, preset.method in _FOR_SCALES)]
+    return [
+        name
+        for name, preset in PRESETS.items()
+        if scales is None or (scales == (preset.method in _FOR_SCALES) and preset.method not in _FOR_VECTORS)
+    ]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -111,5 +118,9 @@ def decoding_to_text(decoding: Decoding) -> str:
 
     names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
     name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
+    settings = ",".join(f"{key}={_value_text(value)}" for key, value in changes(name).items())
     return f"{name}:{settings}" if settings else name
+
+
+def _value_text(value) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
