@@ -151,9 +151,9 @@ def var_dd_transformer_from_original(
     state = dict(state)
     for layer in range(layers):
         attention = f"blocks.{layer}.attn"
-        query, value = (state.pop(f"{attention}.{name}_bias", None) for name in "qv")
-        if query is None or value is None:
-            raise CheckpointError(f"{source} has no '{attention}.q_bias' and v_bias: give a complete file")
+        for name in "qv":
+            shape(f"{attention}.{name}_bias", 1)
+        query, value = (state.pop(f"{attention}.{name}_bias") for name in "qv")
         # The averaged weights leave out the bias of the keys, which is always zero.
         key = state.pop(f"{attention}.zero_k_bias", torch.zeros_like(query))
         state[f"{attention}.mat_qkv.bias"] = torch.cat([query, key, value])

@@ -87,7 +87,8 @@ class VARDDTransformer(ModelMixin, ConfigMixin):
     def levels(self, device: torch.device) -> torch.LongTensor:
         """The level of the class, 0, and of every token, [1 + N]."""
         counts = [1, *(side**2 for side in self.config.scales)]
-        return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
+        # Filled on the device, since it is part of every forward pass.
+        return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
 
     def forward(
         self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int

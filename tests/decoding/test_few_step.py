@@ -35,8 +35,10 @@ def test_every_pass_gets_the_noise_again_and_keeps_what_is_before_its_start():
     assert [start for _, start in model.fed] == [0, 1, 3]
     assert torch.equal(first, noise)
     # One token of the first level, then two of the second, all from the code head.
-    assert torch.equal(second[:, :1], model.codebook[[[0]] * 3]) and torch.equal(second[:, 1:], noise[:, 1:])
-    assert torch.equal(third[:, 1:3], model.codebook[[[1, 1]] * 3]) and torch.equal(third[:, 3:], noise[:, 3:])
+    assert torch.equal(second[:, :1], torch.zeros(3, 1, 2)) and torch.equal(second[:, 1:], noise[:, 1:])
+    assert torch.equal(third[:, 1:3], model.codebook[[1, 1]].expand(3, -1, -1)) and torch.equal(
+        third[:, 3:], noise[:, 3:]
+    )
     assert torch.equal(state.vectors, torch.cat([third[:, :3], 2 * noise[:, 3:]], dim=1))
     nearest = (state.vectors[:, :, None] - model.codebook).square().sum(-1).argmin(-1)
     assert torch.equal(state.tokens, nearest)
