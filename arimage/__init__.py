@@ -20,6 +20,7 @@ _EXPORTS = {
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
+    "FewStepDecoding": "decoding",
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
@@ -27,6 +28,8 @@ _EXPORTS = {
     "LPDPipeline": "pipelines.pipeline_lpd",
     "LPDTransformer": "models.transformer_lpd",
     "LazyJacobiDecoding": "decoding",
+    "LlamaGenDDPipeline": "pipelines.pipeline_llamagen_dd",
+    "LlamaGenDDTransformer": "models.transformer_llamagen_dd",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
     "LlamaGenTransformer": "models.transformer_llamagen",
@@ -40,6 +43,8 @@ _EXPORTS = {
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
+    "VARDDPipeline": "pipelines.pipeline_var_dd",
+    "VARDDTransformer": "models.transformer_var_dd",
     "VARPipeline": "pipelines.pipeline_var",
     "VARTransformer": "models.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
@@ -63,6 +68,7 @@ __all__ = [
     "DraftTreeDecoding",
     "Emu3Pipeline",
     "ExactAcceptance",
+    "FewStepDecoding",
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
@@ -70,6 +76,8 @@ __all__ = [
     "LPDPipeline",
     "LPDTransformer",
     "LazyJacobiDecoding",
+    "LlamaGenDDPipeline",
+    "LlamaGenDDTransformer",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
     "LlamaGenTransformer",
@@ -83,6 +91,8 @@ __all__ = [
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TreeJacobiDecoding",
+    "VARDDPipeline",
+    "VARDDTransformer",
     "VARPipeline",
     "VARTransformer",
     "VARVQModel",
@@ -100,6 +110,7 @@ if TYPE_CHECKING:
         CollaborativeDecoding,
         DraftTreeDecoding,
         ExactAcceptance,
+        FewStepDecoding,
         GroupAcceptance,
         GroupDecoding,
         LazyJacobiDecoding,
@@ -117,9 +128,11 @@ if TYPE_CHECKING:
     from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_llamagen_dd import LlamaGenDDTransformer
     from .models.transformer_lpd import LPDTransformer
     from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
+    from .models.transformer_var_dd import VARDDTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_arpg import ARPGPipeline
@@ -127,10 +140,12 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
     from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
+    from .pipelines.pipeline_var_dd import VARDDPipeline
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PIPELINES = {
     "LlamaGenPipeline": "pipeline_llamagen",
     "VARPipeline": "pipeline_var",
+    "LlamaGenDDPipeline": "pipeline_llamagen_dd",
+    "VARDDPipeline": "pipeline_var_dd",
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",

@@ -327,6 +327,12 @@ def _list_known(model: str, search: str | None) -> None:
             console.print(f"{slot}: {', '.join(words[:12])}{', ...' if words[12:] else ''}")
 
 
+def _setting_text(value) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(value["method"] if isinstance(value, dict) else value)
+
+
 @app.command()
 def decodings() -> None:
     """List the decodings that have a name, with their settings."""
@@ -336,8 +342,7 @@ def decodings() -> None:
     table = Table("name", "exact", "what it does", "settings", "paper")
     for name, preset in PRESETS.items():
         settings = [
-            f"{key}={value['method'] if isinstance(value, dict) else value}"
-            for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
+            f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
         table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)

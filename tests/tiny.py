@@ -6,15 +6,19 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_llamagen_dd import LlamaGenDDTransformer
 from arimage.models.transformer_lpd import LPDTransformer
 from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
+from arimage.models.transformer_var_dd import VARDDTransformer
 from arimage.pipelines.any_order import AnyOrderPipeline
 from arimage.pipelines.pipeline_arpg import ARPGPipeline
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
 from arimage.pipelines.pipeline_lpd import LPDPipeline
 from arimage.pipelines.pipeline_randar import RandARPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
+from arimage.pipelines.pipeline_var_dd import VARDDPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training.captions import train_text_tokenizer
@@ -188,5 +192,22 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
     model = any_order_transformer(family, conditioning, grid, seed)
     pipe = ANY_ORDER[family][1](model, image_tokenizer(seed=seed), **texts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> LlamaGenDDPipeline | VARDDPipeline:
+    """A student of "llamagen" or "var" and, unless told otherwise, its teacher; from NUM_CLASSES classes to 8x8 pixels."""
+    shape = {"vocab_size": CODES, "codebook_dim": 4, "num_classes": NUM_CLASSES, "hidden_size": 32, "num_layers": 2}
+    if family == "llamagen":
+        student = LlamaGenDDTransformer(
+            grid_size=4, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, codes_until=6, **shape
+        )
+        parts = image_tokenizer(seed=seed), transformer("class", seed=seed + 1) if teacher else None
+        pipe = LlamaGenDDPipeline(randomise(student, seed), *parts)
+    else:
+        student = VARDDTransformer(scales=SCALES, num_attention_heads=4, codes_until=2, **shape)
+        parts = scale_tokenizer(seed), scale_transformer("class", seed + 1) if teacher else None
+        pipe = VARDDPipeline(randomise(student, seed), *parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .arpg import convert_arpg
     from .cosmos import convert_cosmos
     from .cosmos_tokenizer import convert_cosmos_tokenizer
+    from .distilled import convert_llamagen_dd, convert_var_dd
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
@@ -29,9 +30,11 @@ _MODULES = {
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_lpd": ".lpd",
+    "convert_llamagen_dd": ".distilled",
     "convert_lumina_mgpt": ".lumina_mgpt",
     "convert_randar": ".randar",
     "convert_var": ".var",
+    "convert_var_dd": ".distilled",
     "PUBLISHED": ".registry",
     "PublishedCheckpoint": ".registry",
     "load_published": ".fetch",
@@ -48,9 +51,11 @@ __all__ = [
     "convert_janus",
     "convert_llamagen",
     "convert_lpd",
+    "convert_llamagen_dd",
     "convert_lumina_mgpt",
     "convert_randar",
     "convert_var",
+    "convert_var_dd",
     "load_published",
 ]
 

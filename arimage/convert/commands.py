@@ -38,6 +38,10 @@ ChameleonTokenizer = Annotated[
         help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt.",
     ),
 ]
+DistilledFolder = Annotated[
+    Path,
+    typer.Argument(callback=FOLDER, help="With the files of the model, its image tokenizer and maybe its teacher."),
+]
 Out = Annotated[Path, typer.Option(callback=_checked(check_vacant), help="Folder to write; new or empty.")]
 
 
@@ -119,6 +123,29 @@ def randar(
     from . import convert_randar
 
     convert_randar(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
+def llamagen_dd(
+    folder: DistilledFolder,
+    out: Out,
+    image_size: Annotated[int, typer.Option(help="Side in pixels of the images the model was trained on.")] = 256,
+    num_heads: Annotated[int | None, typer.Option(help="Attention heads, if it has no published size.")] = None,
+) -> None:
+    """Convert the published files of a LlamaGen-DD (Distilled Decoding)."""
+    from . import convert_llamagen_dd
+
+    convert_llamagen_dd(folder, image_size=image_size, num_heads=num_heads, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
+def var_dd(folder: DistilledFolder, out: Out) -> None:
+    """Convert the published files of a VAR-DD (Distilled Decoding)."""
+    from . import convert_var_dd
+
+    convert_var_dd(folder, out=out)
     typer.echo(out)
 
 

@@ -88,7 +88,9 @@ def llamagen_transformer_from_original(
 
     vocab_size, hidden_size = shape("tok_embeddings.weight")
     num_layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
-    heads, kv_heads = _heads(shape("layers.0.attention.wqkv.weight")[0], hidden_size, num_layers, num_heads, source)
+    heads, kv_heads = attention_heads(
+        shape("layers.0.attention.wqkv.weight")[0], hidden_size, num_layers, num_heads, source
+    )
     config = {
         "grid_size": image_size // downsample,
         "hidden_size": hidden_size,
@@ -109,14 +111,16 @@ def llamagen_transformer_from_original(
     return fill(
         transformer,
         state,
-        _transformer_name,
+        transformer_name,
         dtype=state["tok_embeddings.weight"].dtype,
         ignored=r"freqs_cis|layers\.\d+\.attention\.kv_cache\.[kv]_cache",
         source=source,
     )
 
 
-def _heads(qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | None, source) -> tuple[int, int]:
+def attention_heads(
+    qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | None, source
+) -> tuple[int, int]:
     heads = num_heads or NUM_HEADS.get((hidden_size, num_layers))
     if heads is None:
         raise CheckpointError(
@@ -138,7 +142,7 @@ def _heads(qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | N
     return heads, kv_heads
 
 
-def _transformer_name(name: str) -> str:
+def transformer_name(name: str) -> str:
     for ours, original in TRANSFORMER_NAMES:
         name = name.replace(ours, original)
     return name

@@ -78,7 +78,7 @@ def var_transformer_from_original(
             num_classes=shape("class_emb.weight", 2)[0] - 1,
             vocab_size=vocab_size,
             codebook_dim=shape("word_embed.weight", 2)[1],
-            scales=_scales(state["lvl_1L"], source),
+            scales=scales_of(state["lvl_1L"], source),
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_attention_heads=heads,
@@ -118,7 +118,7 @@ def var_transformer_from_original(
     )
 
 
-def _scales(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
+def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
     """The sides of the maps, from the level of every code."""
     level, counts = levels.flatten().unique_consecutive(return_counts=True)
     counts = counts.tolist()

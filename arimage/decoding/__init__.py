@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from .collaborative import CollaborativeDecoding
     from .distribution import Sampling
     from .draft_tree import DraftTreeDecoding
+    from .few_step import FewStepDecoding
     from .group import GroupDecoding
-    from .interface import Decoding, GroupModel, ScaleModel, TokenModel
+    from .interface import Decoding, GroupModel, ScaleModel, TokenModel, VectorModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
@@ -40,6 +41,7 @@ _MODULES = {
     "DecodingState": ".state",
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
+    "FewStepDecoding": ".few_step",
     "GroupAcceptance": ".acceptance",
     "GroupDecoding": ".group",
     "GroupModel": ".interface",
@@ -55,6 +57,7 @@ _MODULES = {
     "SpeculativeJacobiDecoding": ".speculative_jacobi",
     "TokenModel": ".interface",
     "TreeJacobiDecoding": ".tree_jacobi",
+    "VectorModel": ".interface",
     "ZipARDecoding": ".zipar",
     "decode": ".loop",
     "decoding_from_dict": ".presets",
@@ -74,6 +77,7 @@ __all__ = [
     "DecodingState",
     "DraftTreeDecoding",
     "ExactAcceptance",
+    "FewStepDecoding",
     "GroupAcceptance",
     "GroupDecoding",
     "GroupModel",
@@ -88,6 +92,7 @@ __all__ = [
     "SpeculativeJacobiDecoding",
     "TokenModel",
     "TreeJacobiDecoding",
+    "VectorModel",
     "ZipARDecoding",
     "decode",
     "decoding_from_dict",

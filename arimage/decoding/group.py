@@ -51,7 +51,7 @@ class GroupDecoding:
 
     Attributes:
         groups: how many groups there are, at most as many as tokens, or the size of each: a tuple whose sum is the number of
-            tokens, also written "1/2/4/9".
+            tokens, written "1+2+4+9" in a text.
         schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as in ARPG.
         guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps of the
             model's authors; "constant" guides all tokens alike.
@@ -62,7 +62,7 @@ class GroupDecoding:
         ValueError: if a setting is not among these.
     """
 
-    groups: int | tuple[int, ...] | str = 32
+    groups: int | tuple[int, ...] = 32
     schedule: Schedule = "arccos"
     guidance_schedule: GuidanceSchedule = "linear"
     attention: Attention = "published"
@@ -71,8 +71,6 @@ class GroupDecoding:
 
     def __post_init__(self):
         groups = self.groups
-        if isinstance(groups, str) and all(part.isdecimal() for part in groups.split("/")):
-            groups = tuple(map(int, groups.split("/")))
         if isinstance(groups, list | tuple):
             if not groups or not all(type(size) is int and 1 <= size <= LARGEST for size in groups):
                 raise ValueError(

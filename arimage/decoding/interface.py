@@ -150,6 +150,48 @@ class ScaleModel(Protocol):
         ...
 
 
+class VectorModel(Protocol):
+    """A distilled model that turns noise into the vectors of all N tokens in one forward pass, bound to the conditions of the B
+    images of one call. Its tokens come in levels: single tokens of a raster model, maps of a next-scale model.
+
+    Attributes:
+        offsets: how many tokens come before each of the levels, and N as the last.
+        num_tokens: N tokens per image.
+        vocab_size: V tokens, ids 0 .. V - 1.
+        device: where its tensors live.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
+        codes_until: the level before which the checkpoint takes codes, and vectors from it on; None where it names none.
+        noise: what the images are made from, float32 [B, N, D]; None to take it from their seeds.
+        network: the network that runs the forward passes.
+        teacher: the model that it was distilled from, bound to the same images; None where there is none.
+    """
+
+    offsets: Sequence[int]
+    num_tokens: int
+    vocab_size: int
+    device: torch.device
+    codebook: torch.FloatTensor
+    codes_until: int | None
+    noise: torch.FloatTensor | None
+    network: object
+
+    @property
+    def teacher(self) -> TokenModel | ScaleModel | None: ...
+
+    def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """From vectors [B, N, D], those of known tokens before `start` and noise from it on, to the vectors [B, N, D] of all
+        tokens and the logits [B, N, V] of their codes; before `start` they mean nothing."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same bound to the `images` [M] of its own, in this order."""
+        ...
+
+
+Model = TokenModel | ScaleModel | VectorModel
+_VECTORS = "it generates vectors from noise: use few-step"
+
+
 class Drafter(Protocol):
     """A small network that continues what a model has computed. A `TokenModel` with a drafter returns its features on request:
     `prefill(..., return_features=True)` and `forward(..., return_features=True)` return one more value, what the logits were
@@ -196,7 +238,7 @@ class Decoding(Protocol):
     def exact(self) -> bool: ...
 
     def supports(self, model: Any) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`, a `TokenModel` or `ScaleModel`."""
+        """None, or the reason why this decoding cannot run on `model`, a `TokenModel`, `ScaleModel` or `VectorModel`."""
         ...
 
     def start(self, model: Any, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
@@ -208,27 +250,36 @@ class Decoding(Protocol):
         """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
 
 
-def generates_scales(model: TokenModel | ScaleModel) -> TypeGuard[ScaleModel]:
+def generates_scales(model: Model) -> TypeGuard[ScaleModel]:
     """Whether `model` is a `ScaleModel`."""
     return hasattr(model, "scales")
 
 
-def generates_tokens(model: TokenModel | ScaleModel) -> TypeGuard[TokenModel]:
+def generates_vectors(model: Model) -> TypeGuard[VectorModel]:
+    """Whether `model` is a `VectorModel`."""
+    return hasattr(model, "offsets")
+
+
+def generates_tokens(model: Model) -> TypeGuard[TokenModel]:
     """Whether `model` is a `TokenModel`."""
-    return not generates_scales(model)
+    return not generates_scales(model) and not generates_vectors(model)
 
 
-def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
+def needs_tokens(model: Model) -> str | None:
     """Why a decoding that generates token by token cannot run on `model`, or None."""
+    if generates_vectors(model):
+        return _VECTORS
     return "it generates whole scales: use next-scale or code" if generates_scales(model) else None
 
 
-def needs_scales(model: TokenModel | ScaleModel) -> str | None:
+def needs_scales(model: Model) -> str | None:
     """Why a decoding that generates whole scales cannot run on `model`, or None."""
+    if generates_vectors(model):
+        return _VECTORS
     return None if generates_scales(model) else "it generates token by token: use ar, sjd-coupled or the like"
 
 
-def needs_groups(model: TokenModel | ScaleModel) -> str | None:
+def needs_groups(model: Model) -> str | None:
     """Why a decoding that generates groups of tokens cannot run on `model`, or None."""
     if not generates_tokens(model):
         return needs_tokens(model)
@@ -239,7 +290,12 @@ def needs_groups(model: TokenModel | ScaleModel) -> str | None:
     )
 
 
-def needs_raster(model: TokenModel | ScaleModel) -> str | None:
+def needs_vectors(model: Model) -> str | None:
+    """Why a decoding that turns noise into vectors cannot run on `model`, or None."""
+    return None if generates_vectors(model) else needs_tokens(model) or needs_scales(model)
+
+
+def needs_raster(model: Model) -> str | None:
     """Why a decoding that works row by row cannot run on `model`, or None."""
     if not generates_tokens(model):
         return needs_tokens(model)

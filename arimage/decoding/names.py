@@ -100,6 +100,9 @@ PRESETS = {
     "code": Preset(
         "CollaborativeDecoding", {}, False, "like next-scale, the last maps by a smaller model", "2411.17787"
     ),
+    "few-step": Preset(
+        "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
+    ),
 }
 # The settings of every method, and of the acceptances that are settings themselves, with their defaults.
 DEFAULTS = {
@@ -132,6 +135,7 @@ DEFAULTS = {
     },
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
+    "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},
@@ -153,7 +157,8 @@ def check_setting_names(method: str, settings: dict) -> None:
 
 
 def parse_decoding(text: str) -> tuple[str, dict]:
-    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none or a word.
+    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none or a word, or
+    several with a plus sign between them.
 
     Raises:
         ValueError: if a setting is not of that form.
@@ -168,7 +173,7 @@ def parse_decoding(text: str) -> tuple[str, dict]:
     return name, settings
 
 
-def _parse_value(text: str) -> bool | int | float | str | None:
+def _parse_value(text: str) -> bool | int | float | str | tuple | None:
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -177,7 +182,7 @@ def _parse_value(text: str) -> bool | int | float | str | None:
             return kind(text)
         except ValueError:
             continue
-    return text
+    return tuple(map(_parse_value, text.split("+"))) if "+" in text else text
 
 
 def check_text(text: str) -> None:

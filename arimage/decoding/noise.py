@@ -1,5 +1,6 @@
 """Random numbers as a function of where they are used, so that an image never depends on its neighbours in a batch."""
 
+import math
 from enum import IntEnum
 
 import torch
@@ -17,6 +18,7 @@ class Purpose(IntEnum):
     GUMBEL = 4
     SIBLING = 5
     ORDER = 6
+    NOISE = 7
 
 
 def uniforms(
@@ -40,3 +42,15 @@ def exponentials(
 ) -> torch.FloatTensor:
     """Exponential numbers [B, Q, count], float32, positive and finite; the arguments are those of `uniforms`."""
     return noise.exponentials(seeds, positions, steps, purpose, count)
+
+
+def normals(
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    purpose: Purpose,
+    steps: torch.LongTensor | None,
+    count: int,
+) -> torch.FloatTensor:
+    """Standard normal numbers [B, Q, count], float32, by the transform of Box and Muller; the arguments are those of `uniforms`."""
+    radius, angle = uniforms(seeds, positions, purpose, steps, 2 * count).chunk(2, dim=-1)
+    return (-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()

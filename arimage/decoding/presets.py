@@ -7,6 +7,7 @@ from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
+from .few_step import FewStepDecoding
 from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
@@ -31,9 +32,11 @@ _METHODS = {
         GroupDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
+        FewStepDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
+_FOR_VECTORS = ("FewStepDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
@@ -42,12 +45,9 @@ def decoding_names(scales: bool | None = None, groups: bool = False) -> list[str
     those for a `GroupModel` too if `groups`."""
     if scales is None:
         return list(PRESETS)
+    others = _FOR_VECTORS if groups else (*_FOR_VECTORS, GroupDecoding.__name__)
     methods = {name: preset.method for name, preset in PRESETS.items()}
-    return [
-        name
-        for name, method in methods.items()
-        if scales == (method in _FOR_SCALES) and (groups or method != GroupDecoding.__name__)
-    ]
+    return [name for name, method in methods.items() if scales == (method in _FOR_SCALES) and method not in others]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -121,8 +121,9 @@ def decoding_to_text(decoding: Decoding) -> str:
 
     names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
     name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(
-        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for key, value in changes(name).items()
-    )
+    settings = ",".join(f"{key}={_value_text(value)}" for key, value in changes(name).items())
     return f"{name}:{settings}" if settings else name
+
+
+def _value_text(value) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from ..decoding import Decoding, decode
+from ..decoding.interface import generates_vectors
 from ..pipelines.base import ARImagePipeline
 from .deviation import deviation, token_places
 from .measure import take
@@ -42,6 +43,10 @@ def judge(
         count = min(16, images - start)
         batch = take(condition, start, count)
         model = pipe.prepare(**batch, **sampling).model
+        if generates_vectors(model):
+            raise ValueError(
+                "a distilled model has no distribution to compare its images with: give --images 0 (images=0)"
+            )
         counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
         state = decode(counted, decoding, pipe.sampling(**sampling), seeds)  # pyright: ignore[reportArgumentType] it has all that its model has

@@ -28,6 +28,11 @@ PARTS = {
             white. Tokens are generated row by row: the new ones match what stays above them and to their left in the row, and
             do not see what stays below and to their right.
     """,
+    "noise": """
+        noise (`torch.Tensor`, *optional*):
+            Standard normal numbers [B, N, D] that the images are made from: per image one vector of the codebook's width D per
+            token. By default they come from the seeds.
+    """,
     "common": """
         guidance_scale (`float`, *optional*, defaults to the checkpoint's):
             s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.

@@ -233,6 +233,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         """Codes [B, h, w] to images [B, 3, h * f, w * f], nominally in [-1, 1], not clamped."""
         return self.decode_latents(self.lookup(codes))
 
+    @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Code vectors [B, codebook_dim, h, w] to images [B, 3, h * f, w * f], not clamped."""
         return self.in_tiles(self.decoder, self.post_quant_conv(latents), before=1, after=self.scale_factor)

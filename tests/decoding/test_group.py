@@ -110,8 +110,8 @@ def test_schedules_divide_an_image_into_groups_that_grow(schedule, count):
     assert sizes[-1] >= sizes[0]
 
 
-@pytest.mark.parametrize("groups", [(1, 3), [1, 3], "1/3"])
-def test_sizes_are_a_tuple_a_list_or_text(groups):
+@pytest.mark.parametrize("groups", [(1, 3), [1, 3]])
+def test_sizes_are_a_tuple_or_a_list(groups):
     decoding = GroupDecoding(groups)
     assert decoding == GroupDecoding((1, 3)) == decoding_from_text(decoding_to_text(decoding))
     assert decoding == decoding_from_name("groups", groups=groups) and hash(decoding) is not None
@@ -124,7 +124,7 @@ def test_sizes_are_a_tuple_a_list_or_text(groups):
         ({"groups": ()}, "groups"),
         ({"groups": (1, 0)}, "groups"),
         ({"groups": (1, 2.0)}, "groups"),
-        ({"groups": "1/x"}, "groups"),
+        ({"groups": "1/3"}, "groups"),
         ({"groups": True}, "groups"),
         ({"schedule": "linear"}, "schedule"),
         ({"guidance_schedule": "cosine"}, "guidance_schedule"),

@@ -17,7 +17,8 @@ from arimage.decoding import speculative_jacobi
 PROMPTS = ["a red heart", "a blue book"]
 # The others take minutes together.
 QUICK = ("ar", "sjd-coupled", "pjd", "next-scale")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in decoding_names()]
+FOR_TOKENS, FOR_SCALES = decoding_names(scales=False), decoding_names(scales=True)
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOR_TOKENS + FOR_SCALES]
 
 
 class Counting:

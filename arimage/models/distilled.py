@@ -1,0 +1,80 @@
+"""What the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) have in common, whatever their teacher."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .layers import Linear
+
+
+class VectorHead(nn.Module):
+    """From hidden states [B, T, C] to vectors [B, T, D], normalised, scaled and shifted by the class embedding [B, C]."""
+
+    def __init__(self, hidden_size: int, codebook_dim: int):
+        super().__init__()
+        self.shift_and_scale = nn.Parameter(torch.randn(2, hidden_size) / hidden_size**0.5)
+        self.linear = Linear(hidden_size, codebook_dim)
+
+    def forward(self, hidden, condition):
+        shift, scale = (self.shift_and_scale + condition[:, None]).split(1, dim=1)
+        return self.linear(torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale + 1))
+
+
+def known_flags(start: int, count: int, device: torch.device) -> torch.LongTensor:
+    """1 for the class and the vectors before `start`, 0 for the noise after them: [1 + count]."""
+    return (torch.arange(1 + count, device=device) <= start).long()
+
+
+class DistilledModel:
+    """A `VectorModel` (see `arimage.decoding.interface`): a student with the classes of one call.
+
+    Args:
+        transformer: a `LlamaGenDDTransformer` or `VARDDTransformer`, or what `torch.compile` made of it. Every forward pass
+            calls it.
+        class_labels: one id per image, [B].
+        offsets: how many vectors come before each level, and their number N as the last.
+        codebook: the vectors of the tokens [V, D].
+        layout: the `Layout` of the tokens; None for maps.
+        teacher: the `TokenModel` or `ScaleModel` that the student learned from, bound to the same images.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        class_labels: torch.LongTensor,
+        offsets: Sequence[int],
+        codebook: torch.Tensor,
+        *,
+        layout: Any = None,
+        teacher: Any = None,
+    ):
+        self.transformer, self.class_labels = transformer, class_labels
+        self.offsets: Sequence[int] = tuple(offsets)
+        self.layout, self.teacher, self.network = layout, teacher, transformer
+        self.num_tokens, self.vocab_size = self.offsets[-1], transformer.config.vocab_size
+        self.codes_until = transformer.config.codes_until
+        self.device = class_labels.device
+        # The tokenizer may be offloaded.
+        self.codebook = codebook.to(self.device, torch.float32)
+        self.noise: torch.FloatTensor | None = None
+
+    def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """See `VectorModel.predict`."""
+        return self.transformer(vectors, class_labels=self.class_labels, start=start)
+
+    def take(self, images: torch.LongTensor) -> "DistilledModel":
+        """See `VectorModel.take`."""
+        other = copy.copy(self)
+        other.class_labels = self.class_labels[images]
+        other.noise = None if self.noise is None else self.noise[images]
+        other.teacher = None if self.teacher is None else self.teacher.take(images)
+        return other
+
+    def merge_prompts(self) -> None:
+        """Let the teacher prefill equal classes once. Reads the device."""
+        if self.teacher is not None:
+            self.teacher.merge_prompts()

@@ -1,0 +1,134 @@
+"""VAR-DD (https://arxiv.org/abs/2412.17153): images of a class in one or two forward passes."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from ..decoding import Decoding
+from ..models.distilled import DistilledModel
+from ..models.transformer_var import VARScaleModel, VARTransformer
+from ..models.transformer_var_dd import VARDDTransformer
+from ..tokenizers.vq_var import VARVQModel
+from .call import GenerationCall
+from .distilled import DistilledPipeline
+from .docstrings import fill_docstring
+from .output import ImagePipelineOutput
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> from arimage import AutoPipeline, FewStepDecoding
+
+        >>> # written by `arimage convert var-dd`
+        >>> pipe = AutoPipeline.from_pretrained("var-dd-d16")
+        >>> image = pipe("golden retriever", decoding=FewStepDecoding(starts=(0, 5))).images[0]
+        ```
+"""
+
+
+class VARDDPipeline(DistilledPipeline):
+    """Images of a class by a student of VAR that was trained with Distilled Decoding.
+
+    Args:
+        transformer (`VARDDTransformer`): the student, from noise to vectors.
+        vq (`VARVQModel`): turns vectors into images.
+        teacher (`VARTransformer`, *optional*): what the student was distilled from, for `teacher_start` of `FewStepDecoding`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "transformer->teacher->vq"
+    # Its tokens are those of maps.
+    generates_scales = True
+
+    def __init__(
+        self,
+        transformer: VARDDTransformer,
+        vq: VARVQModel,
+        teacher: VARTransformer | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__(transformer, vq, teacher, id2label)
+        for name, part in (("transformer", transformer), ("teacher", teacher)):
+            if part is not None and vq is not None and tuple(part.config.scales) != tuple(vq.config.scales):
+                raise ValueError(
+                    f"the {name} has scales {tuple(part.config.scales)}, the image tokenizer {tuple(vq.config.scales)}: load "
+                    "the two that were trained together"
+                )
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return [(self.vq.config.scales[-1] * self.vq.scale_factor,) * 2]
+
+    def bind_model(self, call: GenerationCall, class_labels: torch.LongTensor) -> DistilledModel:
+        teacher = None
+        if self.teacher is not None:
+            teacher = VARScaleModel(self.teacher, self.vq, {"class_labels": class_labels}, guided=call.guided)
+        offsets = itertools.accumulate((side**2 for side in self.vq.config.scales), initial=0)
+        return DistilledModel(self.transformer, class_labels, [*offsets], self.vq.code_vectors(), teacher=teacher)
+
+    def _maps(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        """Tokens or vectors [B, N, ...] of all scales as one map [B, p, p, ...] per scale."""
+        scales = self.vq.config.scales
+        maps = parts.split([side * side for side in scales], dim=1)
+        return [part.unflatten(1, (side, side)) for part, side in zip(maps, scales, strict=True)]
+
+    def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
+        return self._maps(tokens)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images of the call
+        are those of its vectors, which lie between the codes."""
+        return self.vq.decode(self._maps(tokens.to(self._execution_device).clamp(min=0)))
+
+    def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
+        maps = [vectors.permute(0, 3, 1, 2) for vectors in self._maps(result)]
+        latents = torch.zeros_like(maps[-1])
+        for scale, vectors in enumerate(maps):
+            latents = self.vq.accumulate(scale, latents, vectors)
+        return self.vq.decode_latents(latents)
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        noise: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the teacher
+        and change nothing without `teacher_start`. The tokens of the output are the nearest of the vectors.
+
+        Args:
+            {class_or_text}
+            {noise}
+            {common}
+                `"vectors"` [B, N, D] is what the image tokenizer decodes to pixels, from coarse to fine.
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        return type(self).generate(**locals())

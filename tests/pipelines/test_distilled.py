@@ -1,0 +1,243 @@
+"""The students of Distilled Decoding: the authors' results on random weights in their file format, and what holds of every call."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from families import flat, seeded
+from models.test_fake_cuda import built, config_of
+from safetensors.torch import load_file
+from test_fake_cuda import DeviceOnly
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, Sampling, VARPipeline
+from arimage.convert import convert_llamagen_dd, convert_var_dd
+from arimage.decoding import decode
+from arimage.pipelines.call import GenerationCall
+
+
+BFLOAT16 = torch.bfloat16
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TOKENIZERS = {"llamagen_dd": "llamagen_c2i/vq_ds4_c2i.pt", "var_dd": "var/vae_ch32v64z8.pth"}
+FAMILIES = pytest.mark.parametrize("family", ["llamagen", "var"])
+# One pass, two, and with the teacher from the first level and from a later one.
+WAYS = [
+    FewStepDecoding(),
+    FewStepDecoding(starts=(0, 2), codes_until=3),
+    FewStepDecoding(starts=(0, 2), teacher_start=0),
+    FewStepDecoding(starts=(0, 3), codes_until=1, teacher_start=1),
+]
+ALL = pytest.mark.parametrize(("family", "decoding"), [(f, way) for f in ("llamagen", "var") for way in WAYS], ids=str)
+
+
+@pytest.fixture(scope="module", params=["llamagen_dd", "var_dd"])
+def golden(request, tmp_path_factory):
+    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    files = [FIXTURES / name / config["model_file"], FIXTURES / TOKENIZERS[name]]
+    if name == "llamagen_dd":
+        files.append(FIXTURES / "llamagen_c2i/c2i_tiny.pt")
+    for file in files:
+        (folder / file.name).symlink_to(file)
+    expected = load_file(FIXTURES / name / "expected.safetensors")
+    if name == "llamagen_dd":
+        pipe, split = convert_llamagen_dd(folder, image_size=24, num_heads=4), config["split_t"]
+        expected |= {key: value / 2 + 0.5 for key, value in expected.items() if key.endswith("image")}
+    else:
+        pipe, split = convert_var_dd(folder), config["loss_split_t"]
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, expected, config, split
+
+
+def generate(pipe, vectors, **options):
+    """A call that also writes the vectors after each pass."""
+
+    def callback(pipe, step, passes, tensors):
+        vectors.append(tensors["vectors"])
+
+    options |= {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["vectors"]}
+    return pipe(output_type="pt", **options)
+
+
+@pytest.mark.parametrize("steps", ["onestep", "twostep"])
+def test_vectors_and_images_equal_the_original(golden, steps):
+    pipe, expected, config, split = golden
+    starts, vectors = tuple(config[f"t_list_{steps}"]), []
+    decoding = FewStepDecoding(starts=starts, codes_until=split)
+    output = generate(pipe, vectors, class_labels=config["class_labels"], noise=expected["noise"], decoding=decoding)
+    assert output.stats.forward_passes == len(starts) and not output.stats.exact
+    for i, found in enumerate(vectors):
+        torch.testing.assert_close(found, expected[f"{steps}_call{i}_output"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.images, expected[f"{steps}_image"].clamp(0, 1), atol=1e-4, rtol=0)
+    if f"{steps}_codes" in expected:
+        assert torch.equal(flat(output.tokens), expected[f"{steps}_codes"])
+
+
+@torch.no_grad()
+def test_both_heads_equal_the_original(golden):
+    pipe, expected, config, _ = golden
+    labels = torch.tensor(config["class_labels"])
+    for call, start in (("onestep_call0", 0), ("twostep_call1", config["t_list_twostep"][1])):
+        # Those of VAR are maps, of which the first two have five tokens.
+        known = 5 if "patch_nums" in config and start else start
+        vectors, logits = pipe.transformer(expected[f"{call}_input"], class_labels=labels, start=known)
+        torch.testing.assert_close(vectors[:, known:], expected[f"{call}_tokens"][:, known:], atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits[:, known:], expected[f"{call}_logits"][:, known:], atol=1e-4, rtol=0)
+
+
+def test_the_teacher_in_the_middle_equals_the_original(golden):
+    pipe, expected, config, split = golden
+    if pipe.teacher is None:
+        pytest.skip("the original has no reference with a teacher")
+    involved, vectors = config["teacher_involved"], []
+    decoding = FewStepDecoding(tuple(involved["t_list"]), split, involved["teacher_start_t"])
+    settings = {"guidance_scale": involved["cfg_scale"], "top_k": 1, "decoding": decoding}
+    output = generate(pipe, vectors, class_labels=config["class_labels"], noise=expected["noise"], **settings)
+    assert torch.equal(flat(output.tokens)[:, : involved["t_list"][1]], expected["teacher_codes"])
+    torch.testing.assert_close(vectors[-1], expected["teacher_output"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.images, expected["teacher_image"].clamp(0, 1), atol=1e-4, rtol=0)
+    # Reading the tokens before its first one is a pass of its own here.
+    assert output.stats.forward_passes == 1 + 1 + 7 + 1
+
+
+@ALL
+def test_an_image_depends_on_its_seed_and_class_only(family, decoding):
+    pipe = tiny.distilled_pipeline(family)
+    options = {"decoding": decoding, "output_type": "pt"}
+    together = pipe(class_labels=[3, 3, 5], num_images_per_prompt=2, generator=seeded(0), **options)
+    few = pipe(class_labels=[3, 3, 5], num_images_per_prompt=2, generator=seeded(0), batch_size=4, **options)
+    torch.testing.assert_close(few.images, together.images, atol=1e-5, rtol=0)
+    seeds = pipe.prepare_seeds(seeded(0), 6)
+    assert len({image.numpy().tobytes() for image in together.images}) == 6
+    for i, label in enumerate([3, 3, 3, 3, 5, 5]):
+        call = pipe.prepare(class_labels=label)
+        state = decode(call.model, decoding, call.sampling, seeds[i : i + 1])
+        assert torch.equal(state.tokens, flat(together.tokens)[i : i + 1])
+        pixels = pipe.decode_result(call, state.vectors) / 2 + 0.5
+        torch.testing.assert_close(pixels.detach().clamp(0, 1), together.images[i : i + 1], atol=1e-5, rtol=0)
+
+
+@FAMILIES
+def test_the_teacher_generates_what_it_generates_alone(family):
+    """From the first level, and after tokens that are known."""
+    pipe = tiny.distilled_pipeline(family)
+    alone = (LlamaGenPipeline if family == "llamagen" else VARPipeline)(pipe.teacher, pipe.vq)
+    alone.set_progress_bar_config(disable=True)
+    options = {"class_labels": [3, 5], "guidance_scale": 2.0, "top_k": 5, "output_type": "latent"}
+    count = 3 if family == "llamagen" else 1 + 4 + 9
+    decoding = FewStepDecoding(starts=(0, 3), teacher_start=0)
+    tokens = flat(pipe(**options, generator=seeded(1), decoding=decoding).tokens)
+    expected = flat(alone(**options, generator=seeded(1)).tokens)
+    assert torch.equal(tokens[:, :count], expected[:, :count])
+
+    later = FewStepDecoding(starts=(0, 3), teacher_start=2)
+    tokens = flat(pipe(**options, generator=seeded(1), decoding=later).tokens)
+    known = 2 if family == "llamagen" else 1 + 4
+    forced = torch.where(torch.arange(tokens.shape[1]) < known, tokens, -1)
+    sampling = Sampling(guidance_scale=2.0, top_k=5, forced=forced)
+    call = alone.prepare(class_labels=[3, 5], guidance_scale=2.0)
+    state = decode(call.model, alone.decoding, sampling, alone.prepare_seeds(seeded(1), 2))
+    assert torch.equal(tokens[:, :count], state.tokens[:, :count])
+
+
+@pytest.mark.parametrize(("family", "decoding"), [("llamagen", WAYS[1]), ("var", WAYS[3])], ids=str)
+def test_a_compiled_pipeline_generates_the_same_images(family, decoding):
+    pipe = tiny.distilled_pipeline(family)
+    options = {"class_labels": [3, 5], "decoding": decoding, "output_type": "pt"}
+    expected = pipe(**options, generator=seeded(0))
+    pipe.compile(backend="eager")
+    found = pipe(**options, generator=seeded(0))
+    assert torch.equal(flat(found.tokens), flat(expected.tokens))
+    torch.testing.assert_close(found.images, expected.images, atol=1e-5, rtol=0)
+
+
+@ALL
+def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
+    pipe = tiny.distilled_pipeline(family)
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        parts = [
+            built(lambda part=part: type(part)(**config_of(lambda: part)), dtype)
+            for part, dtype in ((pipe.transformer, BFLOAT16), (pipe.vq, torch.float32), (pipe.teacher, BFLOAT16))
+        ]
+        on_gpu, seeds = type(pipe)(*parts), torch.zeros(3, dtype=torch.long)
+        call = GenerationCall(Sampling(guidance_scale=2.0, top_k=5), seeds, (8, 8))
+        call.model = on_gpu.bind_model(call, torch.zeros(3, dtype=torch.long))
+        state = decoding.start(call.model, call.sampling, seeds)
+        while state.taken < len(state.passes):
+            vectors = state.vectors
+            # A prefill copies which prompts are equal from the host.
+            with nullcontext() if state.passes[state.taken][0] == "read" else DeviceOnly():
+                decoding.step(state)
+            assert state.vectors is vectors
+        assert state.vectors.is_cuda and state.vectors.dtype == torch.float32
+        assert on_gpu.decode_result(call, state.vectors).shape == (3, 3, 8, 8)
+
+
+@FAMILIES
+def test_a_saved_pipeline_is_the_same(family, tmp_path):
+    pipe = tiny.distilled_pipeline(family)
+    pipe.decoding = FewStepDecoding(starts=(0, 2), codes_until=1, teacher_start=1)
+    pipe.save_pretrained(tmp_path / "saved")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "saved")
+    loaded.set_progress_bar_config(disable=True)
+    assert type(loaded) is type(pipe) and loaded.decoding == pipe.decoding
+    first, second = (one(class_labels=3, generator=seeded(2), output_type="pt") for one in (pipe, loaded))
+    assert torch.equal(first.images, second.images)
+    without = AutoPipeline.from_pretrained(tmp_path / "saved", teacher=None)
+    with pytest.raises(ValueError, match="teacher_start"):
+        without(class_labels=3)
+    assert without(class_labels=3, decoding="few-step").stats.forward_passes == 1
+
+
+@FAMILIES
+def test_a_callback_sees_every_pass_and_may_interrupt(family):
+    pipe, seen = tiny.distilled_pipeline(family), []
+
+    def callback(pipe, step, passes, tensors):
+        seen.append((passes, pipe.num_timesteps, int(tensors["decided"].sum())))
+        pipe._interrupt = step == 0
+
+    options = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["decided"]}
+    decoding = FewStepDecoding(starts=(0, 2))
+    output = pipe(class_labels=3, generator=seeded(0), decoding=decoding, output_type="pt", **options)
+    assert seen == [(1, 2, 2 if family == "llamagen" else 5)]
+    assert torch.equal(output.images, pipe(class_labels=3, generator=seeded(0), output_type="pt").images)
+
+
+@FAMILIES
+def test_what_does_not_fit_is_refused(family):
+    pipe = tiny.distilled_pipeline(family)
+    with pytest.raises(ValueError, match="noise"):
+        pipe(class_labels=3, noise=torch.zeros(1, 3, 4))
+    with pytest.raises(ValueError, match="few-step"):
+        pipe(class_labels=3, decoding="ar")
+    with pytest.raises(ValueError, match="few-step"):
+        pipe(class_labels=3, decoding="next-scale")
+    with pytest.raises(ValueError, match="starts"):
+        pipe(class_labels=3, decoding=FewStepDecoding(starts=(0, 500)))
+    with pytest.raises(ValueError, match="codes_until"):
+        pipe(class_labels=3, decoding=FewStepDecoding(codes_until=500))
+    with pytest.raises(ValueError, match="class_labels"):
+        pipe()
+    other = tiny.class_pipeline() if family == "llamagen" else tiny.scale_pipeline("class")
+    with pytest.raises(ValueError, match="FewStepDecoding"):
+        other(class_labels=3, decoding="few-step")
+    with pytest.raises(ValueError, match="tokens"):
+        type(pipe)(pipe.transformer, tiny.image_tokenizer(codes=32) if family == "llamagen" else other_codes())
+
+
+def other_codes():
+    vq = tiny.scale_tokenizer()
+    return type(vq)(**{**vq.config, "codebook_size": 32})
+
+
+def test_given_noise_takes_the_place_of_that_of_the_seeds():
+    pipe = tiny.distilled_pipeline("llamagen")
+    noise = torch.randn(2, 16, 4, generator=seeded(3))
+    same = [pipe(class_labels=3, num_images_per_prompt=2, noise=noise, output_type="pt").images for _ in range(2)]
+    assert torch.equal(*same) and not torch.equal(same[0][0], same[0][1])
+    one = pipe(class_labels=3, noise=noise[1:], output_type="pt").images
+    torch.testing.assert_close(one, same[0][1:], atol=1e-5, rtol=0)
