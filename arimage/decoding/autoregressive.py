@@ -30,6 +30,8 @@ def _decide_next(state: DecodingState, logits: torch.FloatTensor, running: torch
 class AutoregressiveState(DecodingState):
     """A `DecodingState` whose images are decided from the first token on."""
 
+    model: TokenModel
+
     @property
     def replaceable(self) -> bool:
         return True
@@ -54,7 +56,7 @@ class AutoregressiveDecoding:
         decide_first(state, logits)
         return state
 
-    def step(self, state: DecodingState) -> None:
+    def step(self, state: AutoregressiveState) -> None:
         last, running = state.steps[:, None] - 1, ~state.finished
         positions = torch.where(running[:, None], last, -1)
         logits = state.model.forward(state.token_buffer.gather(1, last), positions, state.cache)
