@@ -49,9 +49,9 @@ class FewStepDecoding:
     token by token, by a flow from noise to codebook vectors. Each further pass keeps what comes before its start and generates
     the rest again from its noise.
 
-    Not exact, without a bound: nothing verifies the student, and its images are visibly worse than its teacher's. The authors
-    report for ImageNet, 256 pixels, an FID of 11.35 in one pass and 7.58 in two for LlamaGen-DD-L, whose teacher has 4.11 in 256,
-    and 9.94 and 7.82 for VAR-DD-d16, whose teacher has 4.19 in 10.
+    Not exact, without a bound: nothing verifies the student. The authors report for ImageNet, 256 pixels, an FID of 11.35 in one
+    pass and 7.58 in two for LlamaGen-DD-L, whose teacher has 4.11 in 256, and 9.94 and 7.82 for VAR-DD-d16, whose teacher has
+    4.19 in 10.
 
     Levels are tokens in a raster model and maps in a next-scale model.
 

@@ -18,10 +18,10 @@ from .output import ImagePipelineOutput
 EXAMPLE_DOC_STRING = """
     Examples:
         ```py
-        >>> from arimage import AutoPipeline, FewStepDecoding
+        >>> from arimage import FewStepDecoding, LlamaGenDDPipeline
 
         >>> # written by `arimage convert llamagen-dd`
-        >>> pipe = AutoPipeline.from_pretrained("llamagen-dd-b")
+        >>> pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
         >>> image = pipe("golden retriever", decoding=FewStepDecoding(starts=(0, 80))).images[0]
         ```
 """

@@ -19,10 +19,10 @@ from .output import ImagePipelineOutput
 EXAMPLE_DOC_STRING = """
     Examples:
         ```py
-        >>> from arimage import AutoPipeline, FewStepDecoding
+        >>> from arimage import FewStepDecoding, VARDDPipeline
 
         >>> # written by `arimage convert var-dd`
-        >>> pipe = AutoPipeline.from_pretrained("var-dd-d16")
+        >>> pipe = VARDDPipeline.from_pretrained("path/to/var-dd-d16")
         >>> image = pipe("golden retriever", decoding=FewStepDecoding(starts=(0, 5))).images[0]
         ```
 """
