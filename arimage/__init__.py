@@ -12,6 +12,7 @@ _EXPORTS = {
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
     "DecodingStats": "pipelines.output",
+    "DenoisingHead": "models.denoising_head",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
@@ -24,6 +25,9 @@ _EXPORTS = {
     "LlamaGenTransformer": "models.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "LuminaMGPTPipeline": "pipelines.pipeline_lumina_mgpt",
+    "MARPipeline": "pipelines.pipeline_mar",
+    "MARTransformer": "models.transformer_mar",
+    "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
@@ -44,6 +48,7 @@ __all__ = [
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
     "DecodingStats",
+    "DenoisingHead",
     "DraftTreeDecoding",
     "Emu3Pipeline",
     "ExactAcceptance",
@@ -56,6 +61,9 @@ __all__ = [
     "LlamaGenTransformer",
     "LlamaGenVQModel",
     "LuminaMGPTPipeline",
+    "MARPipeline",
+    "MARTransformer",
+    "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
@@ -80,6 +88,7 @@ if TYPE_CHECKING:
         ExactAcceptance,
         GroupAcceptance,
         LazyJacobiDecoding,
+        MaskedDecoding,
         NeighbourAcceptance,
         NextScaleDecoding,
         ParallelJacobiDecoding,
@@ -90,8 +99,10 @@ if TYPE_CHECKING:
         decoding_from_name,
         decoding_names,
     )
+    from .models.denoising_head import DenoisingHead
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_mar import MARTransformer
     from .models.transformer_var import VARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
@@ -99,6 +110,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.pipeline_mar import MARPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel

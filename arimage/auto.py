@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PIPELINES = {
     "LlamaGenPipeline": "pipeline_llamagen",
     "VARPipeline": "pipeline_var",
+    "MARPipeline": "pipeline_mar",
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",

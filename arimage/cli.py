@@ -164,6 +164,15 @@ def generate(
         "prompt_suffix": prompt_suffix,
         "task": task,
     }
+    settings = {
+        "guidance_scale": guidance_scale,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "guided_tokens": guided_tokens,
+    }
+    if (trace or acceptance_map) and pipe.generates_latents:
+        raise ValueError("--trace and --acceptance-map do not show continuous tokens: leave them out")
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
         **condition,
@@ -173,11 +182,7 @@ def generate(
         num_images_per_prompt=count,
         generator=torch.Generator().manual_seed(seed),
         decoding=method,
-        guidance_scale=guidance_scale,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        guided_tokens=guided_tokens,
+        **_sampling(pipe, model, settings),
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )
@@ -257,6 +262,15 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
     for name in given:
         if not getattr(pipe, f"accepts_{name}"):
             raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
+    return given
+
+
+def _sampling(pipe, model: str, settings: dict) -> dict:
+    """The sampling `settings` that are given, after a check that the pipeline has them."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name not in pipe.sampling_settings:
+            raise ValueError(f"{model} has no {name}: leave out --{name.replace('_', '-')}")
     return given
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .mar import convert_mar
     from .paths import CheckpointError
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
@@ -21,6 +22,7 @@ _MODULES = {
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_lumina_mgpt": ".lumina_mgpt",
+    "convert_mar": ".mar",
     "convert_var": ".var",
     "PUBLISHED": ".registry",
     "PublishedCheckpoint": ".registry",
@@ -35,6 +37,7 @@ __all__ = [
     "convert_janus",
     "convert_llamagen",
     "convert_lumina_mgpt",
+    "convert_mar",
     "convert_var",
     "load_published",
 ]

@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
-    from .distribution import Sampling
+    from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
-    from .interface import Decoding, ScaleModel, TokenModel
+    from .interface import Decoding, LatentModel, ScaleModel, TokenModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
+    from .masked import MaskedDecoding
     from .names import PRESETS, parse_decoding
     from .next_scale import NextScaleDecoding
     from .parallel_jacobi import ParallelJacobiDecoding
@@ -40,7 +41,10 @@ _MODULES = {
     "ExactAcceptance": ".acceptance",
     "GroupAcceptance": ".acceptance",
     "Layout": ".layout",
+    "LatentModel": ".interface",
+    "LatentSampling": ".distribution",
     "LazyJacobiDecoding": ".lazy_jacobi",
+    "MaskedDecoding": ".masked",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "PRESETS": ".names",
@@ -70,7 +74,10 @@ __all__ = [
     "ExactAcceptance",
     "GroupAcceptance",
     "Layout",
+    "LatentModel",
+    "LatentSampling",
     "LazyJacobiDecoding",
+    "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",

@@ -124,6 +124,48 @@ class ScaleModel(Protocol):
         ...
 
 
+class LatentModel(Protocol):
+    """A masked model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] in any order.
+
+    Attributes:
+        num_tokens: N tokens per image.
+        dim: D, the width of a token.
+        device: where its tensors live.
+        network: the network that runs the forward passes.
+    """
+
+    num_tokens: int
+    dim: int
+    device: torch.device
+    network: object
+
+    def forward(
+        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+    ) -> torch.Tensor:
+        """What the denoising head is told of every token, conditions [G, B, N, C], by the tokens [B, N, D] that are `visible`
+        [B, N], at most `count` per image. `padded` says that some images may have fewer.
+
+        G is 1, or 2 under guidance: with the condition, without it.
+        """
+        ...
+
+    def denoise(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """Mean and standard deviation [B, Q, D] of noisy tokens [B, Q, D] after the denoising step `step`, of which 0 is the last,
+        by their conditions [G, B, Q, C] and the guidance scales [B, 1, 1]. All in float32."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same bound to the `images` [M] of its own, in this order."""
+        ...
+
+
 class Drafter(Protocol):
     """A small network that continues what a model has computed. A `TokenModel` with a drafter returns its features on request:
     `prefill(..., return_features=True)` and `forward(..., return_features=True)` return one more value, what the logits were
@@ -157,6 +199,9 @@ class DraftModel(Protocol):
         ...
 
 
+AnyModel = TokenModel | ScaleModel | LatentModel
+
+
 class Decoding(Protocol):
     """A decoding method: a frozen dataclass of its settings. It may take one kind of model only, and takes its own states.
 
@@ -170,7 +215,7 @@ class Decoding(Protocol):
     def exact(self) -> bool: ...
 
     def supports(self, model: Any) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`, a `TokenModel` or `ScaleModel`."""
+        """None, or the reason why this decoding cannot run on `model`, a `TokenModel`, `ScaleModel` or `LatentModel`."""
         ...
 
     def start(self, model: Any, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
@@ -182,27 +227,43 @@ class Decoding(Protocol):
         """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
 
 
-def generates_scales(model: TokenModel | ScaleModel) -> TypeGuard[ScaleModel]:
+def generates_scales(model: AnyModel) -> TypeGuard[ScaleModel]:
     """Whether `model` is a `ScaleModel`."""
     return hasattr(model, "scales")
 
 
-def generates_tokens(model: TokenModel | ScaleModel) -> TypeGuard[TokenModel]:
+def generates_latents(model: AnyModel) -> TypeGuard[LatentModel]:
+    """Whether `model` is a `LatentModel`."""
+    return hasattr(model, "denoise")
+
+
+def generates_tokens(model: AnyModel) -> TypeGuard[TokenModel]:
     """Whether `model` is a `TokenModel`."""
-    return not generates_scales(model)
+    return not generates_scales(model) and not generates_latents(model)
 
 
-def needs_tokens(model: TokenModel | ScaleModel) -> str | None:
+def needs_tokens(model: AnyModel) -> str | None:
     """Why a decoding that generates token by token cannot run on `model`, or None."""
+    if generates_latents(model):
+        return "its tokens are continuous: use mar"
     return "it generates whole scales: use next-scale or code" if generates_scales(model) else None
 
 
-def needs_scales(model: TokenModel | ScaleModel) -> str | None:
+def needs_scales(model: AnyModel) -> str | None:
     """Why a decoding that generates whole scales cannot run on `model`, or None."""
+    if generates_latents(model):
+        return needs_tokens(model)
     return None if generates_scales(model) else "it generates token by token: use ar, sjd-coupled or the like"
 
 
-def needs_raster(model: TokenModel | ScaleModel) -> str | None:
+def needs_latents(model: AnyModel) -> str | None:
+    """Why a decoding that generates continuous tokens cannot run on `model`, or None."""
+    if generates_latents(model):
+        return None
+    return needs_tokens(model) or needs_scales(model)
+
+
+def needs_raster(model: AnyModel) -> str | None:
     """Why a decoding that works row by row cannot run on `model`, or None."""
     if not generates_tokens(model):
         return needs_tokens(model)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 
 from .distribution import Sampling
-from .interface import Decoding, ScaleModel, TokenModel
+from .interface import AnyModel, Decoding
 from .state import DecodingState
 from .watch import INTERVAL, Watch
 
 
 def decode(
-    model: TokenModel | ScaleModel,
+    model: AnyModel,
     decoding: Decoding,
     sampling: Sampling,
     seeds: torch.LongTensor,

@@ -97,6 +97,13 @@ PRESETS = {
     "code": Preset(
         "CollaborativeDecoding", {}, False, "like next-scale, the last maps by a smaller model", "2411.17787"
     ),
+    "mar": Preset(
+        "MaskedDecoding",
+        {},
+        True,
+        "sets of continuous tokens in a random order, each in one forward pass",
+        "2406.11838",
+    ),
 }
 # The settings of every method, and of the acceptances that are settings themselves, with their defaults.
 DEFAULTS = {
@@ -123,6 +130,7 @@ DEFAULTS = {
     },
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
+    "MaskedDecoding": {},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},

@@ -1,5 +1,6 @@
 """Random numbers as a function of where they are used, so that an image never depends on its neighbours in a batch."""
 
+import math
 from enum import IntEnum
 
 import torch
@@ -16,6 +17,8 @@ class Purpose(IntEnum):
     START = 3
     GUMBEL = 4
     SIBLING = 5
+    ORDER = 6
+    DENOISE = 7
 
 
 def uniforms(
@@ -39,3 +42,19 @@ def exponentials(
 ) -> torch.FloatTensor:
     """Exponential numbers [B, Q, count], float32, positive and finite; the arguments are those of `uniforms`."""
     return noise.exponentials(seeds, positions, steps, purpose, count)
+
+
+def normals(seeds: torch.LongTensor, positions: torch.LongTensor, step: int, count: int) -> torch.FloatTensor:
+    """Normal numbers [B, Q, count], float32, for seeds [B] and positions [B, Q] at a step of denoising, by the method of Box and
+    Muller."""
+    pairs, steps = (count + 1) // 2, torch.full_like(seeds, step)
+    # Halves of different words, so that radius and angle are independent.
+    radii = (2 * exponentials(seeds, positions, Purpose.DENOISE, steps, pairs)).sqrt()
+    angles = 2 * math.pi * uniforms(seeds, positions, Purpose.DENOISE, steps, 2 * pairs)[..., pairs:]
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]
+
+
+def random_orders(seeds: torch.LongTensor, count: int) -> torch.LongTensor:
+    """A random order of `count` positions per image, int64 [B, count]."""
+    positions = torch.arange(count, device=seeds.device).expand(len(seeds), -1)
+    return uniforms(seeds, positions, Purpose.ORDER, None, 1)[..., 0].argsort(dim=1, stable=True)

@@ -9,6 +9,7 @@ from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
+from .masked import MaskedDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding
 from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
@@ -29,15 +30,20 @@ _METHODS = {
         DraftTreeDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
+        MaskedDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
+_FOR_LATENTS = ("MaskedDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(scales: bool | None = None) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False)."""
-    return [name for name, preset in PRESETS.items() if scales in (None, preset.method in _FOR_SCALES)]
+def decoding_names(scales: bool | None = None, latents: bool = False) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), or with
+    `latents` those for a `LatentModel`."""
+    kinds = {name: (preset.method in _FOR_SCALES, preset.method in _FOR_LATENTS) for name, preset in PRESETS.items()}
+    every = scales is None and not latents
+    return [name for name, kind in kinds.items() if every or kind == (bool(scales), latents)]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .distribution import Sampling
-from .interface import Decoding, ScaleModel, TokenModel
+from .interface import AnyModel, Decoding
 from .state import DecodingState
 from .watch import INTERVAL, Watch
 
@@ -23,7 +23,7 @@ class Images:
     """
 
     names: Sequence[Hashable]
-    model: TokenModel | ScaleModel
+    model: AnyModel
     sampling: Sampling
     seeds: torch.LongTensor
 

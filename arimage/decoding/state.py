@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import Sampling
-from .interface import Decoding, ScaleModel, TokenModel, generates_tokens
+from .interface import AnyModel, Decoding, generates_tokens
 
 
 @dataclass
@@ -31,7 +31,7 @@ class DecodingState:
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
     refillable: ClassVar[bool] = True
 
-    model: TokenModel | ScaleModel
+    model: AnyModel
     sampling: Sampling
     seeds: torch.LongTensor
     cache: Any
@@ -44,7 +44,7 @@ class DecodingState:
     @classmethod
     def open(
         cls,
-        model: TokenModel | ScaleModel,
+        model: AnyModel,
         sampling: Sampling,
         seeds: torch.LongTensor,
         cache: Any,

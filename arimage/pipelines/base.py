@@ -71,6 +71,8 @@ class ARImagePipeline(DiffusionPipeline):
     _truncates_levels = False
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
+    # Whether its tokens are continuous.
+    generates_latents = False
     # The tensor of a state, [B, ...], that is decoded to pixels.
     decoded_tensor = "tokens"
 
@@ -124,6 +126,11 @@ class ARImagePipeline(DiffusionPipeline):
             if getattr(self, part, None) is None
         ]
         return [name for name in decoding_names(self.generates_scales) if PRESETS[name].method not in lacking]
+
+    @property
+    def sampling_settings(self) -> list[str]:
+        """The names of the sampling settings that a call takes."""
+        return ["guidance_scale", "temperature", "top_k", "top_p", "guided_tokens"]
 
     # State
 

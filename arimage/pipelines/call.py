@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..decoding import Decoding, Layout, Sampling, ScaleModel, TokenModel
-from ..decoding.interface import generates_scales, generates_tokens
+from ..decoding import Decoding, LatentSampling, Layout, Sampling
+from ..decoding.interface import AnyModel, generates_latents, generates_scales, generates_tokens
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class GenerationCall:
     or inside of each other's callbacks.
 
     Attributes:
-        model: the `TokenModel` or `ScaleModel` with the conditions of the images.
+        model: the `TokenModel`, `ScaleModel` or `LatentModel` with the conditions of the images.
         sampling: the `Sampling` of the tokens; its `forced` tokens are those of an edited image that are known.
         seeds: int64 [B], one seed per image.
         size: height and width of the images in pixels.
@@ -40,7 +40,7 @@ class GenerationCall:
     seeds: torch.LongTensor
     size: tuple[int, int]
     num_images_per_prompt: int = 1
-    model: TokenModel | ScaleModel = None  # pyright: ignore[reportAssignmentType] `bind` sets it
+    model: AnyModel = None  # pyright: ignore[reportAssignmentType] `bind` sets it
     pixels: torch.Tensor | None = None
     repaint: torch.BoolTensor | None = None
     above: torch.LongTensor | None = None
@@ -57,7 +57,10 @@ class GenerationCall:
 
     @property
     def num_timesteps(self) -> int:
-        """The most forward passes that an image takes: one per scale or per token."""
+        """The most forward passes that an image takes: one per scale or per token, or as many as a masked model was asked for."""
+        if generates_latents(self.model):
+            assert isinstance(self.sampling, LatentSampling)
+            return self.sampling.num_inference_steps
         return len(self.model.scales) if generates_scales(self.model) else self.model.num_tokens
 
     @property

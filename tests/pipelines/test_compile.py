@@ -17,7 +17,10 @@ from arimage.decoding import speculative_jacobi
 PROMPTS = ["a red heart", "a blue book"]
 # The others take minutes together.
 QUICK = ("ar", "sjd-coupled", "pjd", "next-scale")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in decoding_names()]
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in decoding_names(False) + decoding_names(True)
+]
 
 
 class Counting:
