@@ -20,9 +20,9 @@ EXAMPLE_DOC_STRING = """
     Examples:
         ```py
         >>> import torch
-        >>> from arimage import AutoPipeline
+        >>> from arimage import MARPipeline
 
-        >>> pipe = AutoPipeline.from_pretrained("path/to/mar-b")
+        >>> pipe = MARPipeline.from_pretrained("path/to/mar-b")
         >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """
