@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "ARPGPipeline": "pipelines.pipeline_arpg",
+    "ARPGTransformer": "models.transformer_arpg",
     "AnolePipeline": "pipelines.pipeline_anole",
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
+    "CosmosPipeline": "pipelines.pipeline_cosmos",
+    "CosmosTransformer": "models.transformer_cosmos",
+    "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
     "DecodingStats": "pipelines.output",
     "DenoisingHead": "models.denoising_head",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
     "GroupAcceptance": "decoding",
+    "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
     "JanusPipeline": "pipelines.pipeline_janus",
+    "LPDPipeline": "pipelines.pipeline_lpd",
+    "LPDTransformer": "models.transformer_lpd",
     "LazyJacobiDecoding": "decoding",
     "LlamaGenDrafter": "models.drafter_llamagen",
     "LlamaGenPipeline": "pipelines.pipeline_llamagen",
@@ -31,30 +39,41 @@ _EXPORTS = {
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
+    "RandARPipeline": "pipelines.pipeline_randar",
+    "RandARTransformer": "models.transformer_randar",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
     "VARPipeline": "pipelines.pipeline_var",
     "VARTransformer": "models.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
+    "VideoPipelineOutput": "pipelines.output",
     "ZipARDecoding": "decoding",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
 }
 
 __all__ = [
+    "ARPGPipeline",
+    "ARPGTransformer",
     "AnolePipeline",
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "CosmosPipeline",
+    "CosmosTransformer",
+    "CosmosVideoTokenizer",
     "DecodingStats",
     "DenoisingHead",
     "DraftTreeDecoding",
     "Emu3Pipeline",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
     "ImagePipelineOutput",
     "JanusPipeline",
+    "LPDPipeline",
+    "LPDTransformer",
     "LazyJacobiDecoding",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
@@ -67,12 +86,15 @@ __all__ = [
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
+    "RandARPipeline",
+    "RandARTransformer",
     "Sampling",
     "SpeculativeJacobiDecoding",
     "TreeJacobiDecoding",
     "VARPipeline",
     "VARTransformer",
     "VARVQModel",
+    "VideoPipelineOutput",
     "ZipARDecoding",
     "__version__",
     "decoding_from_name",
@@ -87,6 +109,7 @@ if TYPE_CHECKING:
         DraftTreeDecoding,
         ExactAcceptance,
         GroupAcceptance,
+        GroupDecoding,
         LazyJacobiDecoding,
         MaskedDecoding,
         NeighbourAcceptance,
@@ -101,17 +124,26 @@ if TYPE_CHECKING:
     )
     from .models.denoising_head import DenoisingHead
     from .models.drafter_llamagen import LlamaGenDrafter
+    from .models.transformer_arpg import ARPGTransformer
+    from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
+    from .models.transformer_lpd import LPDTransformer
     from .models.transformer_mar import MARTransformer
+    from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
-    from .pipelines.output import DecodingStats, ImagePipelineOutput
+    from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
+    from .pipelines.pipeline_arpg import ARPGPipeline
+    from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
     from .pipelines.pipeline_mar import MARPipeline
+    from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
+    from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

@@ -10,7 +10,7 @@ from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published
 
 
 if TYPE_CHECKING:
-    from .pipelines.base import ARImagePipeline
+    from .pipelines.base import ARPipeline
 
 # Names of modules: a model's family is imported once its index names it.
 PIPELINES = {
@@ -21,6 +21,10 @@ PIPELINES = {
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
+    "CosmosPipeline": "pipeline_cosmos",
+    "ARPGPipeline": "pipeline_arpg",
+    "LPDPipeline": "pipeline_lpd",
+    "RandARPipeline": "pipeline_randar",
 }
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
@@ -75,7 +79,7 @@ class AutoPipeline:
     """Loads the pipeline of any checkpoint; it has no instances."""
 
     @staticmethod
-    def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARImagePipeline":
+    def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARPipeline":
         """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name or
         Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub repository that
         holds a pipeline of this library. A folder with a model_index.json comes first. `arimage models` lists the names.

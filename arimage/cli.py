@@ -1,13 +1,12 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
 import atexit
-import functools
 import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,6 +18,7 @@ from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
     IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
     Device,
     Dtype,
     GuidanceScale,
@@ -37,10 +37,6 @@ from .pipelines.known import KnownCaptions
 from .training.commands import train_app
 
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
 app = typer.Typer(
     help="Generate images with autoregressive models, faster.",
     no_args_is_help=True,
@@ -53,6 +49,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
+OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
 PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
 Models = Annotated[
@@ -87,11 +84,20 @@ def generate(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(help="Image to edit, together with --mask-image. It is resized to the model's size."),
+        typer.Option(
+            help="Image to edit, together with --mask-image, resized to the model's size; of a video model the first frame."
+        ),
     ] = None,
     mask_image: Annotated[
         Path | None, typer.Option(help="Mask: white where --image is generated again, black where it is kept.")
     ] = None,
+    video: Annotated[
+        Path | None, typer.Option(help="Video that a video model continues: .webp, .gif, or .mp4 with arimage[video].")
+    ] = None,
+    num_frames: Annotated[
+        int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
+    ] = None,
+    fps: Annotated[int, typer.Option(min=1, max=100, help="Frames per second of a video.")] = 24,
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
     ratio: Annotated[
@@ -110,7 +116,11 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     out: Annotated[
-        Path, typer.Option(help="Image file for a grid of all images, or a folder for one file per image.")
+        Path,
+        typer.Option(
+            help="Image file for a grid of all images, or a folder for one file per image. Of videos: .mp4 (with "
+            "arimage[video]), .webp or .gif."
+        ),
     ] = Path("outputs"),
     trace: Annotated[
         Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
@@ -121,56 +131,66 @@ def generate(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Generate images and write them to --out."""
+    """Generate images, or videos, and write them to --out."""
     texts = list(prompts or [])
     if file is not None:
         texts += _lines(file)
     labels = _class_labels(class_label)
-    if bool(texts) == bool(labels):
+    # A video may go on without a text.
+    continues = video is not None or image is not None
+    if (texts and labels) or not (texts or labels or continues):
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
-    total = count * len(texts or labels)
+    total = count * max(len(texts or labels), 1)
     if not 1 <= total <= MAX_IMAGES:
         raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
-    is_file = out.suffix.lower() in IMAGE_SUFFIXES
-    check_output("--out", out, IMAGE_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
+    is_file = out.suffix.lower() in OUT_SUFFIXES
+    check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
     if trace is not None:
         check_output("--trace", trace, (".webp", ".gif"))
     if acceptance_map is not None:
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
-    if (image is None) != (mask_image is None):
-        raise ValueError("--image and --mask-image belong together: give both, or neither")
-    condition: dict = {"prompt": texts} if texts else {"class_labels": labels}
-    if image is not None and mask_image is not None:
-        condition |= {"image": _open_image("--image", image), "mask_image": _open_image("--mask-image", mask_image)}
+    condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
+
+    from .eval.media import check_mp4, grid_of, open_image, read_video, write_files, write_grid
+
+    if image is not None:
+        condition["image"] = open_image("--image", image)
+    optional: dict = {
+        "ratio": ratio,
+        "negative_prompt": negative_prompt,
+        "prompt_suffix": prompt_suffix,
+        "task": task,
+        "guidance_scale": guidance_scale,
+        "guided_tokens": guided_tokens,
+        "top_k": top_k,
+        "top_p": top_p,
+        "num_frames": num_frames,
+    }
+    if mask_image is not None:
+        optional["mask_image"] = open_image("--mask-image", mask_image)
+    if video is not None:
+        optional["video"] = read_video("--video", video)
+    if out.suffix.lower() == ".mp4":
+        check_mp4("--out", out)
 
     method = None
     if decoding is not None:
         from .decoding import decoding_from_text
 
         method = decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype)
+    pipe = load_pipeline(model, device, dtype, videos=True)
+    kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.generates_video else ("images", IMAGE_SUFFIXES)
+    if is_file and out.suffix.lower() not in suffixes:
+        raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
 
     import torch
 
-    from .eval.trace import Trace, animate, draw_acceptance_map
+    from .eval.trace import Trace, animate, draw_acceptance_map, shown_frames
 
     if acceptance_map is not None and pipe.generates_scales:
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
-    optional = {
-        "ratio": ratio,
-        "negative_prompt": negative_prompt,
-        "prompt_suffix": prompt_suffix,
-        "task": task,
-    }
-    settings = {
-        "guidance_scale": guidance_scale,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "guided_tokens": guided_tokens,
-    }
     if (trace or acceptance_map) and pipe.generates_latents:
         raise ValueError("--trace and --acceptance-map do not show continuous tokens: leave them out")
     recorder = Trace() if trace or acceptance_map else None
@@ -179,35 +199,43 @@ def generate(
         **_supported(pipe, model, optional),
         height=height,
         width=width,
-        num_images_per_prompt=count,
+        **{pipe.per_prompt: count},
         generator=torch.Generator().manual_seed(seed),
         decoding=method,
-        **_sampling(pipe, model, settings),
+        temperature=temperature,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )
-    images, stats = output.images, output.stats
+    images, stats = output[0], output.stats
     # Only now, so that a refused call leaves no empty folder.
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
-    written = [_write_grid(images, count, out)] if is_file else _write_files(images, names, seed, out)
+    names = names or [(video or image or out).stem]
+    rate = fps if pipe.generates_video else None
+    written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
-        grid = None if isinstance(output.tokens, list) else output.tokens.shape[1:]
+        first = recorder.call.select(slice(1))
+        layout = None if pipe.generates_scales else first.layout
         title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
+
+        @torch.no_grad()
+        def decode(step: torch.LongTensor) -> torch.Tensor:
+            pixels = pipe.decode_tokens(first, step)
+            return torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.generates_video else pixels
+
         if trace is not None:
-            with torch.no_grad():
-                first = recorder.call.select(slice(1))
-                animate(tokens, decided, grid, functools.partial(pipe.decode_tokens, first), title, trace)
+            animate(tokens, decided, layout, decode, title, trace)
             written.append(trace)
-        if acceptance_map is not None and grid is not None:
-            draw_acceptance_map(decided, grid, images[0], title, acceptance_map)
+        if acceptance_map is not None and layout is not None:
+            picture = grid_of(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
+            draw_acceptance_map(decided, layout, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)
     typer.echo(
-        f"{len(images)} images, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens per pass, "
+        f"{len(images)} {kind}, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens per pass, "
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
@@ -218,42 +246,11 @@ def _class_labels(labels: list[str] | None) -> list[int | str]:
     return [int(label) if re.fullmatch(r"-?[0-9]{1,9}", label) else label for label in labels or []]
 
 
-def _write_grid(images: list["Image"], count: int, path: Path) -> Path:
-    from diffusers.utils import make_image_grid
-
-    # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
-    columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-    make_image_grid(images, rows=len(images) // columns, cols=columns).save(path)
-    return path
-
-
-def _write_files(images: list["Image"], names: list[str], seed: int, folder: Path) -> list[Path]:
-    paths = []
-    for i, image in enumerate(images):
-        name = names[i * len(names) // len(images)]
-        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-        paths.append(folder / f"{slug or 'image'}-{seed}-{i}.png")
-        image.save(paths[-1])
-    return paths
-
-
 def _lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
-
-
-def _open_image(option: str, path: Path) -> "Image":
-    from PIL import Image
-
-    try:
-        image = Image.open(path)
-        image.load()
-    # Damaged PNG files raise SyntaxError.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} is {path}, which cannot be read: {error}") from error
-    return image
 
 
 def _supported(pipe, model: str, arguments: dict) -> dict:
@@ -262,15 +259,6 @@ def _supported(pipe, model: str, arguments: dict) -> dict:
     for name in given:
         if not getattr(pipe, f"accepts_{name}"):
             raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
-    return given
-
-
-def _sampling(pipe, model: str, settings: dict) -> dict:
-    """The sampling `settings` that are given, after a check that the pipeline has them."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in given:
-        if name not in pipe.sampling_settings:
-            raise ValueError(f"{model} has no {name}: leave out --{name.replace('_', '-')}")
     return given
 
 

@@ -18,6 +18,7 @@ from .decoding.names import check_text
 
 DEFAULT_MODEL = "emoji-llamagen"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+VIDEO_SUFFIXES = (".mp4", ".webp", ".gif")
 
 
 def check_models(models: str | list[str] | None) -> str | list[str] | None:
@@ -122,14 +123,16 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @no_garbage_collection()
-def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
+def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: bool = False):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device.
+        videos: whether the command takes models of videos too.
 
     Raises:
-        ValueError: if the device cannot be used, or the files of the model are damaged.
+        ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the command
+            takes none.
     """
     device = choose_device(device)
     import torch
@@ -151,6 +154,8 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto"):
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
             "ARIMAGE_TRACEBACK=1 to see where it fails"
         ) from error
+    if pipe.generates_video and not videos:
+        raise ValueError(f"{model} generates videos, which this command does not take: use `arimage generate`")
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
     return pipe.to(device)
 

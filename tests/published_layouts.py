@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+import tiny_cosmos
 import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
@@ -78,6 +79,50 @@ def llamagen_text(root: Path) -> None:
 def var(root: Path) -> None:
     _copy(FIXTURES / "var" / "var_d2.pth", root / "FoundationVision/var/var_d16.pth")
     _copy(FIXTURES / "var" / "vae_ch32v64z8.pth", root / "FoundationVision/var/vae_ch160v4096z32.pth")
+
+
+def arpg(root: Path) -> None:
+    _copy(FIXTURES / "arpg" / "arpg_tiny.pt", root / "hp-l33/ARPG/arpg_300m.pt")
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
+def lpd(root: Path) -> None:
+    _copy(FIXTURES / "lpd" / "lpd_tiny.pth", root / "mit-han-lab/lpd_l_256/lpd_l_256.pth")
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+
+
+def randar_state(classes: int = 10, codes: int = 128, width: int = 32, layers: int = 2) -> dict[str, torch.Tensor]:
+    """Random tensors of a RandAR by their original names."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    state = {
+        "cls_embedding.embedding_table.weight": random(classes + 1, width) * 6,
+        "tok_embeddings.weight": random(codes, width) * 6,
+        "pos_instruct_embeddings": random(1, width) * 6,
+        "norm.weight": torch.ones(width),
+        "output.weight": random(codes, width) * 3,
+    }
+    for layer in range(layers):
+        shapes = {
+            "attention.wqkv": (3 * width, width),
+            "attention.wo": (width, width),
+            "feed_forward.w1": (64, width),
+            "feed_forward.w2": (width, 64),
+            "feed_forward.w3": (64, width),
+        }
+        state |= {f"layers.{layer}.{name}.weight": random(*shape) for name, shape in shapes.items()}
+        state |= {f"layers.{layer}.{name}.weight": torch.ones(width) for name in ("attention_norm", "ffn_norm")}
+    return state
+
+
+def randar(root: Path) -> None:
+    file = root / "ziqipang/RandAR/randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(randar_state(), file)
+    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def janus(repository: str) -> Callable[[Path], None]:
@@ -159,3 +204,11 @@ def anole_of_transformers(root: Path) -> None:
     shutil.copy(tiny_lumina.FIXTURE / "config.json", source)
     save_file(load_original_folder(tiny_lumina.FIXTURE) | vqgan, source / "model.safetensors")
     publish(root, "leloy/Anole-7b-v0.1-hf", source)
+
+
+def cosmos(root: Path) -> None:
+    _copy(tiny_cosmos.FOLDER / "base.pt", root / "nvidia/Cosmos-Predict1-4B/model.pt")
+    for name in ("encoder.jit", "decoder.jit"):
+        _copy(tiny_cosmos.TOKENIZER / name, root / "nvidia/Cosmos-Tokenize1-DV8x16x16-720p" / name)
+    for name in ("config.json", "README.md"):
+        (root / "nvidia/Cosmos-Predict1-4B" / name).write_bytes(UNUSED)

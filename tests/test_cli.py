@@ -310,7 +310,7 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
         ("class", [], "arimage: give prompts"),
         ("class", ["x", "--class-label", "3"], "arimage: give prompts"),
         ("text", ["--file", "absent.txt"], "arimage: [Errno 2] No such file or directory: 'absent.txt'"),
-        ("text", ["x", "--out", "x.gif"], "arimage: --out is x.gif: end it in one of .png"),
+        ("text", ["x", "--out", "x.gif"], "arimage: --out is x.gif, but "),
         ("text", ["x", "--trace", "x.png"], "arimage: --trace is x.png: end it in one of .webp, .gif"),
         (
             "text",
@@ -347,7 +347,7 @@ def test_bad_options_are_refused_before_the_model_is_loaded_or_a_file_written(re
         Path(name).mkdir()
     Path("file").write_text("kept")
     if option != "--device":
-        monkeypatch.setattr(cli, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
     assert option in refused("generate", "x", option, value)
     assert sorted(path.name for path in Path.cwd().rglob("*")) == ["file", "folder.png", "folder.webp"]
 
@@ -363,7 +363,7 @@ def write_bomb(path):
 
 @pytest.mark.parametrize("option", ["--image", "--mask-image"])
 def test_images_that_cannot_be_read_are_refused(refused, monkeypatch, tmp_path, option):
-    monkeypatch.setattr(cli, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
     good, bad, cut = (tmp_path / name for name in ("good.png", "bad.png", "cut.png"))
     Image.new("RGB", (64, 64)).save(good)
     write_bomb(bad)
@@ -488,10 +488,10 @@ def test_a_file_of_prompts_that_is_no_text_is_refused(refused):
 
 
 def test_a_bug_is_told_from_a_mistake(run, refused, monkeypatch):
-    def bug(*_):
+    def bug(*_, **__):
         torch.tensor([1.0]).expand(2, 3).view(torch.Size([-1, -1]))
 
-    def value_error(*_):
+    def value_error(*_, **__):
         int("x")
 
     monkeypatch.setattr(cli, "load_pipeline", bug)
@@ -626,7 +626,7 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 
 def test_ctrl_c_exits_with_130(run, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "load_pipeline", interrupted)

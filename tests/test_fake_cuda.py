@@ -10,7 +10,7 @@ import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
-from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of
+from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, ordered_layout
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -136,6 +136,25 @@ def language_model(kind, dtype, guided):
     return model
 
 
+@cache
+def video_model(kind, dtype):
+    model = cosmos(kind, dtype)
+    model.codebook = torch.randn(model.vocab_size, 4)
+    return model
+
+
+@cache
+def any_order_network(family, dtype):
+    config = config_of(lambda: tiny.any_order_transformer(family))
+    return built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
+
+
+def any_order(family, dtype, guided):
+    kind = tiny.ANY_ORDER[family][1]._token_model
+    settings = {"guided": guided, "codebook": torch.randn(tiny.CODES, 4)}
+    return kind(any_order_network(family, dtype), condition_of("class", dtype), ordered_layout(), **settings)
+
+
 FAMILIES = {
     "llamagen-class": lambda *settings: llamagen("class", *settings),
     "llamagen-text": lambda *settings: llamagen("text", *settings),
@@ -144,7 +163,17 @@ FAMILIES = {
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
     "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
+    "cosmos": lambda dtype, guided: video_model("video", dtype),
+    "cosmos-text": lambda dtype, guided: video_model("text", dtype),
+    "arpg": lambda *settings: any_order("arpg", *settings),
+    "lpd": lambda *settings: any_order("lpd", *settings),
+    "randar": lambda *settings: any_order("randar", *settings),
 }
+
+
+def guidance_of(family):
+    """Videos have none."""
+    return Sampling(guidance_scale=1.0 if "cosmos" in family else 3.0)
 
 
 def buffers(state):
@@ -180,15 +209,16 @@ def run(decoding, model, sampling):
 
 def cases():
     for family in FAMILIES:
-        for name in decoding_names("var" in family):
+        for name in decoding_names("var" in family, family in tiny.ANY_ORDER):
             # The drafter is LlamaGen's.
-            if "llamagen" in family or "eagle" not in name:
+            others = "eagle" not in name and not (family in tiny.ANY_ORDER and name in ("zipar", "pjd"))
+            if "llamagen" in family or others:
                 yield family, name
 
 
 @pytest.mark.parametrize(("family", "name"), list(cases()))
 def test_a_step_stays_on_the_device(family, name):
-    run(decoding_from_name(name), FAMILIES[family](torch.float32, True), Sampling(guidance_scale=3.0))
+    run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))
 
 
 QUICK = [("llamagen-text", "ar"), ("janus", "sjd-coupled")]
@@ -212,11 +242,11 @@ def test_a_step_is_one_graph(family, name):
     torch.compiler.reset()
     model, decoding, counting = FAMILIES[family](torch.float32, True), decoding_from_name(name), Counting()
     step = torch.compile(type(decoding).step, fullgraph=True, dynamic=False, backend=counting)
-    state = decoding.start(model, Sampling(guidance_scale=3.0), torch.zeros(BATCH, dtype=torch.long))
+    state = decoding.start(model, guidance_of(family), torch.zeros(BATCH, dtype=torch.long))
     for _ in range(STEPS):
         step(decoding, state)
-    # Every scale has shapes of its own.
-    assert counting.graphs == (STEPS if "var" in family else 1)
+    # Every scale and every group has shapes of its own.
+    assert counting.graphs == (STEPS if "var" in family or name == "groups" else 1)
 
 
 def all_settings(model):
@@ -227,9 +257,9 @@ def all_settings(model):
     return sampling
 
 
-@pytest.mark.parametrize("name", decoding_names(False) + decoding_names(True))
+@pytest.mark.parametrize("name", decoding_names(False, True) + decoding_names(True))
 def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name):
-    family = "var-class" if name in decoding_names(True) else "llamagen-class"
+    family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
     model = FAMILIES[family](torch.bfloat16, False)
     run(decoding_from_name(name), model, all_settings(model))
 
@@ -239,6 +269,7 @@ VARIANTS = [
     "sjd-coupled:init=above",
     "sjd-coupled:relax=1.5",
     "sjd-coupled:window=auto",
+    "groups:groups=1/3/12,guidance_schedule=constant,attention=causal",
     "zipar:window=1,adaptive=true",
     "zipar:window=2",
     "pjd:context=1,refresh=independent",
@@ -252,8 +283,17 @@ VARIANTS = [
 def test_a_step_of_other_settings(text, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
     name, settings = parse_decoding(text)
-    family = "var-class" if name in decoding_names(True) else "llamagen-class"
+    family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
+
+
+VIDEO_VARIANTS = ["sjd-coupled:init=previous", "sjd-tree:init=previous", "sjd-lazy:init=previous,chain=auto"]
+
+
+@pytest.mark.parametrize("text", VIDEO_VARIANTS)
+def test_a_step_with_drafts_from_the_frame_before(text):
+    name, settings = parse_decoding(text)
+    run(decoding_from_name(name, **settings), FAMILIES["cosmos"](torch.float32, False), Sampling(top_p=0.8))
 
 
 def broken(change):

@@ -4,9 +4,16 @@ import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_lpd import LPDTransformer
+from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
+from arimage.pipelines.any_order import AnyOrderPipeline
+from arimage.pipelines.pipeline_arpg import ARPGPipeline
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.pipeline_lpd import LPDPipeline
+from arimage.pipelines.pipeline_randar import RandARPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
@@ -25,7 +32,7 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Draw every weight anew, so wide that logits differ by whole units, and put the module in evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     for name, value in module.state_dict().items():
-        if value.ndim > 1:
+        if value.ndim > 1 or "embedding" in name:
             fan_in = value[0].numel()
             # Embeddings have no fan-in: each row is a vector of its own.
             scale = 1.0 if "embedding" in name or "shared" in name or "null" in name else 1.5 / fan_in**0.5
@@ -147,5 +154,39 @@ def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VA
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
     small = scale_transformer(conditioning, seed + 1, hidden_size=16, num_layers=1) if refiner else None
     pipe = VARPipeline(scale_transformer(conditioning, seed), scale_tokenizer(seed), refiner=small, **texts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+ANY_ORDER = {
+    "arpg": (ARPGTransformer, ARPGPipeline),
+    "lpd": (LPDTransformer, LPDPipeline),
+    "randar": (RandARTransformer, RandARPipeline),
+}
+
+
+def any_order_transformer(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0, **changes):
+    settings = {
+        "grid_size": grid,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 4 if family == "arpg" else 2,
+        "num_attention_heads": 4,
+        "vocab_size": CODES,
+        "num_classes": NUM_CLASSES,
+    }
+    if conditioning == "text":
+        settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
+    return randomise(ANY_ORDER[family][0](**{**settings, **changes}), seed)
+
+
+def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0) -> AnyOrderPipeline:
+    """A class or a text to images of grid * SCALE_FACTOR pixels."""
+    texts = {}
+    if conditioning == "text":
+        tokenizer = text_tokenizer()
+        texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
+    model = any_order_transformer(family, conditioning, grid, seed)
+    pipe = ANY_ORDER[family][1](model, image_tokenizer(seed=seed), **texts)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -186,9 +186,9 @@ class Flow:
         self._on_images(len(rows), len(rows) * size)
         for row, picture, passes, ended in zip(rows, pictures, slots.passes_of(rows), seconds, strict=True):
             place = slots.names[row]
-            deciding = (
-                None if self.pipe.generates_scales else place.call.layout.to_places(place.late[None] + 1)[0].cpu()
-            )
+            deciding = None
+            if not self.pipe.generates_scales:
+                deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
 
@@ -199,12 +199,9 @@ class Flow:
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
         call = place.call.select([place.row])
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
-        grid = None
-        if not pipe.generates_scales:
-            rows, columns = place.call.layout.shape
-            grid = rows, columns
+        layout = None if pipe.generates_scales else call.layout
         with running(pipe, call):
-            frames = draw_steps(tokens, decided, grid, partial(pipe.decode_tokens, call), title, steps)
+            frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended])
 
     def _pictures(self, rows: list[int]) -> list[Image.Image]:

@@ -5,24 +5,34 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from .arpg import convert_arpg
+    from .cosmos import convert_cosmos
+    from .cosmos_tokenizer import convert_cosmos_tokenizer
     from .emu3 import convert_emu3
     from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
+    from .lpd import convert_lpd
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
     from .mar import convert_mar
     from .paths import CheckpointError
+    from .randar import convert_randar
     from .registry import PUBLISHED, PublishedCheckpoint
     from .var import convert_var
 
 _MODULES = {
     "CheckpointError": ".paths",
     "convert_anole": ".lumina_mgpt",
+    "convert_cosmos": ".cosmos",
+    "convert_cosmos_tokenizer": ".cosmos_tokenizer",
+    "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
+    "convert_lpd": ".lpd",
     "convert_lumina_mgpt": ".lumina_mgpt",
     "convert_mar": ".mar",
+    "convert_randar": ".randar",
     "convert_var": ".var",
     "PUBLISHED": ".registry",
     "PublishedCheckpoint": ".registry",
@@ -33,11 +43,16 @@ __all__ = [
     "CheckpointError",
     "PublishedCheckpoint",
     "convert_anole",
+    "convert_cosmos",
+    "convert_cosmos_tokenizer",
+    "convert_arpg",
     "convert_emu3",
     "convert_janus",
     "convert_llamagen",
+    "convert_lpd",
     "convert_lumina_mgpt",
     "convert_mar",
+    "convert_randar",
     "convert_var",
     "load_published",
 ]

@@ -25,7 +25,7 @@ def _checked(check: Callable[[Path], None]) -> Callable[[Path | None], Path | No
 
 def _check_file_or_folder(path: Path) -> None:
     if not path.is_file() and not path.is_dir():
-        raise CheckpointError(f"{path} is neither a file nor a folder: give the path of the published image tokenizer")
+        raise CheckpointError(f"{path} is neither a file nor a folder: give the path of what was published")
 
 
 FILE, FOLDER = _checked(check_file), _checked(check_folder)
@@ -67,6 +67,58 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
     from . import convert_var
 
     convert_var(transformer, tokenizer, out=out)
+    typer.echo(out)
+
+
+AnyOrder = Annotated[
+    Path,
+    typer.Argument(
+        callback=_checked(_check_file_or_folder), help="File of the transformer, or a folder with one such file."
+    ),
+]
+AnyOrderTokenizer = Annotated[
+    Path | None, typer.Option(callback=FILE, help="LlamaGen's vq_ds16_c2i.pt; without it images are tokens.")
+]
+Heads = Annotated[int | None, typer.Option(help="Attention heads. Default: one per 64 channels, as published.")]
+Pixels = Annotated[int | None, typer.Option(help="Side in pixels of the training images. Default: 256.")]
+
+
+@convert_app.command()
+def arpg(
+    folder: AnyOrder,
+    out: Out,
+    tokenizer: AnyOrderTokenizer = None,
+    image_size: Pixels = None,
+    num_heads: Heads = None,
+) -> None:
+    """Convert a published ARPG."""
+    from . import convert_arpg
+
+    convert_arpg(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
+def lpd(folder: AnyOrder, out: Out, tokenizer: AnyOrderTokenizer = None, num_heads: Heads = None) -> None:
+    """Convert a published LPD."""
+    from . import convert_lpd
+
+    convert_lpd(folder, tokenizer=tokenizer, num_heads=num_heads, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
+def randar(
+    folder: AnyOrder,
+    out: Out,
+    tokenizer: AnyOrderTokenizer = None,
+    image_size: Pixels = None,
+    num_heads: Heads = None,
+) -> None:
+    """Convert a published RandAR."""
+    from . import convert_randar
+
+    convert_randar(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, out=out)
     typer.echo(out)
 
 
@@ -157,4 +209,21 @@ def anole(
     from . import convert_anole
 
     convert_anole(folder, tokenizer=tokenizer, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
+def cosmos(
+    model_file: Annotated[Path, typer.Option(callback=FILE, help="model.pt of an autoregressive Cosmos-Predict1.")],
+    tokenizer: Annotated[Path, typer.Option(callback=FOLDER, help="Folder of Cosmos-Tokenize1-DV8x16x16-720p.")],
+    out: Out,
+    text_encoder: Annotated[
+        Path | None,
+        typer.Option(callback=FOLDER, help="Folder of t5-11b and its tokenizer, for the models named Video2World."),
+    ] = None,
+) -> None:
+    """Convert a published autoregressive Cosmos-Predict1, which continues images and videos."""
+    from . import convert_cosmos
+
+    convert_cosmos(model_file, tokenizer=tokenizer, text_encoder=text_encoder, out=out)
     typer.echo(out)

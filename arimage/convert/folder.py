@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
 from .checkpoint import load_original
 from .paths import CheckpointError
@@ -90,3 +90,27 @@ def load_model(kind: type[Model], folder: Path, **options) -> Model:
                 "complete folder"
             )
     return model.eval()
+
+
+def load_t5_encoder(folder: Path, width: int, source: str | Path) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
+    """The tokenizer and the T5 encoder in a folder, for the model in the file `source`, which reads embeddings of `width`.
+
+    Raises:
+        CheckpointError: if there is no tokenizer, or the encoder is damaged, of another kind or of another width.
+    """
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != "t5":
+        raise CheckpointError(f"{folder} is not a T5 encoder: give the one that {source} was trained with")
+    if config.get("d_model") != width:
+        raise CheckpointError(
+            f"{folder} gives embeddings of width {config.get('d_model')} where {source} takes "
+            f"{width}: give the text encoder it was trained with"
+        )
+    # transformers makes up an empty tokenizer where there are no files.
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
+        raise CheckpointError(
+            f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
+        )
+    with damaged_files(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer, load_model(T5EncoderModel, folder)

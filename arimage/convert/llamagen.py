@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
-from .folder import damaged_files, load_model, read_json
+from .folder import load_t5_encoder
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
@@ -241,21 +241,7 @@ def _load_text_encoder(
 ) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
     if model.config.conditioning == "class":
         raise CheckpointError(f"{transformer} is conditioned on classes: leave out the text encoder {folder}")
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "t5":
-        raise CheckpointError(f"{folder} is not a T5 encoder: give the one that {transformer} was trained with")
-    if config.get("d_model") != model.config.caption_dim:
-        raise CheckpointError(
-            f"{folder} gives embeddings of width {config.get('d_model')} where {transformer} takes "
-            f"{model.config.caption_dim}: give the text encoder it was trained with"
-        )
-    # transformers makes up an empty tokenizer where there are no files.
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
-        raise CheckpointError(
-            f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
-        )
-    with damaged_files(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer, text_encoder = load_t5_encoder(folder, model.config.caption_dim, transformer)
     # So that the text encoder can be used without the transformer.
     tokenizer.model_max_length = model.config.num_condition_tokens
-    return tokenizer, load_model(T5EncoderModel, folder)
+    return tokenizer, text_encoder

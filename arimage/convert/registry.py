@@ -30,7 +30,7 @@ class PublishedCheckpoint:
         family (`str`): which converter takes it: `convert_<family>`.
         files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of the first
             repository.
-        image_size (`int`): side in pixels of the images that it was trained for.
+        image_size (`int`): longer side in pixels of the images, or of the frames, that it was trained for.
         parameters (`int`): of the network that generates, with all that is in one component with it.
         download (`int`): bytes of the files, rounded.
         licence (`str`): that the repository's page names.
@@ -72,6 +72,9 @@ PICKLES = ("*.json", "pytorch_model*.bin")
 # Of the image tokenizers of LlamaGen and VAR, and of the encoder of flan-t5-xl.
 LLAMAGEN_VQ, VAR_VQ, T5_XL_ENCODER = 71_900_000, 108_900_000, 1_223_500_000
 T5_XL_FILES = 11_400_000_000
+# Of the video tokenizer of Cosmos, and of the encoder of t5-11b.
+COSMOS_VQ, T5_11B_ENCODER = 110_900_000, 4_865_000_000
+T5_11B_FILES = 45_200_000_000
 
 
 def _llamagen(size: str, image_size: int, num_heads: int, parameters: int) -> PublishedCheckpoint:
@@ -127,6 +130,40 @@ def _var(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
         bytes_per_parameter=4,
         download=4 * (parameters + VAR_VQ),
     )
+
+
+def _any_order(
+    family: str, name: str, repository: str, pattern: str, parameters: int, image_size: int = 256
+) -> PublishedCheckpoint:
+    """Of ARPG, LPD and RandAR, which use the image tokenizer of LlamaGen."""
+    return PublishedCheckpoint(
+        name=name,
+        family=family,
+        files={
+            "folder": HubFiles(repository, (pattern,)),
+            "tokenizer": HubFiles("FoundationVision/LlamaGen", ("vq_ds16_c2i.pt",)),
+        },
+        image_size=image_size,
+        parameters=parameters,
+        other_parameters=LLAMAGEN_VQ,
+        bytes_per_parameter=4,
+        download=4 * (parameters + LLAMAGEN_VQ),
+    )
+
+
+def _arpg(size: str, parameters: int) -> PublishedCheckpoint:
+    return _any_order("arpg", f"arpg-{size}-256", "hp-l33/ARPG", f"arpg_{size}.pt", parameters)
+
+
+def _lpd(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
+    repository = f"mit-han-lab/lpd_{size}_{image_size}"
+    entry = _any_order("lpd", f"lpd-{size}-{image_size}", repository, "*.pth", parameters, image_size)
+    return replace(entry, licence="MIT (code)")
+
+
+def _randar(size: str, parameters: int) -> PublishedCheckpoint:
+    file = f"randar_{size}_llamagen_360k_bs_1024_lr_0.0004.safetensors"
+    return _any_order("randar", f"randar-{size}-256", "ziqipang/RandAR", file, parameters)
 
 
 def _janus(
@@ -196,6 +233,32 @@ def _anole(name: str, repository: str, patterns: tuple[str, ...], licence: str) 
     )
 
 
+def _cosmos(size: str, parameters: int, repository: str | None = None) -> PublishedCheckpoint:
+    text = size.endswith("Video2World")
+    files = {
+        "model_file": HubFiles(repository or f"nvidia/Cosmos-Predict1-{size}", ("model.pt",)),
+        "tokenizer": HubFiles("nvidia/Cosmos-Tokenize1-DV8x16x16-720p", ("encoder.jit", "decoder.jit")),
+    }
+    if text:
+        t5 = ("config.json", "pytorch_model.bin", "spiece.model", "tokenizer.json")
+        files["text_encoder"] = HubFiles("google-t5/t5-11b", t5)
+    return PublishedCheckpoint(
+        name=repository or f"cosmos-{size.lower()}",
+        family="cosmos",
+        files=files,
+        image_size=1024,
+        parameters=parameters,
+        other_parameters=COSMOS_VQ + text * T5_11B_ENCODER,
+        download=2 * (parameters + COSMOS_VQ) + text * T5_11B_FILES,
+        licence="NVIDIA Open Model License" + text * "; text encoder Apache-2.0",
+    )
+
+
+def _cosmos_both(size: str, parameters: int) -> list[PublishedCheckpoint]:
+    """The entry of a model, and that of its first repository, which holds the same files."""
+    return [_cosmos(size, parameters), _cosmos(size, parameters, f"nvidia/Cosmos-1.0-Autoregressive-{size}")]
+
+
 PUBLISHED = [
     _llamagen("B", 256, 12, 110_900_000),
     _llamagen("B", 384, 12, 110_900_000),
@@ -211,6 +274,16 @@ PUBLISHED = [
     _var("d24", 256, 1_033_000_000),
     _var("d30", 256, 2_010_000_000),
     _var("d36", 512, 2_354_000_000),
+    _arpg("300m", 319_800_000),
+    _arpg("700m", 719_000_000),
+    _arpg("1b", 1_302_400_000),
+    _lpd("l", 256, 337_200_000),
+    _lpd("xl", 256, 751_900_000),
+    _lpd("xxl", 256, 1_412_200_000),
+    _lpd("l", 512, 337_900_000),
+    _lpd("xl", 512, 752_900_000),
+    _randar("0.3b", 342_900_000),
+    _randar("0.7b", 774_700_000),
     # Janus-1.3B names the speakers of a prompt in its own way, which no file says.
     _janus("janus-1.3b", "deepseek-ai/Janus-1.3B", SAFETENSORS, 2_080_000_000, "janus"),
     _janus("janus-pro-1b", "deepseek-ai/Janus-Pro-1B", PICKLES, 2_080_000_000, "janus-pro"),
@@ -240,6 +313,10 @@ PUBLISHED = [
     ),
     _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
     _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
+    *_cosmos_both("4B", 4_014_000_000),
+    *_cosmos_both("5B-Video2World", 4_585_000_000),
+    *_cosmos_both("12B", 11_561_000_000),
+    *_cosmos_both("13B-Video2World", 13_323_000_000),
 ]
 # Repositories of the same authors that cannot generate images here, and what can.
 _CHAT = "answers questions about images and was not trained to generate them: give emu3-gen"

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from .collaborative import CollaborativeDecoding
     from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
-    from .interface import Decoding, LatentModel, ScaleModel, TokenModel
+    from .group import GroupDecoding
+    from .interface import Decoding, GroupModel, LatentModel, ScaleModel, TokenModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
     from .masked import MaskedDecoding
     from .names import PRESETS, parse_decoding
     from .next_scale import NextScaleDecoding
+    from .orders import Order, order_of
     from .parallel_jacobi import ParallelJacobiDecoding
     from .presets import (
         decoding_from_dict,
@@ -40,6 +42,8 @@ _MODULES = {
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
     "GroupAcceptance": ".acceptance",
+    "GroupDecoding": ".group",
+    "GroupModel": ".interface",
     "Layout": ".layout",
     "LatentModel": ".interface",
     "LatentSampling": ".distribution",
@@ -47,6 +51,7 @@ _MODULES = {
     "MaskedDecoding": ".masked",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
+    "Order": ".orders",
     "PRESETS": ".names",
     "ParallelJacobiDecoding": ".parallel_jacobi",
     "Sampling": ".distribution",
@@ -62,6 +67,7 @@ _MODULES = {
     "decoding_names": ".presets",
     "decoding_to_dict": ".presets",
     "decoding_to_text": ".presets",
+    "order_of": ".orders",
     "parse_decoding": ".names",
 }
 __all__ = [
@@ -73,6 +79,8 @@ __all__ = [
     "DraftTreeDecoding",
     "ExactAcceptance",
     "GroupAcceptance",
+    "GroupDecoding",
+    "GroupModel",
     "Layout",
     "LatentModel",
     "LatentSampling",
@@ -80,6 +88,7 @@ __all__ = [
     "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
+    "Order",
     "ParallelJacobiDecoding",
     "Sampling",
     "ScaleModel",
@@ -94,6 +103,7 @@ __all__ = [
     "decoding_names",
     "decoding_to_dict",
     "decoding_to_text",
+    "order_of",
     "parse_decoding",
 ]
 

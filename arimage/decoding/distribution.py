@@ -30,7 +30,7 @@ def _is_number(value, kind) -> bool:
 
 def _by_row(setting):
     """A setting that broadcasts to [B, Q]: a number as it is, one number per row [B] as [B, 1]."""
-    return setting[:, None] if isinstance(setting, torch.Tensor) else setting
+    return setting[:, None] if isinstance(setting, torch.Tensor) and setting.ndim == 1 else setting
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Sampling:
         """Whether the logits without the condition are needed, of a stack by any row that it may hold."""
         return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
 
-    def with_guidance(self, scale: float) -> Self:
-        """The same with another guidance scale. Nothing is checked again: a check of `allowed` waits for the device."""
+    def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
+        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a check of `allowed` waits for the device."""
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other

@@ -27,6 +27,8 @@ class TokenModel(Protocol):
             None where they are not known.
         network: the network that runs the forward passes, by which tables and measured times are remembered.
         drafter: a `Drafter` trained for this model; None where there is none.
+        context: int64 [B, rows * columns], the tokens of the frame before the first, where the videos continue others; None where
+            there is none.
     """
 
     num_tokens: int
@@ -38,6 +40,9 @@ class TokenModel(Protocol):
 
     @property
     def drafter(self) -> "Drafter | None": ...
+
+    @property
+    def context(self) -> torch.LongTensor | None: ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.
@@ -71,6 +76,27 @@ class TokenModel(Protocol):
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """Bind `images` [M] to the conditions of `other`, a model of M images of the same network, layout and guidance, for
         `forward`: what `prefill` returned to `other` is put into the cache. Returns whether its tensors are other ones now."""
+        ...
+
+
+class GroupModel(TokenModel, Protocol):
+    """A `TokenModel` that can also predict several tokens in one forward pass, each without the others of its group."""
+
+    def prefill_group(self, batch_size: int, count: int) -> tuple[Any, torch.FloatTensor]:
+        """A cache of N slots with the condition in it, and the logits [G, B, count, V] of the first `count` ranks."""
+        ...
+
+    def forward_group(
+        self, tokens: torch.LongTensor, rank: int, count: int, cache: Any, *, causal: bool = False
+    ) -> torch.FloatTensor:
+        """Feed `tokens` [B, T] of the T ranks from `rank` on, all tokens before which have been fed; return the logits
+        [G, B, count, V] of the `count` ranks after them. The fed tokens see each other as in the authors' code, or, if
+        `causal`, each sees those before it only, as when one is fed at a time."""
+        ...
+
+    def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
+        """How far guidance that grows linearly has grown when the authors' code samples the group of the `count` ranks from
+        `rank` on: [count] from 0, for a scale of 1, to 1, for the full scale."""
         ...
 
 
@@ -261,6 +287,17 @@ def needs_latents(model: AnyModel) -> str | None:
     if generates_latents(model):
         return None
     return needs_tokens(model) or needs_scales(model)
+
+
+def needs_groups(model: AnyModel) -> str | None:
+    """Why a decoding that generates groups of tokens cannot run on `model`, or None."""
+    if not generates_tokens(model):
+        return needs_tokens(model)
+    return (
+        None
+        if hasattr(model, "forward_group")
+        else "it predicts one token after the other: use sjd-coupled or the like"
+    )
 
 
 def needs_raster(model: AnyModel) -> str | None:

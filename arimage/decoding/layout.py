@@ -1,5 +1,6 @@
 """Where the tokens of an image or a video lie, and in which order they are generated."""
 
+import copy
 import math
 
 import torch
@@ -39,6 +40,19 @@ class Layout:
                 raise ValueError(f"order must be [B, {self.num_tokens}], a permutation of the places for each image")
             self._rank_of = order.argsort(dim=1)
 
+    def take(self, images: torch.LongTensor) -> "Layout":
+        """The layout of the `images` [M] of its own, in this order."""
+        other = copy.copy(self)
+        if self.order is not None and self._rank_of is not None:
+            other.order, other._rank_of = self.order[images], self._rank_of[images]
+        return other
+
+    def put(self, images: torch.LongTensor, other: "Layout") -> None:
+        """Give `images` [M] the orders of `other`, a layout of M images, in place."""
+        if self.order is not None and self._rank_of is not None:
+            self.order.index_copy_(0, images, other.order)
+            self._rank_of.index_copy_(0, images, other._rank_of)
+
     def expand(self, ranks: torch.LongTensor) -> torch.LongTensor:
         """Ranks [Q] as [1, Q], or [B, Q] where every image has an order of its own."""
         return ranks.expand(1 if self.order is None else len(self.order), -1)
@@ -68,8 +82,8 @@ class Layout:
         return torch.where(inside, self.ranks(torch.where(inside, target, 0)), -1)
 
     def to_places(self, values: torch.Tensor) -> torch.Tensor:
-        """Values [B, N] by rank as values [B, *shape] by place."""
-        values = values if self._rank_of is None else values.gather(1, self._rank_of)
+        """Values [B, N] by rank, on any device, as values [B, *shape] by place."""
+        values = values if self._rank_of is None else values.gather(1, self._rank_of.to(values.device))
         return values.unflatten(1, self.shape)
 
     def to_ranks(self, values: torch.Tensor) -> torch.Tensor:

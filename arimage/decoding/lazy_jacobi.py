@@ -1,28 +1,30 @@
 """Speculative Jacobi decoding that evaluates a far window only where something changed."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import couple_window
 from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
+from .interface import TokenModel
 from .layout import Layout
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .window import Init, WindowState, open_window, slide_window
+from .window import Init, WindowState, needs_window, open_window, slide_window
 
 
 @dataclass
 class LazyState(WindowState):
     """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's token
-    changed since, and `later` [1 or B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none.
+    changed since, `later` [1 or B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none, and
+    `chain` [B, 1], how many drafts after the cursor the next step evaluates.
     """
 
     outdated: torch.BoolTensor
     later: torch.LongTensor
+    chain: torch.LongTensor
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class LazyJacobiDecoding:
 
     Attributes:
         window: drafts kept ahead, >= `tokens`.
-        chain: drafts evaluated in every step, 1 .. `tokens`.
+        chain: drafts evaluated in every step, 1 .. `tokens`, and so the most that it surely may decide. "auto" is twice as many as
+            the last step decided, at least a quarter of `tokens`: for videos, where a step may decide far more than 16.
         tokens: drafts evaluated in a step at most.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
 
@@ -49,19 +52,19 @@ class LazyJacobiDecoding:
     """
 
     window: int = 64
-    chain: int = 16
+    chain: int | Literal["auto"] = 16
     tokens: int = 32
     init: Init = "uniform"
 
     exact = True
 
     def __post_init__(self):
-        check_settings(self, {"chain": 1}, {"init": get_args(Init)})
-        check_settings(self, {"tokens": self.chain})
+        check_settings(self, {} if self.chain == "auto" else {"chain": 1}, {"init": get_args(Init)})
+        check_settings(self, {"tokens": 1 if self.chain == "auto" else self.chain})
         check_settings(self, {"window": self.tokens})
 
     def supports(self, model: TokenModel) -> str | None:
-        return needs_tokens(model)
+        return needs_window(model, self.init)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
         size = model.num_tokens + min(self.window, model.num_tokens)
@@ -74,13 +77,18 @@ class LazyJacobiDecoding:
             self.init,
             outdated=torch.ones(len(seeds), size, dtype=torch.bool, device=model.device),
             later=_later_neighbours(model.layout, size, model.device),
+            chain=torch.full_like(seeds, self._least)[:, None],
         )
+
+    @property
+    def _least(self) -> int:
+        return max(self.tokens // 4, 1) if self.chain == "auto" else self.chain
 
     def step(self, state: LazyState) -> None:
         size, cursor, window = state.model.num_tokens, state.cursor[:, None], state.window
         count, behind = min(self.tokens, window), size + window - 1
         # The first `count` wanted drafts: whether one is evaluated must not depend on those after it.
-        wanted = state.outdated.gather(1, state.positions) | (state.positions < cursor + self.chain)
+        wanted = state.outdated.gather(1, state.positions) | (state.positions < cursor + state.chain)
         queried, slots = (values[:, :count] for values in torch.where(wanted, state.positions, behind).sort(1))
         used, before = queried < size, queried - 1
         previous, x = state.token_buffer.gather(1, before), state.token_buffer.gather(1, queried)
@@ -94,6 +102,8 @@ class LazyJacobiDecoding:
         y, _, leading = couple_window(p, q, x, noise, run)
         end = state.cursor + torch.minimum(leading + 1, run.sum(1))
         state.token_buffer.scatter_(1, queried, y)
+        if self.chain == "auto":
+            state.chain.copy_((2 * (end[:, None] - cursor)).clamp(self._least, self.tokens))
 
         state.outdated.scatter_(1, queried, False)
         later = state.later.expand(len(slots), -1, -1).gather(

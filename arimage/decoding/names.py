@@ -91,6 +91,9 @@ PRESETS = {
     "pjd": Preset(
         "ParallelJacobiDecoding", {}, False, "speculative Jacobi decoding in several rows at once", "2606.05703"
     ),
+    "groups": Preset(
+        "GroupDecoding", {}, False, "all tokens of a group in one forward pass, of a model for any order", "2503.10568"
+    ),
     "next-scale": Preset(
         "NextScaleDecoding", {}, True, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
     ),
@@ -127,6 +130,12 @@ DEFAULTS = {
         "width": 8,
         "nodes": 32,
         "acceptance": {"method": "ExactAcceptance"},
+    },
+    "GroupDecoding": {
+        "groups": 32,
+        "schedule": "arccos",
+        "guidance_schedule": "linear",
+        "attention": "published",
     },
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},

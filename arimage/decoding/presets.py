@@ -7,6 +7,7 @@ from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
+from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .masked import MaskedDecoding
@@ -28,6 +29,7 @@ _METHODS = {
         ZipARDecoding,
         ParallelJacobiDecoding,
         DraftTreeDecoding,
+        GroupDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
         MaskedDecoding,
@@ -38,12 +40,18 @@ _FOR_LATENTS = ("MaskedDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(scales: bool | None = None, latents: bool = False) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), or with
-    `latents` those for a `LatentModel`."""
-    kinds = {name: (preset.method in _FOR_SCALES, preset.method in _FOR_LATENTS) for name, preset in PRESETS.items()}
-    every = scales is None and not latents
-    return [name for name, kind in kinds.items() if every or kind == (bool(scales), latents)]
+def decoding_names(scales: bool | None = None, groups: bool = False, latents: bool = False) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), which are
+    those for a `GroupModel` too if `groups`; or with `latents` those for a `LatentModel`."""
+    if scales is None and not latents:
+        return list(PRESETS)
+    methods = {name: preset.method for name, preset in PRESETS.items()}
+    kind = bool(scales), latents
+    return [
+        name
+        for name, method in methods.items()
+        if kind == (method in _FOR_SCALES, method in _FOR_LATENTS) and (groups or method != GroupDecoding.__name__)
+    ]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
@@ -117,5 +125,8 @@ def decoding_to_text(decoding: Decoding) -> str:
 
     names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
     name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={value}" for key, value in changes(name).items())
+    settings = ",".join(
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in changes(name).items()
+    )
     return f"{name}:{settings}" if settings else name

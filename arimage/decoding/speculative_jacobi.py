@@ -10,11 +10,11 @@ from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .adaptive_window import AdaptiveWindow
 from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
+from .interface import TokenModel
 from .noise import Purpose, exponentials, uniforms
 from .settings import check_number, check_settings
 from .step_seconds import SIZES, step_seconds
-from .window import Init, WindowState, decided_end, open_window, resize_window, slide_window
+from .window import Init, WindowState, decided_end, needs_window, open_window, resize_window, slide_window
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -63,7 +63,7 @@ class SpeculativeJacobiDecoding:
             (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its other
             coupling).
         init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of the token
-            to the "left" or "above".
+            to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be one that is given.
         acceptance: the test of a draft: exact, by groups of tokens or by neighbours in the codebook.
         relax: factor on the probability to accept a draft, >= 1; 1 is exact with an exact acceptance, otherwise
             e = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
@@ -99,7 +99,7 @@ class SpeculativeJacobiDecoding:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
     def supports(self, model: TokenModel) -> str | None:
-        return needs_tokens(model) or self.acceptance.supports(model)
+        return needs_window(model, self.init) or self.acceptance.supports(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
         accepts, adaptive = self.acceptance.bind(model), None

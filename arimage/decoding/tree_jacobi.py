@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from ..kernels.coupling import couple
 from ..kernels.siblings import couple_siblings, sample_siblings
 from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
+from .interface import TokenModel
 from .noise import Purpose, uniforms
 from .settings import check_settings
-from .window import Init, WindowState, decided_end, open_window, slide_window
+from .window import Init, WindowState, decided_end, needs_window, open_window, slide_window
 
 
 @dataclass
@@ -69,7 +69,7 @@ class TreeJacobiDecoding:
         check_settings(self, {"window": self.depth + 1})
 
     def supports(self, model: TokenModel) -> str | None:
-        return needs_tokens(model)
+        return needs_window(model, self.init)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> TreeState:
         window = min(self.window, model.num_tokens)

@@ -8,14 +8,14 @@ import torch
 
 from .autoregressive import decide_first
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
 from .state import CursorState
 
 
-Init = Literal["uniform", "left", "above"]
+Init = Literal["uniform", "left", "above", "previous"]
 # The neighbour whose token is copied.
-_OFFSETS = {"left": (0, -1), "above": (-1, 0)}
+_OFFSETS = {"left": (0, -1), "above": (-1, 0), "previous": (-1, 0, 0)}
 
 
 @dataclass
@@ -31,7 +31,7 @@ class WindowState(CursorState):
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
-        neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of the image; None for "uniform".
+        neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of what is generated; None for "uniform".
     """
 
     model: TokenModel
@@ -54,6 +54,14 @@ class WindowState(CursorState):
 
 
 _State = TypeVar("_State", bound=WindowState)
+
+
+def needs_window(model: TokenModel, init: Init) -> str | None:
+    """Why a decoding with drafts by `init` cannot run on `model`, or None."""
+    reason = needs_tokens(model)
+    if reason is None and init == "previous" and len(model.layout.shape) < 3:
+        return 'init "previous" copies from the frame before, and it generates images'
+    return reason
 
 
 def start_distribution(
@@ -172,7 +180,7 @@ def _draft(
     if state.neighbour is None:
         drafts, start = draft_uniformly(state, positions, uniform)
     else:
-        drafts = state.token_buffer.gather(1, _source(state, positions, entered))
+        drafts = _copies(state, positions, entered)
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
         drafts, start = _force(state, positions, drafts, start)
     state.write_tokens(positions, entered, drafts)
@@ -207,15 +215,23 @@ def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.Flo
     return torch.where(known < 0, drafts, known), start
 
 
-def _source(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
-    """The ranks [B, W] whose tokens are copied to `positions`: the nearest in the direction of `init` that lie before all that
-    `entered` [B, W]; where there is none, the last before these."""
+def _copies(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
+    """The tokens [B, W] that are copied to `positions`: the nearest in the direction of `init` that lie before all that `entered`
+    [B, W]. Where there is none, it is the one at the same place in the frame that the video continues, if it is copied along time, or
+    else the last before these."""
     assert state.neighbour is not None
-    last = state.model.num_tokens - 1
+    model, last = state.model, state.model.num_tokens - 1
     first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)
-    rank, neighbour = positions.clamp(max=last), state.neighbour.expand(len(positions), -1)
-    # One row up may lie in what is being drafted, so many rows up it does not.
-    jumps = 1 if state.init == "left" else -(-state.window // state.model.layout.columns)
-    for _ in range(jumps):
+    at, neighbour = positions.clamp(max=last), state.neighbour.expand(len(positions), -1)
+    rank = at
+    *_, rows, columns = model.layout.shape
+    # The neighbour may lie in what is being drafted; so far back it does not.
+    jumps = {"left": 1, "above": -(-state.window // columns), "previous": -(-state.window // (rows * columns))}
+    for _ in range(jumps[state.init]):
         rank = torch.where(rank >= first, neighbour.gather(1, rank.clamp(min=0)), rank)
-    return torch.where((rank >= 0) & (rank < first), rank, first - 1)
+    found = (rank >= 0) & (rank < first)
+    tokens = state.token_buffer.gather(1, torch.where(found, rank, first - 1))
+    if state.init == "previous" and model.context is not None:
+        given = model.context.gather(1, model.layout.places(at) % model.context.shape[1])
+        tokens = torch.where(found, tokens, given)
+    return tokens

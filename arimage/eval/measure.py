@@ -36,7 +36,7 @@ def choose_decodings(
     """
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
-    for text in texts or decoding_names(pipe.generates_scales, pipe.generates_latents):
+    for text in texts or decoding_names(pipe.generates_scales, pipe.generates_groups, pipe.generates_latents):
         variants = _variants(text, windows)
         reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:

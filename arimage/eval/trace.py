@@ -1,13 +1,14 @@
 """Animations and maps of how an image was decoded, step by step."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..decoding import Layout
 from ..pipelines.call import GenerationCall
 
 
@@ -51,17 +52,32 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
     return (~decided).sum(0) + 1
 
 
+def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Values [N] by rank in their places [rows, columns], or those of the maps of a video next to one another: [rows, frames *
+    columns]."""
+    places = layout.to_places(values[None])[0]
+    return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
+
+
+def shown_frames(call: GenerationCall, frames: Sequence) -> list:
+    """The last of the frames of every map that a call generates, from all frames of its video."""
+    assert call.above is not None
+    given, generated = call.above.shape[1], call.layout.shape[0]
+    frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
+    return [frames[number * frames_per_map] for number in range(given, given + generated)]
+
+
 def animate(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
-    grid: tuple[int, int] | None,
+    layout: Layout | None,
     decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     path: Path,
 ) -> None:
     """Write an animation, WebP or GIF, of about eight seconds: one frame per step, then the finished picture; the arguments are
     those of `draw_steps`."""
-    frames = draw_steps(tokens, decided, grid, decode_tokens, title, range(len(tokens)))
+    frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)))
     duration = min(400, max(40, 8000 // len(frames)))
     write_animation(frames, [duration] * (len(frames) - 1) + [2500], path)
 
@@ -69,7 +85,7 @@ def animate(
 def draw_steps(
     tokens: torch.LongTensor,
     decided: torch.BoolTensor,
-    grid: tuple[int, int] | None,
+    layout: Layout | None,
     decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     steps: Iterable[int],
@@ -78,8 +94,8 @@ def draw_steps(
 
     Args:
         tokens, decided: from `Trace.of_image`.
-        grid: rows and columns, to mark the tokens of each step; None for the scales of a next-scale model.
-        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W].
+        layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
+        decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
         steps: those to draw, counted from 0, in order.
     """
 
@@ -103,12 +119,12 @@ def draw_steps(
         count = int(done.sum())
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
         picture = picture_of(step)
-        if grid is not None:
-            picture = _mark(picture, {colour: mark.view(grid).numpy() for colour, mark in marks.items()})
-        frames.append(_frame(picture, title, caption, legend=grid is not None))
+        if layout is not None:
+            picture = _mark(picture, {colour: side_by_side(mark, layout).numpy() for colour, mark in marks.items()})
+        frames.append(_frame(picture, title, caption, legend=layout is not None))
     count, number = int(decided[-1].sum()), len(tokens)
     caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
-    return [*frames, _frame(picture_of(tokens[-1]), title, caption, legend=grid is not None)]
+    return [*frames, _frame(picture_of(tokens[-1]), title, caption, legend=layout is not None)]
 
 
 def write_animation(frames: list[Image.Image], durations: list[int], path: Path) -> None:
@@ -141,14 +157,14 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
     return picture
 
 
-def draw_acceptance_map(decided: torch.BoolTensor, grid: tuple[int, int], image: Image.Image, title: str, path: Path):
+def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.Image, title: str, path: Path):
     """Write a picture of an image next to its `acceptance_map`.
 
     Args:
         decided: from `Trace.of_image`.
-        grid: rows and columns.
+        layout: of this image, or of a video whose frames `image` shows side by side.
     """
-    passes = deciding_passes(decided).view(grid).numpy()
+    passes = side_by_side(deciding_passes(decided), layout).numpy()
     last = int(passes.max())
     picture = _enlarge(np.asarray(image.convert("RGB")))
     height, width = picture.shape[:2]

@@ -65,6 +65,9 @@ class LanguageTokenModel:
             is given, the rows are not `groups` of equal size, or a prompt is padded on the right.
     """
 
+    # It generates images, which continue none.
+    context = None
+
     def __init__(
         self,
         decoder: PreTrainedModel,

@@ -25,11 +25,13 @@ def attend(
     value: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
+    causal: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]."""
+    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]; `causal`
+    is its `is_causal`, in place of a mask."""
     slow = query.device.type == "cpu" and query.dtype != torch.float32
     grouped = key.shape[1] < query.shape[1]
-    if slow and query.requires_grad and not grouped:
+    if slow and query.requires_grad and not grouped and not causal:
         # In training PyTorch's kernel for bfloat16 takes twice as long as plain products, backwards too.
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         scores = (query * scale) @ key.transpose(-1, -2)
@@ -38,5 +40,7 @@ def attend(
     if alone:
         # PyTorch takes three times as long for one query in bfloat16 as for two.
         query = query.expand(-1, -1, 2, -1).contiguous()
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
     return attended[:, :, :1] if alone else attended

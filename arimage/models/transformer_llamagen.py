@@ -1,7 +1,7 @@
 """The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order, after a
 prefix of one class embedding or of projected text embeddings."""
 
-import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import check_raster, distinct, distinct_rows, rows_of, with_unconditional
+from .binding import PrefixModel, check_raster
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 
@@ -103,7 +103,67 @@ class CaptionProjection(nn.Module):
         return self.fc2(F.gelu(self.fc1(caption), approximate="tanh"))
 
 
-class LlamaGenTransformer(ModelMixin, ConfigMixin):
+def check_heads(hidden_size: int, num_attention_heads: int) -> None:
+    """Refuse heads whose width the rotary embedding cannot have."""
+    if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
+        raise ValueError(
+            f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
+        )
+
+
+class ClassOrTextCondition:
+    """The prefix of a transformer whose config says "class" or "text" (`conditioning`)."""
+
+    config: Any
+    dtype: torch.dtype
+
+    def add_condition(self) -> None:
+        """Add the parameters that the config asks for."""
+        config = self.config
+        if config.conditioning not in ("class", "text"):
+            raise ValueError(f'conditioning is {config.conditioning!r}: give "class" or "text"')
+        if config.conditioning == "class":
+            self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
+        else:
+            self.caption_projection = CaptionProjection(
+                config.caption_dim, config.hidden_size, config.num_condition_tokens
+            )
+
+    def embed_condition(
+        self,
+        class_labels: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        unconditional: torch.BoolTensor | None = None,
+    ) -> torch.Tensor:
+        """Prefix embeddings [B, P, hidden_size].
+
+        Args:
+            class_labels: [B], for "class".
+            prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
+            unconditional: [B]; the condition of these images is replaced by the learned "none".
+        """
+        if self.config.conditioning == "class":
+            if unconditional is not None:
+                class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
+            return self.class_embedding(class_labels)[:, None]
+        assert prompt_embeds is not None and prompt_attention_mask is not None
+        caption = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
+        if unconditional is not None:
+            null = self.caption_projection.null_caption.to(caption.device)
+            caption = torch.where(unconditional[:, None, None], null, caption)
+        return self.caption_projection(caption)
+
+    def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
+        """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
+        the original."""
+        if self.config.conditioning == "class":
+            return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
+        assert prompt_attention_mask is not None
+        return prompt_attention_mask.bool()
+
+
+class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The next-token transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
 
     Args:
@@ -141,16 +201,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if conditioning not in ("class", "text"):
-            raise ValueError(f'conditioning is {conditioning!r}: give "class" or "text"')
-        if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
-            raise ValueError(
-                f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
-            )
-        if conditioning == "class":
-            self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
-        else:
-            self.caption_projection = CaptionProjection(caption_dim, hidden_size, num_condition_tokens)
+        check_heads(hidden_size, num_attention_heads)
+        self.add_condition()
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
@@ -163,39 +215,6 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.head.weight)
-
-    def embed_condition(
-        self,
-        class_labels: torch.LongTensor | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        unconditional: torch.BoolTensor | None = None,
-    ) -> torch.Tensor:
-        """Prefix embeddings [B, P, hidden_size].
-
-        Args:
-            class_labels: [B], for "class".
-            prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
-            unconditional: [B]; the condition of these images is replaced by the learned "none".
-        """
-        if self.config.conditioning == "class":
-            if unconditional is not None:
-                class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
-            return self.class_embedding(class_labels)[:, None]
-        assert prompt_embeds is not None and prompt_attention_mask is not None
-        caption = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
-        if unconditional is not None:
-            null = self.caption_projection.null_caption.to(caption.device)
-            caption = torch.where(unconditional[:, None, None], null, caption)
-        return self.caption_projection(caption)
-
-    def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
-        """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
-        the original."""
-        if self.config.conditioning == "class":
-            return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
-        assert prompt_attention_mask is not None
-        return prompt_attention_mask.bool()
 
     def forward(
         self,
@@ -261,20 +280,19 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         return self.config.hidden_size // self.config.num_attention_heads
 
 
-class LlamaGenTokenModel:
+class LlamaGenTokenModel(PrefixModel):
     """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` with the conditions of one call.
 
     Args:
-        transformer: the `LlamaGenTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
-        condition: arguments of `LlamaGenTransformer.embed_condition`, one row per image.
-        layout: the `Layout` of the image tokens, (rows, columns) in raster order.
-        guided: also compute the logits without the condition.
-        codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
+        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.
         drafter: a `LlamaGenDrafter` of this transformer.
 
     Raises:
         ValueError: if the layout has three dimensions, or an order.
     """
+
+    # It generates images, which continue none.
+    context = None
 
     def __init__(
         self,
@@ -282,84 +300,29 @@ class LlamaGenTokenModel:
         condition: dict[str, torch.Tensor],
         layout,
         *,
-        guided: bool = False,
-        codebook: torch.Tensor | None = None,
         drafter: nn.Module | None = None,
+        **settings,
     ):
         check_raster(layout, "LlamaGen")
-        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
-        self.transformer, self.layout, self.groups = transformer, layout, 2 if guided else 1
-        self.num_tokens = layout.num_tokens
-        self.vocab_size = transformer.config.vocab_size
-        self.drafter, self.network = drafter, transformer
-        self._prefix_mask = transformer.prefix_mask(**condition)
-        # The conditions, and which of them each row has.
-        self._conditions, self._rows = condition, list(range(len(self._prefix_mask)))
-        self.device = self._prefix_mask.device
-        # The tokenizer may be offloaded.
-        self.codebook = None if codebook is None else codebook.to(self.device)
+        super().__init__(transformer, condition, layout, **settings)
+        self.drafter = drafter
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 
-    def take(self, images: torch.LongTensor) -> "LlamaGenTokenModel":
-        """See `TokenModel.take`."""
-        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
-        other._prefix_mask, other._rows = self._prefix_mask[rows], [self._rows[row] for row in rows.tolist()]
-        return other
-
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        first, numbers = distinct_rows(*self._conditions.values())
-        self._rows = [numbers[row] for row in self._rows]
-        self._conditions = {name: value[first] for name, value in self._conditions.items()}
-
-    @property
-    def condition(self) -> dict[str, torch.Tensor]:
-        """Arguments of `LlamaGenTransformer.embed_condition` of every row."""
-        return {name: value[self._rows] for name, value in self._conditions.items()}
-
-    def put(self, images: torch.LongTensor, other: "LlamaGenTokenModel") -> bool:
-        """See `TokenModel.put`."""
-        rows = rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
-        self._prefix_mask.index_copy_(0, rows, other._prefix_mask)
-        return False
-
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config = self.transformer.config
-        rows, length = self._prefix_mask.shape
-        if rows != batch_size * self.groups:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
-        first, copies = distinct(self._rows)
-        condition = {name: value[[self._rows[row] for row in first]] for name, value in self._conditions.items()}
-        prefix_mask = self.transformer.prefix_mask(**condition)
-        cache = SlotCache(
-            config.num_layers,
-            len(prefix_mask),
-            config.num_key_value_heads or config.num_attention_heads,
-            self.transformer.head_dim,
-            prefix=length,
-            slots=self.num_tokens,
-            scratch=scratch,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
-        )
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        own = torch.eye(length, dtype=torch.bool, device=self.device)
-        padding = cache.prefix - length
-        cache.write_next_at(
-            torch.arange(padding, cache.prefix, device=self.device).expand(len(prefix_mask), -1), cache.prefix
-        )
+        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        heads = config.num_key_value_heads or config.num_attention_heads
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
-            mask=F.pad((causal & prefix_mask[:, None]) | own, (padding, 0)),
+            mask=self.write_prefix(cache, condition),
             condition=condition,
             cache=cache,
             first_query=length - 1,
             return_features=True,
         )
-        if len(first) < rows:
+        if len(outputs[0]) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
             outputs = (output[copies] for output in outputs)
         logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
@@ -380,12 +343,11 @@ class LlamaGenTokenModel:
         cache.write_next_at(cache.index(at_slots))
         seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
         length = self._prefix_mask.shape[1]
-        prefix = F.pad(self._prefix_mask, (cache.prefix - length, 0))[:, None].expand(-1, seen.shape[1], -1)
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
             rotary=self._rotary[length:][positions].repeat(self.groups, 1, 1, 1),
-            mask=torch.cat([prefix, seen], dim=-1),
+            mask=torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1),
             cache=cache,
             return_features=True,
         )

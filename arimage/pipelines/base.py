@@ -50,11 +50,11 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
 
 
-class ARImagePipeline(DiffusionPipeline):
-    """Base of the pipelines. A family adds `__call__`, whose body is `generate`, and
+class ARPipeline(DiffusionPipeline):
+    """Base of the pipelines of images and of videos. A family adds `__call__`, whose body is `generate`, and
 
     - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
-    - `decode_tokens(call, tokens)`, from tokens to pixels, and `encode_image(pixels)`, from pixels to tokens;
+    - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call returns;
     - its abilities, such as `image_sizes`.
 
     Attributes:
@@ -67,12 +67,20 @@ class ARImagePipeline(DiffusionPipeline):
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
-    # Whether the authors' code rounds the levels of images down instead of to the nearest.
-    _truncates_levels = False
+    # What a call returns, and its argument that says how many.
+    _output: type = ImagePipelineOutput
+    per_prompt = "num_images_per_prompt"
+    # Whether a call returns videos, not images, and what it takes of them.
+    generates_video = accepts_video = accepts_num_frames = False
+    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = accepts_top_k = accepts_top_p = True
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
     # Whether its tokens are continuous.
     generates_latents = False
+    # Whether the model is a `GroupModel`.
+    generates_groups = False
+    # Attributes that are saved with the sampling defaults, as `decoding` is.
+    _saved_defaults: tuple[str, ...] = ()
     # The tensor of a state, [B, ...], that is decoded to pixels.
     decoded_tensor = "tokens"
 
@@ -88,7 +96,7 @@ class ARImagePipeline(DiffusionPipeline):
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
-        """The sizes (height, width) in pixels that the weights were trained for, the default first."""
+        """The sizes (height, width) in pixels, of images or of frames, that the weights were trained for, the default first."""
         raise NotImplementedError
 
     @property
@@ -125,12 +133,8 @@ class ARImagePipeline(DiffusionPipeline):
             for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
             if getattr(self, part, None) is None
         ]
-        return [name for name in decoding_names(self.generates_scales) if PRESETS[name].method not in lacking]
-
-    @property
-    def sampling_settings(self) -> list[str]:
-        """The names of the sampling settings that a call takes."""
-        return ["guidance_scale", "temperature", "top_k", "top_p", "guided_tokens"]
+        names = decoding_names(self.generates_scales, self.generates_groups)
+        return [name for name in names if PRESETS[name].method not in lacking]
 
     # State
 
@@ -182,7 +186,8 @@ class ARImagePipeline(DiffusionPipeline):
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
         # First, since the parent may push the folder to the Hub.
-        config = {**self.generation_config, "decoding": decoding_to_dict(self.decoding)}
+        saved = {name: getattr(self, name) for name in self._saved_defaults}
+        config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -203,7 +208,14 @@ class ARImagePipeline(DiffusionPipeline):
         return super()._upload_folder(working_dir, repo_id, token=token, **kwargs)
 
     def _write_card(self, folder: Path, name: str) -> None:
-        write_card(folder, name, type(self).__name__, self.num_classes is not None)
+        write_card(folder, name, type(self).__name__, *self._card)
+
+    @property
+    def _card(self) -> tuple[str, str]:
+        """What the Hub calls the task, and an example of a call."""
+        if self.num_classes is None:
+            return "text-to-image", 'image = pipe("a red heart").images[0]'
+        return "unconditional-image-generation", "image = pipe(class_labels=0).images[0]"
 
     @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> dict:
@@ -255,6 +267,8 @@ class ARImagePipeline(DiffusionPipeline):
                 raise ValueError(f"it is {config!r}")
             if "decoding" in config:
                 self.decoding = decoding_from_dict(config.pop("decoding"))
+            for name in config.keys() & set(self._saved_defaults):
+                setattr(self, name, config.pop(name))
             self.generation_config.update(config)
             self.sampling()
         except (ValueError, TypeError) as error:
@@ -263,10 +277,12 @@ class ARImagePipeline(DiffusionPipeline):
             ) from error
 
     @classmethod
-    def from_pipe(cls, pipeline: "ARImagePipeline", **kwargs):
+    def from_pipe(cls, pipeline: "ARPipeline", **kwargs):
         pipe = super().from_pipe(pipeline, **kwargs)
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
+        for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
+            setattr(pipe, name, getattr(pipeline, name))
         pipe._tiling = pipeline._tiling
         pipe.known_captions = pipeline.known_captions
         return pipe
@@ -361,31 +377,13 @@ class ARImagePipeline(DiffusionPipeline):
         """Check what all families share and return a call with `count` prompts or classes that has no model yet."""
         images = num_images_per_prompt
         if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:
-            raise ValueError(
-                f"num_images_per_prompt is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}"
-            )
+            raise ValueError(f"{self.per_prompt} is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}")
         return GenerationCall(
             sampling=self.sampling(**sampling),
             seeds=self.prepare_seeds(generator, count * images),
             size=size,
             num_images_per_prompt=int(images),
         )
-
-    def edit(
-        self, call: GenerationCall, image: PipelineImageInput | None, mask_image: PipelineImageInput | None
-    ) -> None:
-        """Let a call change given images instead of generating from nothing, if there are any."""
-        if image is None and mask_image is None:
-            return
-        count = len(call.seeds) // call.num_images_per_prompt
-        call.pixels, call.repaint = map(call.per_image, prepare_image(image, mask_image, call.size, count))
-        forced = self.encode_known_tokens(call.pixels, call.repaint)
-        call.sampling = replace(call.sampling, forced=forced)
-
-    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where any pixel of a token is in `repaint`
-        [B, 1, H, W]."""
-        return known_tokens(self.encode_image(pixels), repaint)
 
     def prepare_seeds(self, generator: torch.Generator | list[torch.Generator] | None, batch: int) -> torch.LongTensor:
         """One seed per image, int64 [batch], all from one generator or one from each of a list."""
@@ -430,7 +428,7 @@ class ARImagePipeline(DiffusionPipeline):
         callback_on_step_end_tensor_inputs: list[str],
         batch_size: int | None,
         **arguments,
-    ) -> ImagePipelineOutput | tuple:
+    ) -> Any:
         """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
         # 1. Check inputs
         for name, part in self.components.items():
@@ -470,7 +468,7 @@ class ARImagePipeline(DiffusionPipeline):
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)
-        return ImagePipelineOutput(images=images, tokens=tokens, stats=run.stats())
+        return self._output(images, tokens, run.stats())
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         """The tokens [B, N] of a call's model in their places, [B, *shape], given panels included."""
@@ -481,26 +479,57 @@ class ARImagePipeline(DiffusionPipeline):
         """The pixels [B, 3, H, W] of the images of a call whose decoding has ended, from their `decoded_tensor`."""
         return self.decode_tokens(call, result)
 
+    def to_images(self, call: GenerationCall, pixels: torch.Tensor) -> Any:
+        """The pixels of a call in the form that it asked for."""
+        raise NotImplementedError
+
+    def check_finite(self, pixels: torch.Tensor) -> None:
+        """Refuse decoded pixels that are not finite."""
+        if not pixels.isfinite().all():
+            raise ValueError(
+                "the decoded pixels are not finite: check the weights of the image or video tokenizer, or load it in float32"
+            )
+
+    def _now(self) -> float:
+        if self._execution_device.type == "cuda":
+            torch.cuda.synchronize(self._execution_device)
+        return time.perf_counter()
+
+
+class ARImagePipeline(ARPipeline):
+    """Base of the pipelines of images. A family adds `encode_image(pixels)`, from pixels to tokens, to change given images."""
+
+    # Whether the authors' code rounds the levels of images down instead of to the nearest.
+    _truncates_levels = False
+
+    def edit(
+        self, call: GenerationCall, image: PipelineImageInput | None, mask_image: PipelineImageInput | None
+    ) -> None:
+        """Let a call change given images instead of generating from nothing, if there are any."""
+        if image is None and mask_image is None:
+            return
+        count = len(call.seeds) // call.num_images_per_prompt
+        call.pixels, call.repaint = map(call.per_image, prepare_image(image, mask_image, call.size, count))
+        forced = self.encode_known_tokens(call.pixels, call.repaint)
+        call.sampling = replace(call.sampling, forced=forced)
+
+    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where any pixel of a token is in `repaint`
+        [B, 1, H, W]."""
+        return known_tokens(self.encode_image(pixels), repaint)
+
     def to_images(self, call: GenerationCall, pixels: torch.Tensor) -> list[Image.Image] | np.ndarray | torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], in the form that the call asked for.
 
         Raises:
             ValueError: if they are not finite.
         """
-        if not pixels.isfinite().all():
-            raise ValueError(
-                "the decoded pixels are not finite: check the weights of the image tokenizer, or load it in float32"
-            )
+        self.check_finite(pixels)
         if self._truncates_levels and call.output_type == "pil":
             pixels = round_levels_down(pixels)
         if call.pixels is not None:
             pixels = torch.where(call.repaint, pixels, call.pixels)
         return VaeImageProcessor().postprocess(pixels, output_type=call.output_type)
-
-    def _now(self) -> float:
-        if self._execution_device.type == "cuda":
-            torch.cuda.synchronize(self._execution_device)
-        return time.perf_counter()
 
 
 @functools.lru_cache(maxsize=1000)

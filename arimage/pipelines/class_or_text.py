@@ -31,6 +31,17 @@ def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Modu
         )
 
 
+def left_pad(
+    prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.BoolTensor]:
+    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes zero."""
+    length = prompt_embeds.shape[1]
+    count = prompt_attention_mask.sum(1, keepdim=True)
+    index = (torch.arange(length, device=prompt_embeds.device) + count) % length
+    mask = prompt_attention_mask.flip(-1).bool()
+    return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
+
+
 class ClassOrTextPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`,
     and `id2label` in their own config."""
@@ -41,7 +52,7 @@ class ClassOrTextPipeline(ARImagePipeline):
     @property
     def num_classes(self) -> int | None:
         # A pipeline of the text encoder alone has none.
-        if self.transformer is None or self.transformer.config.conditioning == "text":
+        if self.transformer is None or self.transformer.config.get("conditioning") == "text":
             return None
         return self.transformer.config.num_classes
 

@@ -6,30 +6,6 @@ from inspect import cleandoc
 from textwrap import indent
 
 
-CALL = """\
-        height (`int`, *optional*), width (`int`, *optional*):
-            The size in pixels, by default the first of `pipe.image_sizes`.
-        num_images_per_prompt (`int`, *optional*, defaults to 1):
-            Images per prompt or class.
-        batch_size (`int`, *optional*):
-            How many images are generated at a time; by default all. Of more images the first begin, and whenever some are
-            finished others take their rows, so that none waits for the slowest; finished ones are decoded to pixels in
-            groups of so many. Every image is that of its own run, up to the rounding of differently shaped matrix products.
-        generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
-            Makes the images reproducible: one for the call, or a list with one per image.
-        decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
-            The decoding method of this call, or one of the names in `pipe.decoding_names`.
-        output_type (`str`, *optional*, defaults to `"pil"`):
-            `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens, see `ImagePipelineOutput.tokens`.
-        return_dict (`bool`, *optional*, defaults to `True`):
-            Return an `ImagePipelineOutput` instead of a tuple.
-        callback_on_step_end (`Callable`, *optional*):
-            Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set.
-            `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict whose `"tokens"`
-            replace those that this pass decided; what follows is generated from them.
-        callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
-            What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
-"""
 PARTS = {
     "class_or_text": """
         prompt (`str` or `list[str]`, *optional*):
@@ -59,10 +35,36 @@ PARTS = {
             Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
         guided_tokens (`int`, *optional*):
             Guide only the first `guided_tokens` tokens of each image. By default all are guided.
-"""
-    + CALL,
-    "call": CALL,
+    """,
+    "size": """
+        height (`int`, *optional*), width (`int`, *optional*):
+            The size in pixels, by default the first of `pipe.image_sizes`.
+        num_images_per_prompt (`int`, *optional*, defaults to 1):
+            Images per prompt or class.
+    """,
+    "run": """
+        batch_size (`int`, *optional*):
+            How many images are generated at a time; by default all. Of more images the first begin, and whenever some are
+            finished others take their rows, so that none waits for the slowest; finished ones are decoded to pixels in
+            groups of so many. Every image is that of its own run, up to the rounding of differently shaped matrix products.
+        generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
+            Makes the images reproducible: one for the call, or a list with one per image.
+        decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
+            The decoding method of this call, or one of the names in `pipe.decoding_names`.
+        output_type (`str`, *optional*, defaults to `"pil"`):
+            `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens.
+        return_dict (`bool`, *optional*, defaults to `True`):
+            Return an object with what the call cost instead of a tuple.
+        callback_on_step_end (`Callable`, *optional*):
+            Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set.
+            `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict whose `"tokens"`
+            replace those that this pass decided; what follows is generated from them.
+        callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
+            What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
+    """,
 }
+PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
+PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + PARTS["call"]
 
 
 def fill_docstring(example: str) -> Callable[[Callable], Callable]:

@@ -8,7 +8,7 @@ from diffusers.utils import BaseOutput
 from PIL import Image
 
 
-# Tokens [B, h, w], or one such map per scale, coarse to fine.
+# Tokens [B, h, w] or of videos [B, t, h, w], or one such map per scale, coarse to fine.
 Tokens = torch.LongTensor | list[torch.LongTensor]
 
 
@@ -51,4 +51,20 @@ class ImagePipelineOutput(BaseOutput):
 
     images: list[Image.Image] | np.ndarray | torch.Tensor | Tokens
     tokens: Tokens
+    stats: DecodingStats
+
+
+@dataclass
+class VideoPipelineOutput(BaseOutput):
+    """Videos, their tokens, and what they cost.
+
+    Attributes:
+        frames: a list of B lists of PIL images; or float32 [B, T, H, W, 3] in [0, 1] for "np"; or [B, T, 3, H, W] in [0, 1] for
+            "pt"; or the tokens for "latent".
+        tokens: int64 [B, t, h, w], the tokens in their places, given maps included.
+        stats: see `DecodingStats`.
+    """
+
+    frames: list[list[Image.Image]] | np.ndarray | torch.Tensor
+    tokens: torch.LongTensor
     stats: DecodingStats

@@ -11,7 +11,7 @@ from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -26,17 +26,6 @@ EXAMPLE_DOC_STRING = """
         >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
         ```
 """
-
-
-def left_pad(
-    prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.BoolTensor]:
-    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes zero."""
-    length = prompt_embeds.shape[1]
-    count = prompt_attention_mask.sum(1, keepdim=True)
-    index = (torch.arange(length, device=prompt_embeds.device) + count) % length
-    mask = prompt_attention_mask.flip(-1).bool()
-    return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
 
 
 class LlamaGenPipeline(ClassOrTextPipeline):

@@ -46,6 +46,7 @@ class MARPipeline(ClassOrTextPipeline):
     _exclude_from_cpu_offload = ["head"]
     _accepts_no_class = True
     generates_latents = True
+    accepts_guided_tokens = accepts_top_k = accepts_top_p = False
 
     def __init__(
         self,
@@ -92,10 +93,6 @@ class MARPipeline(ClassOrTextPipeline):
     @property
     def decoding_names(self) -> list[str]:
         return decoding_names(latents=True)
-
-    @property
-    def sampling_settings(self) -> list[str]:
-        return list(self.generation_config)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from .output import DecodingStats
 
 
 if TYPE_CHECKING:
-    from .base import ARImagePipeline
+    from .base import ARPipeline
 
 
 class CallRun:
@@ -25,7 +25,7 @@ class CallRun:
             float32 [B, N, D], those of waiting images zeros.
     """
 
-    def __init__(self, pipe: "ARImagePipeline", call: GenerationCall, batch_size: int):
+    def __init__(self, pipe: "ARPipeline", call: GenerationCall, batch_size: int):
         self.pipe, self.call, self.count = pipe, call, len(call.seeds)
         self.slots = Slots(call.decoding, min(batch_size, self.count), pipe._steps)
         self.tensors: dict[str, torch.Tensor] = {}
@@ -57,7 +57,8 @@ class CallRun:
     def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
         """The images in order, as the call asked for them."""
         self._undecoded += range(self._begun, self.count)
-        self._decode(self._undecoded)
+        if self._undecoded:
+            self._decode(self._undecoded)
         if self.call.output_type == "pil":
             return self._images
         return np.stack(self._images) if self.call.output_type == "np" else torch.stack(self._images)

@@ -24,13 +24,13 @@ tags:
 
 # {name}
 
-The components of a `{kind}` of arimage: autoregressive image generation with diffusers-style pipelines.
+The components of a `{kind}` of arimage: autoregressive generation with diffusers-style pipelines.
 
 ```python
 from arimage import AutoPipeline
 
 pipe = AutoPipeline.from_pretrained({quoted})
-image = pipe({condition}).images[0]
+{call}
 ```
 
 With diffusers, while arimage is installed: each .py file here is one import from it.
@@ -82,16 +82,14 @@ def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
     return found
 
 
-def write_card(folder: Path, name: str, kind: str, by_class: bool) -> None:
+def write_card(folder: Path, name: str, kind: str, task: str, call: str) -> None:
     """Write a model card.
 
     Args:
         name: of the repository or folder.
         kind: name of the pipeline's class.
-        by_class: whether it generates classes.
+        task: what the Hub calls the task.
+        call: an example of a call.
     """
-    task, condition = (
-        ("unconditional-image-generation", "class_labels=0") if by_class else ("text-to-image", '"a red heart"')
-    )
-    card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, condition=condition)
+    card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, call=call)
     (folder / CARD).write_text(card, encoding="utf-8")

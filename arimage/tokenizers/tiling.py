@@ -34,7 +34,8 @@ def tiled(
     """`network` of images, computed in overlapping tiles that fade into each other.
 
     Args:
-        network (`Callable`): turns [B, C, rows * before, columns * before] into [B, D, rows * after, columns * after].
+        network (`Callable`): turns [..., rows * before, columns * before] into [..., rows * after, columns * after], where the
+            dimensions in front may change.
         images (`torch.Tensor`): its input.
         tile (`tuple[int, int]`), stride (`tuple[int, int]`): rows and columns of a tile, and from one tile to the next, in tokens.
         before (`int`), after (`int`): cells per token along each side of the input and of the result.
@@ -52,8 +53,8 @@ def tiled(
         if result is None or weights is None:
             # At least float32, so that sums in bfloat16 are not rounded.
             dtype = torch.promote_types(part.dtype, torch.float32)
-            result = part.new_zeros(*part.shape[:2], rows * after, columns * after, dtype=dtype)
-            weights = torch.zeros_like(result[0, 0])
+            result = part.new_zeros(*part.shape[:-2], rows * after, columns * after, dtype=dtype)
+            weights = result.new_zeros(result.shape[-2:])
         result[target] += part * window
         weights[target] += window
     return (result / weights).to(part.dtype)

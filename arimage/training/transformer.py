@@ -10,7 +10,8 @@ from torch import nn
 
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..options import fast_dtype
-from ..pipelines.pipeline_llamagen import LlamaGenPipeline, left_pad
+from ..pipelines.class_or_text import left_pad
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range

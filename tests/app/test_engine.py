@@ -20,6 +20,7 @@ from arimage.app.models import load_models
 from arimage.app.protocol import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
     AutoregressiveDecoding,
+    Layout,
     SpeculativeJacobiDecoding,
     decoding_from_name,
     decoding_from_text,
@@ -291,13 +292,13 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )
     tokens, decided = recorder.of_image()
-    grid = None if model == "scales" else output.tokens.shape[1:]
+    layout = None if model == "scales" else Layout(output.tokens.shape[1:])
     decode_tokens = partial(pipe.decode_tokens, recorder.call)
     for most in (64, 3):
         monkeypatch.setattr(flow, "FILM_STEPS", most)
         steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]
         with torch.no_grad():
-            expected = draw_steps(tokens, decided, grid, decode_tokens, f"{decoding}: a red heart", steps)
+            expected = draw_steps(tokens, decided, layout, decode_tokens, f"{decoding}: a red heart", steps)
         request = Request(model, prompt="a red heart", seed=5, count=2, decoding=decoding, film=True)
         # Another request in the same batch.
         other = engine.submit(Request(model, prompt="tree", seed=1, decoding=decoding))

@@ -8,12 +8,14 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import published_layouts as layouts
 import pytest
 import torch
 import typer
 from huggingface_hub import snapshot_download
+from PIL import Image
 from stand_in_hub import TOKEN, StandInHub
 from transformers import T5Config, T5EncoderModel
 
@@ -22,20 +24,31 @@ from arimage.convert import fetch, registry
 from arimage.convert.fetch import load_published
 from arimage.convert.llamagen import NUM_HEADS
 from arimage.convert.registry import PUBLISHED, find_published
+from arimage.models.transformer_arpg import ARPGTransformer
+from arimage.models.transformer_cosmos import CosmosTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_lpd import LPDTransformer
+from arimage.models.transformer_randar import RandARTransformer
 from arimage.models.transformer_var import VARTransformer
 from arimage.pipelines.base import ARImagePipeline
+from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
+ANY_ORDER = [entry for entry in PUBLISHED if entry.family in ("arpg", "lpd", "randar")]
 LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
+# Their repositories hold several models.
+SEVERAL = ("llamagen", "var", "arpg", "randar")
 SMALL = {"height": 64, "width": 64}
 # Name or Hub id: what publishes a tiny one, how it is called, and the class of its pipeline.
 MODELS = {
     "llamagen-c2i-b-256": (layouts.llamagen, {"class_labels": [1]}, "LlamaGenPipeline"),
     "llamagen-t2i-xl-256": (layouts.llamagen_text, {"prompt": "heart"}, "LlamaGenPipeline"),
     "var-d16-256": (layouts.var, {"class_labels": [1]}, "VARPipeline"),
+    "arpg-300m-256": (layouts.arpg, {"class_labels": [1]}, "ARPGPipeline"),
+    "mit-han-lab/lpd_l_256": (layouts.lpd, {"class_labels": [1]}, "LPDPipeline"),
+    "randar-0.3b-256": (layouts.randar, {"class_labels": [1]}, "RandARPipeline"),
     "janus-1.3b": (layouts.janus("deepseek-ai/Janus-1.3B"), {"prompt": "a cat"}, "JanusPipeline"),
     "janus-pro-1b": (layouts.janus("deepseek-ai/Janus-Pro-1B"), {"prompt": "a cat"}, "JanusPipeline"),
     "deepseek-ai/Janus-Pro-7B": (layouts.janus("deepseek-ai/Janus-Pro-7B"), {"prompt": "a cat"}, "JanusPipeline"),
@@ -55,13 +68,18 @@ MODELS = {
     "lumina-mgpt-2": (layouts.lumina_2, {"prompt": "a cat"} | SMALL, "LuminaMGPTPipeline"),
     "anole-7b": (layouts.anole, {"prompt": "a cat"}, "AnolePipeline"),
     "leloy/Anole-7b-v0.1-hf": (layouts.anole_of_transformers, {"prompt": "a cat"}, "AnolePipeline"),
+    "cosmos-4b": (layouts.cosmos, {"image": Image.new("RGB", (64, 48)), "num_frames": 9}, "CosmosPipeline"),
 }
 # What the tiny files need in place of the published settings.
 TINY = {
     "llamagen-c2i-b-256": {"image_size": 24, "num_heads": 4},
     "llamagen-t2i-xl-256": {"image_size": 16, "num_heads": 4},
+    "arpg-300m-256": {"image_size": 96, "num_heads": 4},
+    "lpd-l-256": {"num_heads": 4},
+    "randar-0.3b-256": {"image_size": 96, "num_heads": 4},
     "anole-7b": {"image_size": 64},
     "leloy/Anole-7b-v0.1-hf": {"image_size": 64},
+    "cosmos-4b": {"num_frames": 17, "height": 48, "width": 64},
 }
 
 
@@ -113,7 +131,8 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
     _, call, class_name = MODELS[name]
-    image = pipe(**call, generator=torch.Generator().manual_seed(0)).images[0]
+    images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
+    image = images[0][0] if pipe.generates_video else images[0]
     assert type(pipe).__name__ == class_name and image.width >= 16
     # Nothing that the converter does not read is downloaded.
     downloaded = hub.downloaded()
@@ -127,7 +146,7 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     assert said.startswith(f"{entry.name} ") and f"{size / 1e6:.1f} MB to download" in said
 
     hub.requests.clear()
-    again = AutoPipeline.from_pretrained(entry.repository if "llamagen" not in name and "var" not in name else name)
+    again = AutoPipeline.from_pretrained(name if entry.family in SEVERAL else entry.repository)
     assert hub.requests == [] and type(again) is type(pipe) and not half_written(tmp_path)
 
 
@@ -360,7 +379,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
-def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path):
+def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.needs_chameleon:
         layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
@@ -368,6 +387,10 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     said = str(refusal.value)
     assert entry.repository in said and "\n" not in said
     command = shlex.split(re.search("`arimage (.*)`", said)[1])
+    # The command checks its files before it begins.
+    monkeypatch.chdir(tmp_path)
+    for files in entry.files.values():
+        Path(files.file).touch() if files.file else Path(files.repository.rpartition("/")[2]).mkdir()
     group = typer.main.get_command(cli.app)
     while hasattr(group, "commands"):
         group = group.commands[command.pop(0)]
@@ -425,6 +448,27 @@ def test_the_table_agrees_with_the_sizes_of_next_scale_models(entry):
     assert entry.image_size == 16 * scales[-1]
 
 
+@pytest.mark.parametrize("entry", ANY_ORDER, ids=lambda entry: entry.name)
+def test_the_table_agrees_with_the_sizes_of_any_order_models(entry):
+    names = {"300m": "l", "0.3b": "l", "700m": "xl", "0.7b": "xl", "1b": "xxl"}
+    size = entry.name.split("-")[1]
+    width, layers = {"l": (1024, 24), "xl": (1280, 36), "xxl": (1536, 48)}[names.get(size, size)]
+    transformer, inner = {
+        "arpg": (ARPGTransformer, -(-(8 * width // 3) // 256) * 256),
+        "lpd": (LPDTransformer, 4 * width),
+        "randar": (RandARTransformer, -(-(8 * width // 3) // 256) * 256),
+    }[entry.family]
+    with torch.device("meta"):
+        model = transformer(
+            grid_size=entry.image_size // 16,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_layers=layers,
+            num_attention_heads=width // 64,
+        )
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(entry.parameters, rel=5e-4)
+
+
 @pytest.mark.parametrize("entry", LLAMAGEN, ids=lambda entry: entry.name)
 def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     size = entry.name.split("-")[2]
@@ -446,15 +490,42 @@ def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     assert str(entry.image_size) in entry.files["transformer"].file
 
 
+COSMOS = [entry for entry in PUBLISHED if entry.family == "cosmos"]
+
+
+@pytest.mark.parametrize("entry", COSMOS, ids=lambda entry: entry.name)
+def test_the_table_agrees_with_the_sizes_of_video_models(entry):
+    size = entry.repository.removeprefix("nvidia/Cosmos-Predict1-").removeprefix("nvidia/Cosmos-1.0-Autoregressive-")
+    settings = {"hidden_size": 5120, "num_layers": 40, "yarn": True} if size[0] == "1" else {}
+    if size.endswith("Video2World"):
+        settings |= {"context_dim": 1024, "embeddings": 64064}
+    assert ("text_encoder" in entry.files) == ("context_dim" in settings)
+    with torch.device("meta"):
+        transformer = CosmosTransformer(**settings)
+    assert sum(p.numel() for p in transformer.parameters()) == pytest.approx(entry.parameters, rel=1e-3)
+
+
 def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
     config = T5Config(
         vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, feed_forward_proj="gated-gelu"
     )
+    largest = T5Config(vocab_size=32128, d_model=1024, d_kv=128, d_ff=65536, num_layers=24, num_heads=128)
     with torch.device("meta"):
-        sizes = [
-            sum(p.numel() for p in m.parameters()) for m in (LlamaGenVQModel(), VARVQModel(), T5EncoderModel(config))
-        ]
-    expected = (registry.LLAMAGEN_VQ, registry.VAR_VQ, registry.T5_XL_ENCODER)
+        models = (
+            LlamaGenVQModel(),
+            VARVQModel(),
+            T5EncoderModel(config),
+            CosmosVideoTokenizer(),
+            T5EncoderModel(largest),
+        )
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    expected = (
+        registry.LLAMAGEN_VQ,
+        registry.VAR_VQ,
+        registry.T5_XL_ENCODER,
+        registry.COSMOS_VQ,
+        registry.T5_11B_ENCODER,
+    )
     assert sizes == [pytest.approx(size, rel=5e-3) for size in expected]
 
 

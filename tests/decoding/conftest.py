@@ -41,6 +41,7 @@ class TableModel:
         truncated: whether a query may see fewer tokens; token 0 stands in for the others.
         order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that of the
             raster order.
+        context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution depends on them.
 
     The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter.
     """
@@ -57,9 +58,10 @@ class TableModel:
         padding=float("nan"),
         truncated=False,
         order=None,
+        context=None,
     ):
         self.layout, self.vocab_size, self.groups, self.padding = Layout(grid, order), vocab_size, groups, padding
-        self.truncated = truncated
+        self.truncated, self.context = truncated, context
         self.num_tokens = self.layout.num_tokens
         self.forward_passes = 0
         self.network = self
@@ -118,14 +120,15 @@ class TableModel:
         return (logits, self.features(positions, index)) if return_features else logits
 
     def take(self, images):
-        other, order = copy.copy(self), self.layout.order
-        other.layout = Layout(self.layout.shape, None if order is None else order[images])
+        other = copy.copy(self)
+        other.layout = self.layout.take(images)
+        other.context = None if self.context is None else self.context[images]
         return other
 
     def put(self, images, other):
-        if self.layout.order is not None:
-            order = self.layout.order.index_copy(0, images, other.layout.order)
-            self.layout = Layout(self.layout.shape, order)
+        if self.context is not None:
+            self.context[images] = other.context
+        self.layout.put(images, other.layout)
         return False
 
     def joint(self, sampling):

@@ -43,7 +43,7 @@ ROWS = [
         DraftTreeDecoding,
         {"drafter": [None], "tree": ["dynamic", "static"], "depth": [1, 3], "width": [1, 3], "nodes": [4, 8]},
     ),
-    (LazyJacobiDecoding, {"window": [4], "chain": [1, 2], "tokens": [2, 3], "init": INITS}),
+    (LazyJacobiDecoding, {"window": [4], "chain": [1, 2, "auto"], "tokens": [2, 3], "init": INITS}),
 ]
 
 SAMPLINGS = {
@@ -132,6 +132,32 @@ def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding
     sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
     tokens = sample_images(model, decoding, sampling, size, case)
     assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
+
+
+# Drafts from the frame before, of which there is none in an image.
+FROM_BEFORE = [
+    SpeculativeJacobiDecoding(2, "coupled", "previous"),
+    SpeculativeJacobiDecoding(4, "gumbel", "previous"),
+    SpeculativeJacobiDecoding(7, "independent", "previous"),
+    TreeJacobiDecoding(4, 2, 2, "previous"),
+    LazyJacobiDecoding(6, "auto", 4, "previous"),
+]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["alone", "continued"])
+@pytest.mark.parametrize("order", ["none", "random"])
+@pytest.mark.parametrize("decoding", FROM_BEFORE, ids=name)
+def test_videos_follow_the_joint_distribution_with_drafts_from_the_frame_before(table_model, decoding, order, given):
+    shape, size = GRIDS["2x2x2"], 20_000
+    context = torch.randint(2, (size, 4), generator=torch.Generator().manual_seed(4)) if given else None
+    model = table_model(grid=shape, vocab_size=2, order=some_order(order, shape, size), context=context)
+    tokens = sample_images(model, decoding, Sampling(), size, f"{order} {given}")
+    assert_follows(tokens, model.joint(Sampling()), model.vocab_size)
+
+
+@pytest.mark.parametrize("decoding", FROM_BEFORE, ids=name)
+def test_images_have_no_frame_before(table_model, decoding):
+    assert "frame before" in decoding.supports(table_model(grid=(2, 2)))
 
 
 @pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(1, True), ParallelJacobiDecoding(2, 1)], ids=str)

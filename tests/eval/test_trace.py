@@ -8,7 +8,7 @@ import tiny
 import torch
 from PIL import Image
 
-from arimage.decoding import decoding_names
+from arimage.decoding import Layout, decoding_names
 from arimage.eval import trace
 from arimage.eval.trace import (
     ACCEPTED,
@@ -39,7 +39,7 @@ def frames(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or mark_cells(picture, mark))
     tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    animate(tokens, decided, (2, 2), grey, "a title", tmp_path / "x.gif")
+    animate(tokens, decided, Layout((2, 2)), grey, "a title", tmp_path / "x.gif")
     return marks, tmp_path / "x.gif"
 
 
@@ -53,6 +53,15 @@ def test_cells_are_marked_by_what_happened_to_them(frames):
     assert [
         {colour: mark.flatten().astype(int).tolist() for colour, mark in frame.items()} for frame in marks
     ] == expected
+
+
+def test_cells_are_marked_in_their_places(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or picture)
+    layout, tokens = Layout((2, 2), torch.tensor([[3, 1, 0, 2]])), torch.tensor([[5, 0, 9, -1]])
+    animate(tokens, tokens == 5, layout, grey, "a title", tmp_path / "x.gif")
+    assert marks[0][ACCEPTED].tolist() == [[False, False], [False, True]]
+    assert marks[0][NOTHING].tolist() == [[False, False], [True, False]]
 
 
 def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
@@ -74,7 +83,7 @@ def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
 def test_some_steps_are_drawn_as_among_all():
     tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    every, some = (draw_steps(tokens, decided, (2, 2), grey, "a title", steps) for steps in (range(3), [1]))
+    every, some = (draw_steps(tokens, decided, Layout((2, 2)), grey, "a title", steps) for steps in (range(3), [1]))
     assert len(every) == 4 and len(some) == 2
     assert np.array_equal(some[0], every[1]) and np.array_equal(some[1], every[3])
 
@@ -126,7 +135,7 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
         assert torch.equal(counts, output.stats.accepted[: len(decided), image])
     decode_tokens = functools.partial(pipe.decode_tokens, recorder.call.select(slice(1, 2)))
-    animate(tokens, decided, (4, 4), decode_tokens, decoding, tmp_path / "x.webp")
+    animate(tokens, decided, Layout((4, 4)), decode_tokens, decoding, tmp_path / "x.webp")
     with Image.open(tmp_path / "x.webp") as animation:
         assert animation.n_frames == len(tokens) + 1
 
@@ -135,7 +144,7 @@ def test_the_map_shows_early_and_late_next_to_the_image(tmp_path):
     decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     assert deciding_passes(decided).tolist() == [1, 2, 3, 3]
     image = Image.new("RGB", (4, 4), (10, 200, 30))
-    draw_acceptance_map(decided, (2, 2), image, "a title", tmp_path / "map.png")
+    draw_acceptance_map(decided, Layout((2, 2)), image, "a title", tmp_path / "map.png")
     pixels = np.asarray(Image.open(tmp_path / "map.png").convert("RGB"))
     top, left = 54, 10
     first, middle, last = (

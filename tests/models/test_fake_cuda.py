@@ -2,7 +2,9 @@
 
 import pytest
 import tiny
+import tiny_cosmos
 import torch
+from diffusers.models.autoencoders import autoencoder_kl_cosmos
 from models.test_language_model import CODES, FIRST_CODE, SHAPE, VQ
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
@@ -10,8 +12,10 @@ from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaMode
 from arimage.decoding import Layout
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from arimage.tokenizers.vq_var import VARVQModel
 
 
@@ -73,32 +77,85 @@ def language_model(kind, dtype):
     )
 
 
-def assert_logits(logits, *shape):
-    assert logits.shape == (2, BATCH, *shape)
+def cosmos(kind, dtype):
+    """Two maps of 2 x 4 tokens after a given one, so that they are as many as those of `LAYOUT`."""
+    config = config_of(lambda: tiny_cosmos.transformer(kind))
+    transformer = built(lambda: CosmosTransformer(**config), dtype)
+    given = torch.zeros(BATCH, 1, 2, 4, dtype=torch.long)
+    embeds = torch.randn(BATCH, 5, tiny.TEXT_WIDTH, dtype=dtype) if kind == "text" else None
+    return CosmosTokenModel(transformer, Layout((2, 2, 4)), given, embeds)
+
+
+def ordered_layout():
+    """A layout with orders, whose check reads the host."""
+    layout = Layout((4, 4))
+    layout.order, layout._rank_of = torch.arange(2 * BATCH * 16).view(2, BATCH, 16)
+    return layout
+
+
+def assert_logits(logits, *shape, groups=2):
+    assert logits.shape == (groups, BATCH, *shape)
     assert logits.dtype == torch.float32 and logits.device.type == "cuda"
 
 
-def run_tokens(model):
+def run_tokens(model, groups=2):
     """A prefill, a forward pass over tokens and one over a tree in scratch slots, a move, and the cache's other operations."""
     cache, logits = model.prefill(BATCH, scratch=SCRATCH)
-    assert_logits(logits, model.vocab_size)
+    assert_logits(logits, model.vocab_size, groups=groups)
     tokens = torch.zeros(BATCH, QUERIES, dtype=torch.long)
     positions = torch.arange(QUERIES).expand(BATCH, -1)
-    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size)
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, groups=groups)
     visible = torch.ones(BATCH, SCRATCH, model.num_tokens + SCRATCH, dtype=torch.bool)
     slots = model.num_tokens + torch.arange(SCRATCH).expand(BATCH, -1)
     logits = model.forward(tokens[:, :SCRATCH], positions[:, :SCRATCH], cache, visible=visible, slots=slots)
-    assert_logits(logits, SCRATCH, model.vocab_size)
+    assert_logits(logits, SCRATCH, model.vocab_size, groups=groups)
     cache.move(slots, positions[:, :SCRATCH])
     cache.reset_rows(torch.zeros(1, dtype=torch.long))
     cache.expand(torch.zeros(BATCH, dtype=torch.long))
-    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size)
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, groups=groups)
 
 
 @DTYPES
 @KINDS
 def test_llamagen(kind, dtype):
     run_tokens(llamagen(kind, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ["video", "text"])
+def test_cosmos(kind, dtype):
+    run_tokens(cosmos(kind, dtype), groups=1)
+
+
+@DTYPES
+def test_the_video_tokenizer(dtype, monkeypatch):
+    # A tensor of diffusers that was made outside of the fake mode.
+    monkeypatch.setattr(autoencoder_kl_cosmos, "_WAVELETS", {"haar": torch.ones(2)})
+    config = config_of(tiny_cosmos.video_tokenizer)
+    vq = built(lambda: CosmosVideoTokenizer(**config), dtype)
+    codes = vq.encode(torch.zeros(BATCH, 3, 9, 32, 48, dtype=dtype))
+    assert codes.shape == (BATCH, 2, 2, 3) and codes.dtype == torch.long and codes.device.type == "cuda"
+    stream = vq.stream()
+    frames = [stream.decode(maps) for maps in codes.split(1, dim=1)]
+    assert [part.shape[2] for part in frames] == [1, 8] and frames[1].dtype == dtype
+    assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
+
+
+@DTYPES
+@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+def test_any_order(family, dtype):
+    config = config_of(lambda: tiny.any_order_transformer(family))
+    transformer = built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
+    model = tiny.ANY_ORDER[family][1]._token_model(
+        transformer, condition_of("class", dtype), ordered_layout(), guided=True
+    )
+    run_tokens(model)
+    cache, logits = model.prefill_group(BATCH, 3)
+    assert_logits(logits, 3, model.vocab_size)
+    tokens = torch.zeros(BATCH, 3, dtype=torch.long)
+    for causal in (True, False):
+        assert_logits(model.forward_group(tokens, 0, 5, cache, causal=causal), 5, model.vocab_size)
+    assert model.guidance_progress(3, 5).is_cuda
 
 
 @DTYPES

@@ -58,15 +58,21 @@ def tokens(pipe, decoding, prompts=PROMPTS, **settings):
     return torch.cat([scale.flatten(1) for scale in out], dim=1) if isinstance(out, list) else out
 
 
+@pytest.fixture(scope="module")
+def arpg():
+    return tiny.any_order_pipeline("arpg", "text")
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, counting, monkeypatch):
+def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg, counting, monkeypatch):
     scales = name in decoding_names(scales=True)
-    pipe = var if scales else llamagen
+    pipe = var if scales else arpg if name == "groups" else llamagen
     monkeypatch.setattr(pipe, "_compiled", None)
     expected = tokens(pipe, name)
     pipe.compile(backend=counting)
     assert torch.equal(tokens(pipe, name), expected)
-    graphs = len(tiny.SCALES) - 1 if scales else 1
+    groups = 15 if name == "groups" else 1
+    graphs = len(tiny.SCALES) - 1 if scales else groups
     assert counting.graphs == graphs
     assert torch.equal(tokens(pipe, name), expected)
     assert counting.graphs == graphs, "a second call compiles again"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_llamagen
 from arimage.pipelines.captions import clean_caption
-from arimage.pipelines.pipeline_llamagen import left_pad
+from arimage.pipelines.class_or_text import left_pad
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -1,0 +1,91 @@
+"""What the converters of any-order models share: their files, and what these do not say."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .checkpoint import load_original
+from .folder import read_json
+from .llamagen import llamagen_tokenizer_from_original
+from .paths import CheckpointError
+
+
+# Of all published models: pixels per token along each side, pixels along each side, and channels per head.
+PIXELS_PER_TOKEN, IMAGE_SIZE, HEAD_WIDTH = 16, 256, 64
+
+
+@dataclass(frozen=True)
+class AnyOrderFiles:
+    """The files of a published model.
+
+    Attributes:
+        transformer: its file.
+        tokenizer: that of the image tokenizer; None if there is none.
+        grid_size: tokens along each side of its images.
+        num_heads: attention heads; None for the published width.
+    """
+
+    transformer: Path
+    tokenizer: Path | None
+    grid_size: int
+    num_heads: int | None
+
+    def heads(self, hidden_size: int) -> int:
+        """The attention heads of a transformer of this width."""
+        return self.num_heads or max(hidden_size // HEAD_WIDTH, 1)
+
+    def load_tokenizer(self, vocab_size: int) -> LlamaGenVQModel | None:
+        """The image tokenizer, if there is one.
+
+        Raises:
+            CheckpointError: if it has not the codes that the transformer predicts.
+        """
+        if self.tokenizer is None:
+            return None
+        vq = llamagen_tokenizer_from_original(load_original(self.tokenizer), source=self.tokenizer)
+        if vq.config.codebook_size != vocab_size:
+            raise CheckpointError(
+                f"{self.transformer} predicts {vocab_size} codes but {self.tokenizer} has {vq.config.codebook_size}: "
+                "give the tokenizer that this transformer was trained with"
+            )
+        return vq
+
+
+def find_files(
+    folder: str | Path,
+    tokenizer: str | Path | None,
+    image_size: int | None,
+    num_heads: int | None,
+    suffixes: tuple[str, ...] = (".pt", ".pth"),
+) -> AnyOrderFiles:
+    """The files in a folder with one transformer, or next to the transformer's own file, and what their config.json or the
+    arguments say.
+
+    Raises:
+        CheckpointError: if the folder has no or several transformers, or the image size does not fit the tokens.
+    """
+    given = Path(folder)
+    folder = given.parent if given.is_file() else given
+    if given.is_file():
+        transformer = given
+    else:
+        found = sorted(path for path in folder.glob("*") if path.suffix in suffixes and not path.name.startswith("vq"))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or f"no file that ends in {' or '.join(suffixes)}"
+            raise CheckpointError(f"{folder} has {names}: give the file of one transformer")
+        transformer = found[0]
+    if tokenizer is None and not given.is_file():
+        tokenizer = next((path for path in sorted(folder.glob("vq*")) if path.suffix in (".pt", ".pth")), None)
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if image_size is None:
+        image_size = config.get("img_size") or math.isqrt(config.get("block_size", 0)) * PIXELS_PER_TOKEN or IMAGE_SIZE
+    if image_size < 1 or image_size % PIXELS_PER_TOKEN:
+        raise CheckpointError(
+            f"image size {image_size} does not fit a tokenizer of {PIXELS_PER_TOKEN} pixels per token: give the multiple of "
+            f"{PIXELS_PER_TOKEN} that {transformer} was trained for"
+        )
+    heads = num_heads or config.get("n_head") or config.get("decoder_num_heads")
+    return AnyOrderFiles(
+        transformer, None if tokenizer is None else Path(tokenizer), image_size // PIXELS_PER_TOKEN, heads
+    )

@@ -1,0 +1,104 @@
+"""From the published files of RandAR (https://github.com/ziqipang/RandAR) to a `RandARPipeline`."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from ..models.transformer_randar import RandARTransformer
+from ..pipelines.pipeline_randar import RandARPipeline
+from .any_order import find_files
+from .checkpoint import fill, load_original, save_whole, shape_of
+from .imagenet import class_names
+from .llamagen import TRANSFORMER_NAMES
+from .paths import CheckpointError, check_vacant
+
+
+# The published guidance by hidden size.
+GUIDANCE = {1024: 3.4, 1280: 4.0}
+KIND = "RandAR transformer"
+
+
+def randar_transformer_from_original(
+    state: dict[str, torch.Tensor], *, grid_size: int, num_heads: int, source: str | Path = "the transformer's file"
+) -> RandARTransformer:
+    """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
+        num_heads: attention heads; the tensors do not show them.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    def shape(key: str) -> torch.Size:
+        return shape_of(state, key, 2, source=source, kind=KIND)
+
+    vocab_size, hidden_size = shape("tok_embeddings.weight")
+    if hidden_size % num_heads or hidden_size // num_heads % 4:
+        raise CheckpointError(
+            f"{source} has width {hidden_size}, of which {num_heads} heads have no whole multiple of 4 each: "
+            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
+        )
+    shape("pos_instruct_embeddings")
+    with torch.device("meta"):
+        transformer = RandARTransformer(
+            grid_size=grid_size,
+            hidden_size=hidden_size,
+            intermediate_size=shape("layers.0.feed_forward.w1.weight")[0],
+            num_layers=len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))}),
+            num_attention_heads=num_heads,
+            vocab_size=vocab_size,
+            num_classes=shape("cls_embedding.embedding_table.weight")[0] - 1,
+        )
+    state = {**state, "pos_instruct_embeddings": state["pos_instruct_embeddings"].flatten()}
+    dtype = state["tok_embeddings.weight"].dtype
+    return fill(transformer, state, _original_name, dtype=dtype, ignored="freqs_cis", source=source)
+
+
+def _original_name(name: str) -> str:
+    for ours, original in (("query_embedding", "pos_instruct_embeddings"), *TRANSFORMER_NAMES):
+        name = name.replace(ours, original)
+    return name
+
+
+def convert_randar(
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    image_size: int | None = None,
+    num_heads: int | None = None,
+    out: str | Path | None = None,
+) -> RandARPipeline:
+    """The pipeline of a published RandAR, with the published guidance.
+
+    Args:
+        folder: the transformer's file, such as `randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors`, or a folder with one
+            such file.
+        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
+            Without it, as with the weights for MaskGIT's tokenizer, the pipeline returns tokens.
+        image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention heads.
+            By default those of the folder's config.json (`block_size`, `n_head`) if it has them, else 256 pixels and the
+            published 64 channels per head.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a file cannot be read, does not fit the others or the image size, or `out` is taken.
+    """
+    if out is not None:
+        check_vacant(out)
+    files = find_files(folder, tokenizer, image_size, num_heads, (".safetensors",))
+    state = load_original(files.transformer)
+    width = shape_of(state, "tok_embeddings.weight", 2, source=files.transformer, kind=KIND)[1]
+    model = randar_transformer_from_original(
+        state, grid_size=files.grid_size, num_heads=files.heads(width), source=files.transformer
+    )
+    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
+    pipeline = RandARPipeline(model, vq, id2label=labels)
+    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(width, 3.4)
+    if out is not None:
+        save_whole(pipeline.save_pretrained, out)
+    return pipeline

@@ -1,0 +1,147 @@
+"""Group decoding: the tokens of an any-order model in a few groups, all tokens of a group in one forward pass."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from ..kernels.coupling import sample
+from .distribution import Sampling
+from .interface import GroupModel, needs_groups
+from .noise import Purpose, uniforms
+from .settings import LARGEST, check_settings
+from .state import DecodingState
+
+
+Schedule = Literal["arccos", "cosine"]
+GuidanceSchedule = Literal["linear", "constant"]
+Attention = Literal["published", "causal"]
+
+
+@dataclass
+class GroupState(DecodingState):
+    """Adds to `DecodingState`: `sizes`, the tokens of each group, and `group`, the number of groups decided."""
+
+    # All images are at the same group.
+    refillable = False
+
+    model: GroupModel
+    sizes: tuple[int, ...]
+    group: int = 0
+
+    @property
+    def max_steps(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def step_shape(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class GroupDecoding:
+    """The published parallel decoding of any-order models: ARPG (https://arxiv.org/abs/2503.10568), LPD
+    (https://arxiv.org/abs/2507.01957) and RandAR (https://arxiv.org/abs/2412.01827).
+
+    A forward pass predicts a whole group of tokens, each given the groups before it, and samples them independently. An image
+    so follows the product of these distributions, exactly. That is not the model's own distribution of one token after the
+    other, in which tokens of a group depend on each other, and there is no bound on how far off it is: the larger the groups,
+    the further. With groups of one token and constant guidance the images are those of `AutoregressiveDecoding`.
+
+    Attributes:
+        groups: how many groups there are, at most as many as tokens, or the size of each: a tuple whose sum is the number of
+            tokens, also written "1/2/4/9".
+        schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as in ARPG.
+        guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps of the
+            model's authors; "constant" guides all tokens alike.
+        attention: which tokens of its own group a token sees once the group is decided: those that the authors' code lets it
+            see ("published"; for ARPG and LPD the whole group), or those before it ("causal"; ARPG is trained so).
+
+    Raises:
+        ValueError: if a setting is not among these.
+    """
+
+    groups: int | tuple[int, ...] | str = 32
+    schedule: Schedule = "arccos"
+    guidance_schedule: GuidanceSchedule = "linear"
+    attention: Attention = "published"
+
+    exact = False
+
+    def __post_init__(self):
+        groups = self.groups
+        if isinstance(groups, str) and all(part.isdecimal() for part in groups.split("/")):
+            groups = tuple(map(int, groups.split("/")))
+        if isinstance(groups, list | tuple):
+            if not groups or not all(type(size) is int and 1 <= size <= LARGEST for size in groups):
+                raise ValueError(
+                    f"groups is {self.groups!r}: give how many there are, or the number of tokens of each"
+                )
+            object.__setattr__(self, "groups", tuple(groups))
+        else:
+            check_settings(self, {"groups": 1})
+        check_settings(
+            self,
+            choices={
+                "schedule": get_args(Schedule),
+                "guidance_schedule": get_args(GuidanceSchedule),
+                "attention": get_args(Attention),
+            },
+        )
+
+    def sizes(self, num_tokens: int) -> tuple[int, ...]:
+        """The number of tokens of each group of an image of `num_tokens`."""
+        if isinstance(self.groups, tuple):
+            return self.groups
+        assert isinstance(self.groups, int)
+        count, sizes = min(self.groups, num_tokens), []
+        for group in range(1, count):
+            share = (
+                math.acos(group / count) / (math.pi / 2)
+                if self.schedule == "arccos"
+                else math.cos(math.pi / 2 * group / count)
+            )
+            left = num_tokens - sum(sizes)
+            sizes.append(left - max(1, min(left - 1, int(num_tokens * share))))
+        return (*sizes, num_tokens - sum(sizes))
+
+    def supports(self, model: GroupModel) -> str | None:
+        if reason := needs_groups(model):
+            return reason
+        total = sum(self.sizes(model.num_tokens))
+        return None if total == model.num_tokens else f"groups have {total} tokens, an image has {model.num_tokens}"
+
+    def start(self, model: GroupModel, sampling: Sampling, seeds: torch.LongTensor) -> GroupState:
+        sizes = self.sizes(model.num_tokens)
+        cache, logits = model.prefill_group(len(seeds), sizes[0])
+        state = GroupState.open(model, sampling, seeds, cache, sizes=sizes)
+        self._decide(state, logits)
+        return state
+
+    def step(self, state: GroupState) -> None:
+        if state.group == len(state.sizes):
+            # An accelerator's host sees late that all is decided.
+            return
+        last, count = sum(state.sizes[: state.group - 1]), state.sizes[state.group]
+        tokens = state.tokens[:, last : last + state.sizes[state.group - 1]]
+        causal = self.attention == "causal"
+        self._decide(state, state.model.forward_group(tokens, last, count, state.cache, causal=causal))
+
+    def _decide(self, state: GroupState, logits: torch.FloatTensor) -> None:
+        """Decide the next group by its logits [G, B, count, V]."""
+        batch, count = logits.shape[1:3]
+        rank, sampling = sum(state.sizes[: state.group]), state.sampling
+        positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
+        if self.guidance_schedule == "linear" and sampling.guided:
+            full = sampling.guidance_scale
+            if sampling.stacked:
+                full = full[:, None]  # pyright: ignore[reportIndexIssue] a tensor in a stack
+            scale = 1 + (full - 1) * state.model.guidance_progress(rank, count)
+            sampling = sampling.with_guidance(scale.expand(batch, -1))
+        probabilities = state.probabilities(logits, positions, sampling=sampling)
+        tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+        state.token_buffer.scatter_(1, positions, tokens)
+        state.record(torch.full_like(state.seeds, count))
+        state.group += 1
+        state.finished.fill_(state.group == len(state.sizes))

@@ -1,0 +1,63 @@
+"""Orders in which the tokens of an image can be generated, by name."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from .noise import Purpose, uniforms
+
+
+Order = Literal["raster", "random", "farthest", "locality"]
+
+
+def order_of(
+    name: str, shape: tuple[int, int], seeds: torch.LongTensor, group_sizes: Sequence[int] = ()
+) -> torch.LongTensor | None:
+    """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
+
+    Args:
+        name: "raster", row by row; "random"; "farthest", in which the next token is one of those farthest from all before it;
+            or "locality", the order of LPD (https://arxiv.org/abs/2507.01957): the tokens of a group lie next to many tokens
+            of the groups before it and far from each other.
+        shape: (rows, columns).
+        group_sizes: of "locality", how many tokens each group has; they add up to N.
+    """
+    if name == "raster":
+        return None
+    count = shape[0] * shape[1]
+    noise = uniforms(seeds, torch.arange(count, device=seeds.device).expand(len(seeds), -1), Purpose.ORDER, None, 1)
+    noise = noise[..., 0]
+    if name == "random":
+        return noise.argsort(dim=1)
+    # In a single group no token has a neighbour before it, so each is as far as it can be from the others.
+    return _spread(shape, noise, [count] if name == "farthest" else group_sizes)
+
+
+def _spread(shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int]) -> torch.LongTensor:
+    """Each token of a group has as many decided neighbours as possible and lies not close to another of its group; where there
+    is no such place, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals.
+
+    A place depends on all before it, so there is a step per rank, over all images and places at once."""
+    rows, columns = shape
+    # How near two tokens of a group are too close, as published for grids of 16 and of 32.
+    close, largest = max(rows // 8, 1), float(rows**2 + columns**2)
+    place = torch.arange(rows * columns, device=noise.device)
+    row, column = place // columns, place % columns
+    undecided, neighbours, picks = torch.ones_like(noise, dtype=torch.bool), torch.zeros_like(noise), []
+    for size in group_sizes:
+        before, nearest = neighbours.clone(), torch.full_like(noise, largest)
+        free = undecided & (before >= 1)
+        for _ in range(size):
+            score = torch.where(free, largest * (2 + before), nearest).where(undecided, -1.0)
+            # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
+            pick = (score + 0.5 * noise).argmax(1)
+            picks.append(pick)
+            down, right = (row - row[pick, None]).abs(), (column - column[pick, None]).abs()
+            apart, squared = torch.maximum(down, right), down**2 + right**2
+            undecided &= apart > 0
+            free &= apart > close
+            nearest = torch.minimum(nearest, squared.float())
+            # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
+            neighbours += torch.where(apart == 1, squared.float().rsqrt(), 0.0)
+    return torch.stack(picks, dim=1)

@@ -1,0 +1,188 @@
+"""What LPD and RandAR have in common: a forward pass feeds tokens, and queries that ask for the tokens of other places, through the
+same layers."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .binding import PrefixModel, check_image
+from .cache import SlotCache
+
+
+class PairedCache(SlotCache):
+    """A `SlotCache` with two places per slot: 2 s for the token of rank s, and 2 s + 1 for the query of the rank after it. So the
+    places of an image are in the order of the sequence x_0, q_1, x_1, q_2, ..., where q_0 belongs to the prompt."""
+
+    def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
+        super().lay_out(prompt, 2 * slots, 2 * scratch, owners)
+        self.limit = slots
+
+    @property
+    def limit(self) -> int:
+        """To how many places of the image forward passes attend; set to a number of slots."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, slots: int) -> None:
+        self._limit = 2 * slots
+
+    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
+        super().move(both_places(source), both_places(target))
+
+
+def both_places(slots: torch.LongTensor) -> torch.LongTensor:
+    """The places [B, 2 Q] of slots [B, Q] in a `PairedCache`, those of tokens first; -1 stays nowhere."""
+    return torch.cat([torch.where(slots < 0, -1, 2 * slots + query) for query in (0, 1)], dim=1)
+
+
+class PairedModel(PrefixModel):
+    """Base of the `GroupModel`s (see `arimage.decoding.interface`) whose transformer takes tokens, then queries.
+
+    A family's transformer is called with the prefix or tokens, `at` and `query_at` from `encode`, and a mask of both; it returns
+    the logits of the queries.
+
+    Args:
+        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in any order.
+
+    Raises:
+        ValueError: if the layout has three dimensions.
+    """
+
+    # Whether later tokens see the queries before them.
+    keeps_queries: bool
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        layout,
+        **settings,
+    ):
+        check_image(layout, type(transformer).__name__)
+        super().__init__(transformer, condition, layout, **settings)
+        self._prefix_mask = F.pad(self._prefix_mask, (0, 1), value=self.keeps_queries)
+
+    def merge_prompts(self) -> None:
+        """Equal prompts have prefixes of their own, which end with the first query of the image's order."""
+
+    def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
+        """What tells the transformer the places of ranks [B, Q]: [B, Q, ...]."""
+        raise NotImplementedError
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
+        """A cache with the condition in it, and the logits [G, B, V] of rank 0; see `TokenModel.prefill`."""
+        cache, logits = self.prefill_group(batch_size, 1, scratch)
+        return cache, logits[:, :, 0]
+
+    def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
+        """See `GroupModel.prefill_group`."""
+        config, device = self.transformer.config, self.device
+        cache, condition, _ = self.open_prefill(
+            PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch
+        )
+        rows, length = self._prefix_mask.shape
+        index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
+        # The queries after the first, which belongs to the prefix.
+        slots = torch.arange(count - 1, device=device).expand(batch_size, -1)
+        later = 2 * slots + 1
+        cache.write_next_at(torch.cat([index, cache.index(later)], dim=1))
+        place = torch.arange(cache.slots + cache.scratch, device=device)
+        group = (place % 2 == 1) & (place < 2 * count - 2)
+        seen = group.repeat(batch_size, length + count - 1, 1)
+        seen[:, : length - 1] = False
+        if self.keeps_queries:
+            # A query sees those before it, and the first is in the prefix.
+            seen &= place <= F.pad(later, (length, 0), value=-1)[..., None]
+        image = self._seen(cache, F.pad(later, (length, 0)), seen)
+        own = torch.ones(length + count - 1, length, dtype=torch.bool, device=device).tril()
+        prefix = F.pad(own, (cache.prefix - length, 0)).expand(rows, -1, -1)
+        ranks = torch.arange(count, device=device).expand(batch_size, -1)
+        logits = self.transformer(
+            query_at=self._per_row(self.encode(ranks)),
+            mask=torch.cat([prefix, image], dim=-1),
+            condition=condition,
+            cache=cache,
+        )
+        return cache, logits.unflatten(0, (self.groups, -1))
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: PairedCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
+        at_slots = positions if slots is None else torch.where(positions < 0, -1, slots)
+        place = torch.arange(cache.slots + cache.scratch, device=self.device)
+        if visible is None:
+            known = place // 2 <= at_slots[..., None]
+        else:
+            known = visible.repeat_interleave(2, dim=-1)
+        asks, own = place % 2 == 1, place == 2 * at_slots[..., None] + 1
+        if self.keeps_queries:
+            seen = torch.cat([known & ~own, known], dim=1)
+        else:
+            seen = torch.cat([known & ~asks, known & ~asks | own], dim=1)
+        # Padding reads the first rank, and the last rank asks for itself.
+        ranks = positions.clamp(min=0)
+        return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
+
+    def forward_group(
+        self, tokens: torch.LongTensor, rank: int, count: int, cache: PairedCache, *, causal: bool = False
+    ) -> torch.FloatTensor:
+        """See `GroupModel.forward_group`."""
+        batch, fed = tokens.shape
+        place, last = torch.arange(cache.slots + cache.scratch, device=self.device), rank + fed - 1
+        ranks = (rank + torch.arange(fed + count, device=self.device)).expand(batch, -1)
+        known, asked = ranks.split([fed, count], dim=1)
+        asks, group = place % 2 == 1, (place > 2 * last) & (place < 2 * (last + count))
+        if self.keeps_queries:
+            # The queries of the tokens that are fed come again, each behind the token before it.
+            asked = ranks[:, 1:]
+            places = torch.cat([2 * known, 2 * asked - 1], dim=1)
+            seen = (place <= places[..., None]) & ((place <= 2 * last) | asks)
+        else:
+            places = torch.cat([2 * known, 2 * asked - 1], dim=1)
+            limit = known if causal else torch.full_like(known, last)
+            before = (place <= 2 * limit[..., None]) & ~asks
+            seen = torch.cat([before, before[:, -1:].expand(-1, count, -1) | (group & asks)], dim=1)
+        return self._run(tokens, known, asked, places, seen, cache)[:, :, -count:]
+
+    def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.FloatTensor:
+        """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q], to `places` [B, T + Q], -1 = nowhere, which
+        see those in `seen` [B, T + Q, places]: the logits [G, B, Q, V]."""
+        cache.write_next_at(cache.index(places))
+        image = self._seen(cache, places, seen)
+        logits = self.transformer(
+            tokens.repeat(self.groups, 1),
+            at=self._per_row(self.encode(ranks)),
+            query_at=self._per_row(self.encode(asked)),
+            mask=torch.cat([self.prefix(cache, image.shape[1]), image], dim=-1),
+            cache=cache,
+        )
+        return logits.unflatten(0, (self.groups, -1))
+
+    def _seen(self, cache: PairedCache, places: torch.LongTensor, seen: torch.BoolTensor) -> torch.BoolTensor:
+        """Which keys behind the prompt the fed positions at `places` [B, Q], -1 = nowhere, see: [rows, Q, K]."""
+        return cache.seen(places.remainder(len(cache.places)), seen).repeat(self.groups, 1, 1)
+
+    def _per_row(self, values: torch.Tensor) -> torch.Tensor:
+        return values.repeat(self.groups, *[1] * (values.ndim - 1))
+
+
+def teacher_forcing_mask(group_sizes: list[int], keeps_queries: bool, device: torch.device) -> torch.BoolTensor:
+    """Which of a condition, N - 1 tokens and N queries each of them sees, bool [2 N, 2 N], where the tokens are generated in
+    groups of these sizes."""
+    group = torch.arange(len(group_sizes), device=device).repeat_interleave(torch.tensor(group_sizes, device=device))
+    fed, count = group[:-1], len(group)
+    mask = torch.zeros(2 * count, 2 * count, dtype=torch.bool, device=device)
+    mask[:, 0] = True
+    mask[1:count, 1:count] = fed <= fed[:, None]
+    mask[count:, 1:count] = fed < group[:, None]
+    mask[count:, count:] = group <= group[:, None] if keeps_queries else group == group[:, None]
+    if keeps_queries:
+        mask[1:count, count:] = group <= fed[:, None]
+    return mask

@@ -1,0 +1,267 @@
+"""The transformer of ARPG (https://arxiv.org/abs/2503.10568): a causal half reads the tokens known so far, in any order, and in the
+other half queries for any places read what it made of them."""
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from ..kernels.rotary import rotate
+from .binding import PrefixModel, check_image
+from .cache import SlotCache
+from .layers import Linear, additive, attend
+from .transformer_llamagen import Block, ClassOrTextCondition, FeedForward, RMSNorm, check_heads, rotary_table
+
+
+class QueryBlock(nn.Module):
+    """A block of the second half: queries attend to keys and values that all its blocks share, and not to each other."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.q_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden, key, value, rotary, mask):
+        query = self.q_proj(self.attention_norm(hidden)).unflatten(-1, (-1, self.head_dim))
+        query = rotate(query, rotary).transpose(1, 2)
+        attended = self.out_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        hidden = hidden + (self.dropout(attended) if self.training else attended)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+
+class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+    """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the published ARPG-L.
+
+    Args:
+        conditioning (`str`): "class" or "text".
+        grid_size (`int`): tokens along each side of the image that the weights were trained for.
+        hidden_size, intermediate_size, num_attention_heads (`int`): the shape of a block; the width of a head must be a multiple
+            of 4.
+        num_layers (`int`): blocks of both halves together; an even number.
+        vocab_size (`int`): image tokens.
+        num_classes (`int`): classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix; 1 for classes.
+        caption_dim (`int`): width of the text embeddings.
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block", "QueryBlock"]
+    _repeated_blocks = ["Block", "QueryBlock"]
+
+    @register_to_config
+    def __init__(
+        self,
+        conditioning: str = "class",
+        grid_size: int = 16,
+        hidden_size: int = 1024,
+        intermediate_size: int = 2816,
+        num_layers: int = 24,
+        num_attention_heads: int = 16,
+        num_key_value_heads: int | None = None,
+        vocab_size: int = 16384,
+        num_classes: int = 1000,
+        num_condition_tokens: int = 1,
+        caption_dim: int = 2048,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_heads(hidden_size, num_attention_heads)
+        if num_layers % 2:
+            raise ValueError(f"num_layers is {num_layers}: give an even number, half of it for each half")
+        self.add_condition()
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
+        self.memory_norm = RMSNorm(hidden_size, norm_eps)
+        self.memory_proj = Linear(hidden_size, 2 * hidden_size, bias=False)
+        self.query_blocks = nn.ModuleList(QueryBlock(self.config) for _ in range(num_layers // 2))
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = Linear(hidden_size, vocab_size, bias=False)
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(self.query_embedding, std=0.02)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(
+        self,
+        tokens: torch.LongTensor | None = None,
+        *,
+        rotary: torch.Tensor,
+        mask: torch.BoolTensor,
+        query_rotary: torch.Tensor,
+        query_mask: torch.BoolTensor,
+        query_rows: torch.LongTensor | None = None,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: SlotCache | None = None,
+    ) -> torch.FloatTensor:
+        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [R, Q, vocab_size] in float32,
+        where R is B unless `query_rows` is given.
+
+        Args:
+            tokens: image tokens [B, T]; -1 is a token that is not known yet.
+            rotary: rows of `rotary_table` for the fed positions, [B or 1, P + T, head_dim / 2, 2].
+            mask: bool [B, P + T, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
+            query_rotary: rows of `rotary_table` for the places that are asked for, [R or 1, Q, head_dim / 2, 2].
+            query_mask: bool [R, Q, K], which keys each query sees.
+            query_rows: which of the B rows the queries of each row read, [R].
+            condition: arguments of `embed_condition`; the prefix comes before `tokens`.
+            cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
+        """
+        parts = [] if condition is None else [self.embed_condition(**condition)]
+        if tokens is not None:
+            # A zero vector is neutral: the token is not known yet.
+            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+        hidden = self.embedding_dropout(torch.cat(parts, dim=1))
+        scores = additive(mask, hidden.dtype)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary, scores, cache, layer)
+        memory = self.memory_proj(self.memory_norm(hidden)).unflatten(-1, (-1, self.head_dim))
+        key, value = memory.chunk(2, dim=2)
+        key, value = rotate(key, rotary).transpose(1, 2), value.transpose(1, 2)
+        if cache is not None:
+            key, value = cache.write(len(self.blocks), key, value)
+        if query_rows is not None:
+            key, value = key[query_rows], value[query_rows]
+        queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
+        scores = additive(query_mask, hidden.dtype)
+        for block in self.query_blocks:
+            queries = block(queries, key, value, query_rotary, scores)
+        return self.head(self.norm(queries)).float()
+
+    def predict(
+        self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
+    ) -> torch.FloatTensor:
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
+        of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
+        tokens of the ranks before r. Differentiable, for training."""
+        batch, count = tokens.shape
+        if order is not None:
+            tokens = tokens.gather(1, order)
+        prefix_mask = self.prefix_mask(**condition)
+        start = prefix_mask.shape[1]
+        length = start + count - 1
+        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
+        mask[:, :, :start] &= prefix_mask[:, None]
+        # A masked condition token would see nothing and become NaN.
+        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        grid = (self.config.grid_size,) * 2
+        table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)
+        rotary = table[start:][None] if order is None else table[start:][order]
+        return self(
+            tokens[:, :-1],
+            rotary=torch.cat([table[None, :start].expand(len(rotary), -1, -1, -1), rotary[:, :-1]], dim=1),
+            mask=mask,
+            query_rotary=rotary,
+            query_mask=mask[:, start - 1 :],
+            condition=condition,
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+
+class ARPGTokenModel(PrefixModel):
+    """A `GroupModel` (see `arimage.decoding.interface`): an `ARPGTransformer` with the conditions and the orders of one call.
+
+    Args:
+        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in any order.
+
+    Raises:
+        ValueError: if the layout has three dimensions.
+    """
+
+    def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
+        check_image(layout, "ARPG")
+        super().__init__(transformer, condition, layout, **settings)
+        theta = transformer.config.rope_theta
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+
+    def _rotary_of(self, ranks: torch.LongTensor) -> torch.Tensor:
+        """The rotations [B, Q, head_dim / 2, 2] of ranks [B, Q]."""
+        return self._rotary[self._prefix_mask.shape[1] :][self.layout.places(ranks)]
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
+        """A cache with the condition in it, and the logits [G, B, V] of rank 0; see `TokenModel.prefill`."""
+        cache, logits = self.prefill_group(batch_size, 1, scratch)
+        return cache, logits[:, :, 0]
+
+    def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
+        """See `GroupModel.prefill_group`."""
+        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        layers, heads = config.num_layers // 2 + 1, config.num_attention_heads
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, layers, heads, scratch)
+        mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
+        logits = self.transformer(
+            rotary=self._rotary[None, :length],
+            mask=mask,
+            query_rotary=self._rotary_of(torch.arange(count, device=self.device).expand(batch_size, -1)).repeat(
+                self.groups, 1, 1, 1
+            ),
+            query_mask=mask[rows, -1:].expand(-1, count, -1),
+            query_rows=rows,
+            condition=condition,
+            cache=cache,
+        )
+        cache.take_rows(rows)
+        return cache, logits.unflatten(0, (self.groups, -1))
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: SlotCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
+        at_slots = cache.slots_of(positions, slots)
+        cache.write_next_at(cache.index(at_slots))
+        seen = cache.seen(at_slots, visible)
+        # Padding reads the first rank, and the last rank asks for itself.
+        ranks = positions.clamp(min=0)
+        return self._run(tokens, ranks, seen, (ranks + 1).clamp(max=self.num_tokens - 1), seen, cache)
+
+    def forward_group(
+        self, tokens: torch.LongTensor, rank: int, count: int, cache: SlotCache, *, causal: bool = False
+    ) -> torch.FloatTensor:
+        """See `GroupModel.forward_group`."""
+        ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
+        fed, asked = ranks.split([tokens.shape[1], count], dim=1)
+        cache.write_next_at(cache.index(fed))
+        query_seen = cache.seen(fed[:, -1:].expand(-1, count), None)
+        seen = cache.seen(fed if causal else fed[:, -1:].expand_as(fed), None)
+        return self._run(tokens, fed, seen, asked, query_seen, cache)
+
+    def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
+        """See `GroupModel.guidance_progress`: the authors count the group itself."""
+        return torch.full((count,), (rank + count) / self.num_tokens, device=self.device)
+
+    def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.FloatTensor:
+        """Feed `tokens` [B, T] of `ranks`, which see the slots `seen` [B, T, K], and ask for the ranks `asked` [B, Q]."""
+        seen, query_seen = (
+            torch.cat([self.prefix(cache, part.shape[1]), part.repeat(self.groups, 1, 1)], dim=-1)
+            for part in (seen, query_seen)
+        )
+        logits = self.transformer(
+            tokens.repeat(self.groups, 1),
+            rotary=self._rotary_of(ranks).repeat(self.groups, 1, 1, 1),
+            mask=seen,
+            query_rotary=self._rotary_of(asked).repeat(self.groups, 1, 1, 1),
+            query_mask=query_seen,
+            cache=cache,
+        )
+        return logits.unflatten(0, (self.groups, -1))

@@ -1,0 +1,428 @@
+"""The autoregressive transformer of Cosmos-Predict1 (https://arxiv.org/abs/2501.03575): a Llama decoder over the tokens of a video
+in raster order, frame after frame, with positions in three dimensions and, for text, cross-attention."""
+
+import copy
+import math
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from ..kernels.rotary import rotate
+from .binding import distinct, distinct_rows
+from .cache import SlotCache
+from .layers import Linear, additive, attend
+
+
+# YaRN as the authors set it: stretched twice, between wavelengths that turn 4 times and once over (frames, rows or columns). They
+# count rows and columns alike.
+YARN_SCALE, YARN_FAST, YARN_SLOW = 2, 4, 1
+YARN_LENGTHS = (3, 40, 40)
+
+
+def axis_widths(width: int) -> tuple[int, int, int]:
+    """How much of a vector of `width` the positions along time, rows and columns take."""
+    side = width // 6 * 2
+    return width - 2 * side, side, side
+
+
+def axis_table(shape: tuple[int, int, int], frequencies: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The angles [T, H, W, F] of every place in a grid, per axis with frequencies [F]."""
+    tables = []
+    for axis, (size, frequency) in enumerate(zip(shape, frequencies, strict=True)):
+        angles = torch.outer(torch.arange(size, device=frequency.device).to(frequency), frequency)
+        view = [1, 1, 1, -1]
+        view[axis] = size
+        tables.append(angles.view(view).expand(*shape, -1))
+    return tables
+
+
+def rotary_table(
+    head_dim: int, shape: tuple[int, int, int], theta: float, yarn: bool, device: torch.device
+) -> torch.Tensor:
+    """Cosines and sines [T * H * W, head_dim / 2, 2] in float32 of a grid of (frames, rows, columns)."""
+    frequencies = []
+    for width, length in zip(axis_widths(head_dim), YARN_LENGTHS, strict=True):
+        frequency = theta ** (-torch.arange(0, width, 2, device=device) / width)
+        if yarn:
+            slow, fast = (2 * math.pi * turns / length for turns in (YARN_SLOW, YARN_FAST))
+            kept = ((frequency - slow) / (fast - slow)).clamp(0, 1)
+            frequency = frequency * (kept + (1 - kept) / YARN_SCALE)
+        frequencies.append(frequency)
+    angles = torch.cat(axis_table(shape, frequencies), dim=-1).flatten(0, 2)
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+def position_table(width: int, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """Sines and cosines [T * H * W, width] of a grid of (frames, rows, columns), which the authors round to bfloat16 in every
+    dtype."""
+    frequencies = [
+        10000 ** (-torch.arange(part // 2, dtype=torch.float64, device=device) / (part // 2))
+        for part in axis_widths(width)
+    ]
+    parts = [part for angles in axis_table(shape, frequencies) for part in (angles.sin(), angles.cos())]
+    return torch.cat([part.bfloat16() for part in parts], dim=-1).flatten(0, 2)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(hidden.float(), hidden.shape[-1:], None, self.eps).to(hidden.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """Attention to the tokens themselves, or to a text that is `context_dim` wide."""
+
+    def __init__(self, config, context_dim: int | None = None):
+        super().__init__()
+        heads, head_dim = config.num_attention_heads, config.head_dim
+        inner = config.num_key_value_heads * head_dim
+        self.head_dim = head_dim
+        self.q_proj = Linear(config.hidden_size, heads * head_dim, bias=False)
+        self.k_proj = Linear(context_dim or config.hidden_size, inner, bias=False)
+        self.v_proj = Linear(context_dim or config.hidden_size, inner, bias=False)
+        self.out_proj = Linear(heads * head_dim, config.hidden_size, bias=False)
+        self.q_norm, self.k_norm = (RMSNorm(head_dim, config.norm_eps) for _ in range(2))
+
+    def queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, Q, heads, head_dim]"""
+        return self.q_norm(self.q_proj(hidden).unflatten(-1, (-1, self.head_dim)))
+
+    def keys_and_values(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, K, key_value_heads, head_dim] each"""
+        key, value = (part(source).unflatten(-1, (-1, self.head_dim)) for part in (self.k_proj, self.v_proj))
+        return self.k_norm(key), value
+
+    def gather(self, query, key, value, mask=None, causal=False) -> torch.Tensor:
+        """What the queries [B, heads, Q, head_dim] see: [B, Q, hidden_size]."""
+        return self.out_proj(attend(query, key, value, mask, causal=causal).transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, hidden):
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config)
+        if config.context_dim is not None:
+            self.cross_attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.cross_attention = Attention(config, config.context_dim)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size)
+
+    def forward(self, hidden, rotary, mask, text=None, cache=None, layer=0):
+        normed = self.attention_norm(hidden)
+        key, value = self.attention.keys_and_values(normed)
+        query, key = (rotate(states, rotary).transpose(1, 2) for states in (self.attention.queries(normed), key))
+        value = value.transpose(1, 2)
+        if cache is not None:
+            cached = cache.write(layer, key, value)
+            # Without a mask all that is seen is fed in this pass.
+            key, value = (key, value) if mask is None else cached
+        hidden = hidden + self.attention.gather(query, key, value, mask, causal=mask is None)
+        if text is not None:
+            query = self.cross_attention.queries(self.cross_attention_norm(hidden)).transpose(1, 2)
+            hidden = hidden + self.cross_attention.gather(query, *text)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+
+class CosmosTransformer(ModelMixin, ConfigMixin):
+    """The next-token transformer of Cosmos-Predict1. The defaults are the published 4B.
+
+    Heads are rotated in neighbouring pairs, where the original rotates their halves: the converter orders the weights.
+
+    Args:
+        shape (`tuple[int, int, int]`): frames, rows and columns of the token maps that the weights were trained for.
+        hidden_size, intermediate_size, num_layers, num_attention_heads, num_key_value_heads (`int`): the decoder's shape.
+        head_dim (`int`): width of a head, even.
+        vocab_size (`int`): tokens of a video.
+        context_dim (`int`, *optional*): width of the text embeddings, of models with text; None without cross-attention. A model
+            with text begins with a token of its own, and adds absolute positions before every block.
+        embeddings (`int`, *optional*): rows of the embedding, `vocab_size` of them for the tokens of a video; by default as many
+            as there must be.
+        yarn (`bool`): whether the positions are those of YaRN (https://arxiv.org/abs/2309.00071).
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    def __init__(
+        self,
+        shape: tuple[int, int, int] = (5, 40, 64),
+        hidden_size: int = 4096,
+        intermediate_size: int = 14336,
+        num_layers: int = 16,
+        num_attention_heads: int = 32,
+        num_key_value_heads: int = 8,
+        head_dim: int = 128,
+        vocab_size: int = 64000,
+        context_dim: int | None = None,
+        embeddings: int | None = None,
+        yarn: bool = False,
+        rope_theta: float = 500000.0,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        least = vocab_size + (context_dim is not None)
+        if head_dim % 2 or (embeddings or least) < least:
+            raise ValueError(
+                f"head_dim is {head_dim} and embeddings {embeddings}: give an even width, and at least {least} embeddings"
+            )
+        self.token_embedding = nn.Embedding(embeddings or least, hidden_size)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = Linear(hidden_size, vocab_size, bias=False)
+
+    @property
+    def reads_text(self) -> bool:
+        return self.config.context_dim is not None
+
+    def read_text(self, prompt_embeds: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What every block's cross-attention reads of texts [B, S, context_dim]: keys and values [B, key_value_heads, S,
+        head_dim] per block. All S places are read, those behind a prompt too, as in the original, where they are zero."""
+        prompt_embeds = prompt_embeds.to(self.dtype)
+        texts = []
+        for block in self.blocks:
+            key, value = block.cross_attention.keys_and_values(prompt_embeds)
+            texts.append((key.transpose(1, 2), value.transpose(1, 2)))
+        return texts
+
+    def positions(self, shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of a grid of (frames, rows, columns): the cosines and sines of `rotary_table`, and for text the absolute positions [P,
+        hidden_size], None otherwise. With text the first row is that of the token that begins a video."""
+        config = self.config
+        rotary = rotary_table(config.head_dim, shape, config.rope_theta, config.yarn, device)
+        if not self.reads_text:
+            return rotary, None
+        begin = torch.zeros_like(rotary[:1])
+        begin[..., 0] = 1
+        absolute = position_table(config.hidden_size, shape, device)
+        return torch.cat([begin, rotary]), F.pad(absolute, (0, 0, 1, 0))
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        *,
+        rotary: torch.Tensor,
+        absolute: torch.Tensor | None = None,
+        mask: torch.BoolTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        cache: "CosmosCache | None" = None,
+        first_query: int = 0,
+    ) -> torch.FloatTensor:
+        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 of the tokens after each of those fed.
+
+        Args:
+            tokens: [B, Q]; -1 is a token that is not known yet, `vocab_size` the token that begins a video.
+            rotary, absolute: rows of `positions` for the fed tokens, [B or 1, Q, ...].
+            mask: bool [B, Q, K], which of the first K keys of `cache` each query sees. Without it a query sees the fed tokens up
+                to its own.
+            prompt_embeds: text embeddings [B, S, context_dim], where `cache` does not hold what cross-attention reads of them.
+            cache: the keys and values of the fed tokens are written to it, see `SlotCache.write_next_at`, and those of
+                `prompt_embeds`.
+            first_query: leave out the logits of the tokens before it.
+        """
+        texts = None if cache is None else cache.texts
+        if prompt_embeds is not None:
+            texts = self.read_text(prompt_embeds)
+            if cache is not None:
+                cache.texts = texts
+        # A zero vector is neutral: the token is not known yet.
+        hidden = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
+        scores = None if mask is None else additive(mask, hidden.dtype)
+        absolute = None if absolute is None else absolute.to(hidden.dtype)
+        for layer, block in enumerate(self.blocks):
+            if absolute is not None:
+                hidden = hidden + absolute
+            hidden = block(hidden, rotary, scores, None if texts is None else texts[layer], cache, layer)
+        return self.head(self.norm(hidden[:, first_query:])).float()
+
+    def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.FloatTensor:
+        """Teacher-forced logits in float32 of videos [B, t, h, w] given all tokens before: [B, N, vocab_size] of every token with
+        text [B, S, context_dim], [B, N - 1, vocab_size] of all but the first without. Differentiable, for training."""
+        rotary, absolute = self.positions(tuple(tokens.shape[1:]), tokens.device)
+        fed = tokens.flatten(1)
+        if self.reads_text:
+            fed = F.pad(fed, (1, 0), value=self.config.vocab_size)
+        length = fed.shape[1] - 1
+        return self(
+            fed[:, :length],
+            rotary=rotary[None, :length],
+            absolute=None if absolute is None else absolute[None, :length],
+            prompt_embeds=prompt_embeds,
+        )
+
+
+class CosmosCache(SlotCache):
+    """A `SlotCache` that also holds what the cross-attention reads.
+
+    Attributes:
+        texts: keys and values [rows, heads, S, head_dim] per layer; None of a model without text.
+    """
+
+    texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
+        super().take_rows(rows)
+        if self.texts is not None:
+            self.texts = [(key[rows], value[rows]) for key, value in self.texts]
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        super().put(images, other)
+        for mine, theirs in zip(self.texts or (), other.texts or (), strict=True):
+            for part, new in zip(mine, theirs, strict=True):
+                part.index_copy_(0, images, new)
+
+
+class CosmosTokenModel:
+    """A `TokenModel` (see `arimage.decoding.interface`): a `CosmosTransformer` with the conditions of one call.
+
+    The token maps that are given are the prefix, so that they cost one prefill and no step.
+
+    Args:
+        transformer: the `CosmosTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        layout: the `Layout` of the tokens to generate, (frames, rows, columns) in raster order.
+        given: tokens of the maps before, [B, t, rows, columns], one row per video; t may be 0 with text only.
+        prompt_embeds: text embeddings [B, S, context_dim], for a model with text.
+        codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
+
+    Raises:
+        ValueError: if the layout has not three dimensions, has an order, does not fit the given maps, or a text is missing or
+            not read by the model.
+    """
+
+    drafter = None
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        layout,
+        given: torch.LongTensor,
+        prompt_embeds: torch.Tensor | None = None,
+        *,
+        codebook: torch.Tensor | None = None,
+    ):
+        if len(layout.shape) != 3 or layout.order is not None:
+            raise ValueError(f"layout has shape {layout.shape}: give (frames, rows, columns) in raster order")
+        if tuple(given.shape[2:]) != layout.shape[1:]:
+            raise ValueError(
+                f"given has maps of {tuple(given.shape[2:])}, the layout of {layout.shape[1:]}: give the same"
+            )
+        if transformer.reads_text == (prompt_embeds is None):
+            raise ValueError(
+                "the transformer has text: give prompt_embeds"
+                if transformer.reads_text
+                else "the transformer has no text: leave out prompt_embeds"
+            )
+        prefix = given.flatten(1)
+        if transformer.reads_text:
+            prefix = F.pad(prefix, (1, 0), value=transformer.config.vocab_size)
+        if not prefix.shape[1]:
+            raise ValueError("given holds no map, and without text the first token is never predicted: give one")
+        self.transformer, self.network, self.layout = transformer, transformer, layout
+        # The conditions, and which of them each video has.
+        self._conditions = (prefix,) if prompt_embeds is None else (prefix, prompt_embeds)
+        self._rows = list(range(len(prefix)))
+        self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
+        self.device = given.device
+        # The tokenizer may be offloaded.
+        self.codebook = None if codebook is None else codebook.to(self.device)
+        shape = (given.shape[1] + layout.shape[0], *layout.shape[1:])
+        self._rotary, self._absolute = transformer.positions(shape, self.device)
+        self.context = given[:, -1].flatten(1).clone() if given.shape[1] else None
+
+    def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
+        """See `TokenModel.take`."""
+        other = copy.copy(self)
+        other._rows = [self._rows[image] for image in images.tolist()]
+        other.context = None if self.context is None else self.context[images]
+        return other
+
+    def merge_prompts(self) -> None:
+        """Prefill equal conditions once. Reads the device."""
+        first, numbers = distinct_rows(*self._conditions)
+        self._rows = [numbers[row] for row in self._rows]
+        self._conditions = tuple(part[first] for part in self._conditions)
+
+    def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
+        """See `TokenModel.put`. All that a forward pass needs of a condition is in the cache."""
+        if self.context is not None:
+            self.context.index_copy_(0, images, other.context)
+        return False
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
+        """A cache with the given maps in it, and the logits [1, B, V] of position 0; see `TokenModel.prefill`."""
+        config = self.transformer.config
+        if len(self._rows) != batch_size:
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {len(self._rows)} videos")
+        first, copies = distinct(self._rows)
+        prefix, *embeds = (part[[self._rows[row] for row in first]] for part in self._conditions)
+        prompts, length = prefix.shape
+        cache = CosmosCache(
+            config.num_layers,
+            prompts,
+            config.num_key_value_heads,
+            config.head_dim,
+            prefix=length,
+            slots=self.num_tokens,
+            scratch=scratch,
+            groups=1,
+            dtype=self.transformer.dtype,
+            device=self.device,
+        )
+        places = torch.arange(cache.prefix - length, cache.prefix, device=self.device)
+        cache.write_next_at(places.expand(prompts, -1), cache.prefix)
+        logits = self.transformer(
+            prefix,
+            rotary=self._rotary[None, :length],
+            absolute=None if self._absolute is None else self._absolute[None, :length],
+            prompt_embeds=embeds[0] if embeds else None,
+            cache=cache,
+            first_query=length - 1,
+        )[:, 0]
+        if len(first) < batch_size:
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            logits = logits[copies]
+        return cache, logits[None]
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: CosmosCache,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Logits [1, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        at_slots, length = cache.slots_of(positions, slots), self._conditions[0].shape[1]
+        cache.write_next_at(cache.index(at_slots))
+        seen = cache.seen(at_slots, visible)
+        prefix = torch.arange(cache.prefix, device=self.device) >= cache.prefix - length
+        logits = self.transformer(
+            tokens,
+            # Padding is rotated as the last position.
+            rotary=self._rotary[length:][positions],
+            absolute=None if self._absolute is None else self._absolute[length:][positions],
+            mask=torch.cat([prefix.expand(*seen.shape[:2], -1), seen], dim=-1),
+            cache=cache,
+        )
+        return logits[None]

@@ -1,0 +1,145 @@
+"""The transformer of RandAR (https://arxiv.org/abs/2412.01827): LlamaGen's, in which a token that names its place comes before
+each image token."""
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from ..kernels.rotary import rotate
+from .cache import SlotCache
+from .layers import Linear, additive
+from .paired import PairedModel, teacher_forcing_mask
+from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table
+
+
+class RandARTransformer(ModelMixin, ConfigMixin):
+    """The any-order transformer of RandAR, conditioned on a class. The defaults are the published RandAR-L.
+
+    Args:
+        grid_size (`int`): tokens along each side of the image that the weights were trained for.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
+            head must be a multiple of 4.
+        vocab_size (`int`): image tokens.
+        num_classes (`int`): classes; one more embedding stands for "no class".
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    def __init__(
+        self,
+        grid_size: int = 16,
+        hidden_size: int = 1024,
+        intermediate_size: int = 2816,
+        num_layers: int = 24,
+        num_attention_heads: int = 16,
+        num_key_value_heads: int | None = None,
+        vocab_size: int = 16384,
+        num_classes: int = 1000,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_heads(hidden_size, num_attention_heads)
+        self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        self.token_embedding = nn.Embedding(vocab_size, hidden_size)
+        self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = Linear(hidden_size, vocab_size, bias=False)
+
+    def embed_condition(
+        self, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None
+    ) -> torch.Tensor:
+        """Prefix embeddings [B, 1, hidden_size] of `class_labels` [B], or of no class where `unconditional` [B]."""
+        if unconditional is not None:
+            class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
+        return self.class_embedding(class_labels)[:, None]
+
+    def prefix_mask(self, class_labels: torch.LongTensor, **_) -> torch.BoolTensor:
+        """Which prefix positions are visible [B, 1]: all."""
+        return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
+
+    def forward(
+        self,
+        tokens: torch.LongTensor | None = None,
+        *,
+        at: torch.Tensor | None = None,
+        query_at: torch.Tensor,
+        mask: torch.BoolTensor,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: SlotCache | None = None,
+    ) -> torch.FloatTensor:
+        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [B, Q, vocab_size] in float32.
+
+        Args:
+            tokens: image tokens [B, T]; -1 is a token that is not known yet.
+            at: rows of `rotary_table` for their places, [B, T, head_dim / 2, 2].
+            query_at: those for the places that are asked for, [B, Q, head_dim / 2, 2].
+            mask: bool [B, P + T + Q, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
+            condition: arguments of `embed_condition`; the prefix comes first.
+            cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
+        """
+        parts, rotary = [], []
+        if condition is not None:
+            parts.append(self.embed_condition(**condition))
+            # The condition has zero queries and keys.
+            rotary.append(torch.zeros_like(query_at[:, :1]))
+        if tokens is not None and at is not None:
+            # A zero vector is neutral: the token is not known yet.
+            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+            rotary.append(at)
+        query = self.query_embedding.unflatten(0, (-1, self.head_dim)).expand(*query_at.shape[:2], -1, -1)
+        parts.append(rotate(query, query_at).flatten(2))
+        hidden = self.embedding_dropout(torch.cat(parts, dim=1))
+        rotary = torch.cat([*rotary, query_at], dim=1)
+        scores = additive(mask, hidden.dtype)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary, scores, cache, layer)
+        return self.head(self.norm(hidden[:, -query_at.shape[1] :])).float()
+
+    def predict(
+        self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
+    ) -> torch.FloatTensor:
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
+        of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
+        tokens of the ranks before r. Differentiable, for training."""
+        batch, count = tokens.shape
+        places = torch.arange(count, device=tokens.device).expand(batch, -1) if order is None else order
+        grid = (self.config.grid_size,) * 2
+        rotary = rotary_table(self.head_dim, grid, 0, self.config.rope_theta, tokens.device)[places]
+        return self(
+            tokens.gather(1, places)[:, :-1],
+            at=rotary[:, :-1],
+            query_at=rotary,
+            mask=teacher_forcing_mask([1] * count, True, tokens.device).expand(batch, -1, -1),
+            condition=condition,
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+
+class RandARTokenModel(PairedModel):
+    """A `GroupModel` (see `arimage.decoding.interface`): a `RandARTransformer` with the conditions and the orders of one call. The
+    fed tokens of a group see those before them only, in the authors' code too."""
+
+    keeps_queries = True
+
+    def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
+        super().__init__(transformer, condition, layout, **settings)
+        theta = transformer.config.rope_theta
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, 0, theta, self.device)
+
+    def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
+        return self._rotary[self.layout.places(ranks)]
+
+    def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
+        """See `GroupModel.guidance_progress`: the authors count the groups before."""
+        return torch.full((count,), rank / self.num_tokens, device=self.device)

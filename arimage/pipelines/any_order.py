@@ -1,0 +1,215 @@
+"""What the pipelines share whose models generate tokens in any order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from diffusers import ModelMixin
+from diffusers.image_processor import PipelineImageInput
+
+from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .base import as_decoding
+from .call import GenerationCall
+from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
+from .docstrings import fill_docstring
+from .output import ImagePipelineOutput
+
+
+# Pixels per token along each side, of all published image tokenizers.
+PIXELS_PER_TOKEN = 16
+# The groups that the locality order is made for where the decoding has none, as published for 20 forward passes.
+LOCALITY = GroupDecoding(20, "cosine")
+
+
+class AnyOrderPipeline(ClassOrTextPipeline):
+    """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
+
+    Args:
+        transformer: the any-order model.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
+        texts: the components `tokenizer` and `text_encoder` of families that generate from text.
+
+    Attributes:
+        order: the order of calls that give none.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "transformer->vq"
+    _optional_components = ["vq"]
+    _saved_defaults = ("order",)
+    generates_groups = True
+    # Made by each family.
+    _token_model: Callable
+
+    def __init__(
+        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **texts
+    ):
+        super().__init__()
+        if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
+            raise ValueError(
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
+                "load the two that were trained together"
+            )
+        check_text_encoder(texts.get("text_encoder"), transformer)
+        self.register_modules(transformer=transformer, vq=vq, **texts)
+        self.name_classes(id2label)
+        self.order = "farthest"
+
+    @property
+    def order(self) -> str:
+        return self._order
+
+    @order.setter
+    def order(self, order: str):
+        if order not in get_args(Order):
+            raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}")
+        self._order = order
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        factor = PIXELS_PER_TOKEN if self.vq is None else self.vq.scale_factor
+        return [(self.transformer.config.grid_size * factor,) * 2]
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        order: str | torch.LongTensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        group_sizes: tuple[int, ...] | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `group_sizes` are those that the
+        "locality" order is made for; `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
+        num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        layout = self._layout(call, self.order if order is None else order, group_sizes)
+        condition = self.encode_condition(*condition)
+        if "prompt_embeds" in condition:
+            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
+            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        # Images of one prompt have orders of their own.
+        model = self._token_model(
+            self.transformer,
+            {name: call.per_image(value) for name, value in condition.items()},
+            layout,
+            guided=call.guided,
+            codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
+        )
+        model.merge_prompts()
+        call.model = model
+        return call
+
+    def _layout(
+        self, call: GenerationCall, order: str | torch.LongTensor, group_sizes: tuple[int, ...] | None
+    ) -> Layout:
+        """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is put in
+        order."""
+        shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
+        count = shape[0] * shape[1]
+        if isinstance(order, str):
+            if order not in get_args(Order):
+                raise ValueError(
+                    f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor"
+                )
+            places = order_of(order, shape, call.seeds, group_sizes or LOCALITY.sizes(count))
+        else:
+            whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
+            if not whole or order.shape not in ((count,), (batch, count)):
+                raise ValueError(
+                    f"order is {order!r}: give a LongTensor [{count}] or [{batch}, {count}], the place of each rank"
+                )
+            places = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
+        known = call.sampling.forced
+        if known is None:
+            return Layout(shape, places)
+        if places is None:
+            places = torch.arange(count, device=known.device).expand(batch, -1)
+        generated = (known < 0).gather(1, places)
+        layout = Layout(shape, places.gather(1, generated.long().argsort(dim=1, stable=True)))
+        call.sampling = replace(call.sampling, forced=layout.to_ranks(known))
+        return layout
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.vq.encode(pixels.to(self.vq.dtype))
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.vq.decode(self.whole_tokens(call, tokens))
+
+    def generate(self, *, decoding, output_type: str, image, **arguments) -> ImagePipelineOutput | tuple:
+        if self.vq is None and (output_type != "latent" or image is not None):
+            raise ValueError(
+                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the checkpoint '
+                "again with --tokenizer"
+            )
+        decoding = self.decoding if decoding is None else as_decoding(decoding)
+        if isinstance(decoding, GroupDecoding):
+            arguments["group_sizes"] = decoding.sizes(self.transformer.config.grid_size**2)
+        return super().generate(decoding=decoding, output_type=output_type, image=image, **arguments)
+
+    @fill_docstring("")
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        order: str | torch.LongTensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            {class_or_text}
+            {image}
+            mask_image (as `image`, *optional*):
+                White where the image is generated again, black where its pixels stay. A token is generated if any of its pixels
+                is white. What stays comes first in the order, so that the new tokens see all of it, on all sides.
+            {prompt_embeds}
+            order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
+                The order in which the tokens of an image are generated: `"raster"`, or one of its own for each image, made from
+                its seed: `"random"`; `"farthest"`, each token as far as possible from those before it; `"locality"`, the order
+                of LPD for the groups of a `GroupDecoding`. Or the place of each rank, [N] or [B, N].
+            {common}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        return type(self).generate(**locals())

@@ -1,0 +1,39 @@
+"""ARPG (https://arxiv.org/abs/2503.10568): images of a class or of a text, in any order."""
+
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ..models.transformer_arpg import ARPGTokenModel, ARPGTransformer
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .any_order import AnyOrderPipeline
+
+
+class ARPGPipeline(AnyOrderPipeline):
+    """Images of a class or of a text by ARPG.
+
+    Args:
+        transformer (`ARPGTransformer`): the any-order model, conditioned on a class or on text.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+            them a text-conditional pipeline takes `prompt_embeds`.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
+
+    Attributes:
+        order: the order of calls that give none.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vq"
+    _optional_components = ["vq", "tokenizer", "text_encoder"]
+    _token_model = ARPGTokenModel
+
+    def __init__(
+        self,
+        transformer: ARPGTransformer,
+        vq: LlamaGenVQModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__(transformer, vq, id2label, tokenizer=tokenizer, text_encoder=text_encoder)

@@ -1,0 +1,384 @@
+"""Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575): how an image or a video continues."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.image_processor import PipelineImageInput
+from diffusers.utils import is_cosmos_guardrail_available, logging
+from diffusers.video_processor import VideoProcessor
+from PIL import Image
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ..decoding import Decoding, Layout
+from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
+from ..tokenizers.tiling import TilingMixin
+from .base import ARPipeline
+from .call import GenerationCall
+from .checks import MAX_PROMPT_CHARACTERS, as_texts
+from .docstrings import fill_docstring
+from .output import VideoPipelineOutput
+from .videos import prepare_images, prepare_videos
+
+
+logger = logging.get_logger(__name__)
+
+LICENCE = "https://www.nvidia.com/en-us/agreements/enterprise-software/nvidia-open-model-license"
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+        >>> from diffusers.utils import export_to_video, load_image
+
+        >>> # the folder that `arimage convert cosmos` wrote
+        >>> pipe = AutoPipeline.from_pretrained("cosmos-4b", dtype=torch.bfloat16).to("cuda")
+        >>> frames = pipe(image=load_image("street.jpg"), decoding="sjd-gumbel").frames[0]
+        >>> export_to_video(frames, "street.mp4", fps=24)
+        ```
+"""
+
+
+class CosmosPipeline(ARPipeline):
+    """Videos that continue an image or a video, with the models of Video2World as a text says.
+
+    Args:
+        transformer (`CosmosTransformer`): the next-token model.
+        vq (`CosmosVideoTokenizer`): turns its tokens into frames.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without them a
+            pipeline with text takes `prompt_embeds`.
+        safety_checker (`CosmosSafetyChecker`, *optional*): NVIDIA's guardrail, from the package `cosmos_guardrail`.
+        requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of NVIDIA's does. The
+            first call then loads it if it is not given.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vq"
+    _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
+    _output = VideoPipelineOutput
+    generates_video = accepts_video = accepts_num_frames = True
+    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = False
+    per_prompt = "num_videos_per_prompt"
+
+    def __init__(
+        self,
+        transformer: CosmosTransformer,
+        vq: CosmosVideoTokenizer,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+        safety_checker: Any = None,
+        requires_safety_checker: bool = False,
+    ):
+        super().__init__()
+        if transformer.config.vocab_size != vq.codebook_size:
+            raise ValueError(
+                f"the transformer has {transformer.config.vocab_size} tokens, the video tokenizer {vq.codebook_size}: load the "
+                "two that were trained together"
+            )
+        width = transformer.config.context_dim
+        if text_encoder is not None and text_encoder.config.d_model != width:
+            raise ValueError(
+                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the encoder "
+                "that it was trained with"
+            )
+        self.register_modules(
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            safety_checker=safety_checker,
+        )
+        self.register_to_config(requires_safety_checker=requires_safety_checker)
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        _, rows, columns = self.transformer.config.shape
+        return [(rows * self.vq.scale_factor, columns * self.vq.scale_factor)]
+
+    @property
+    def tiling(self) -> TilingMixin:
+        return self.vq
+
+    @property
+    def _card(self) -> tuple[str, str]:
+        prompt = ', prompt="a street in the rain"' if self.transformer.reads_text else ""
+        return "image-to-video", f"frames = pipe(image=image{prompt}).frames[0]  # a PIL image becomes a list of them"
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the videos that the weights were trained for, the most that a call generates."""
+        return self.vq.num_frames(self.transformer.config.shape[0])
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        video: Any = None,
+        tokens: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        max_sequence_length: int = 512,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_videos_per_prompt: int = 1,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the arguments of
+        `__call__` from temperature to top_p, and generator."""
+        texts = self.check_text(prompt, prompt_embeds)
+        if sum(value is not None for value in (image, video, tokens)) != 1:
+            raise ValueError("give one of image, video and tokens, which the video continues")
+        if tokens is not None:
+            begun = self._check_tokens(tokens)
+            size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
+        else:
+            size = self.check_size(height, width)
+            begun = self._first_frames(image, video, size)
+            given_maps = self.vq.num_maps(begun.shape[2])
+        count = max(texts, len(begun))
+        for name, number in (("prompt", texts), ("image, video or tokens", len(begun))):
+            if number not in (0, 1, count):
+                raise ValueError(f"{name} holds {number} for {count} videos: give one for all, or one for each")
+        maps = self._maps(num_frames, given_maps)
+        call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
+        if call.guided:
+            raise ValueError(
+                "guidance_scale of the pipeline's generation_config is above 1: this family has no guidance"
+            )
+
+        embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
+        given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
+        given = given.expand(count, -1, -1, -1)
+        call.above = call.per_image(given)
+        model = CosmosTokenModel(
+            self.transformer,
+            Layout((maps - given_maps, *given.shape[2:])),
+            given,
+            None if embeds is None else embeds.to(device).expand(count, -1, -1),
+            codebook=self.vq.code_vectors(),
+        )
+        call.bind(model)
+        return call
+
+    # Parts of `prepare`
+
+    def check_text(self, prompt: str | list[str] | None, prompt_embeds: torch.Tensor | None) -> int:
+        """Refuse a text that the checkpoint cannot read; return how many there are."""
+        if not self.transformer.reads_text:
+            if prompt is not None or prompt_embeds is not None:
+                raise ValueError("this checkpoint reads no text: leave out prompt and prompt_embeds")
+            return 0
+        if (prompt is None) == (prompt_embeds is None):
+            raise ValueError("this checkpoint reads a text: give either a prompt or prompt_embeds")
+        if prompt is not None:
+            if self.text_encoder is None or self.tokenizer is None:
+                raise ValueError(
+                    "this pipeline has no text encoder: give prompt_embeds, or convert the checkpoint again with --text-encoder"
+                )
+            return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        assert prompt_embeds is not None
+        width = self.transformer.config.context_dim
+        if not isinstance(prompt_embeds, torch.Tensor):
+            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor [B, S, {width}]")
+        if prompt_embeds.ndim != 3 or prompt_embeds.shape[2] != width or 0 in prompt_embeds.shape:
+            raise ValueError(f"prompt_embeds are {tuple(prompt_embeds.shape)}: give a tensor [B, S, {width}]")
+        return len(prompt_embeds)
+
+    def check_size(
+        self, height: int | None, width: int | None, maps: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
+        """Height and width of the frames of a call: those given, those of `maps` (rows, columns), or those the weights were trained
+        for. Warns of others than the last."""
+        factor, trained = self.vq.scale_factor, self.image_sizes[0]
+        own = trained if maps is None else (maps[0] * factor, maps[1] * factor)
+        size = (own[0] if height is None else height, own[1] if width is None else width)
+        for name, side in zip(("height", "width"), size, strict=True):
+            if not isinstance(side, int) or side < 1 or side % factor:
+                raise ValueError(f"{name} is {side!r}: give a positive multiple of {factor}")
+        if maps is not None and size != own:
+            raise ValueError(
+                f"tokens are those of {own[0]}x{own[1]} pixels, not of {size[0]}x{size[1]}: leave out height and width"
+            )
+        if size != trained:
+            logger.warning(
+                f"frames of {size[0]}x{size[1]} pixels were asked for, but these weights were trained for {trained[0]}x{trained[1]}"
+            )
+        return size
+
+    def _check_tokens(self, tokens: torch.LongTensor) -> torch.LongTensor:
+        if not isinstance(tokens, torch.Tensor) or tokens.ndim != 4 or tokens.is_floating_point() or not len(tokens):
+            raise ValueError("tokens must be int64 [B, t, h, w], the maps that the video continues")
+        last = self.vq.codebook_size - 1
+        if tokens.numel() and (tokens.min() < 0 or tokens.max() > last):
+            raise ValueError(f"tokens must be ids from 0 to {last}")
+        return tokens.long()
+
+    def _first_frames(self, image: PipelineImageInput | None, video: Any, size: tuple[int, int]) -> torch.Tensor:
+        """What the videos begin with, [B', 3, T, H, W]: images, or the last frames of videos, of which two maps are made."""
+        if image is not None:
+            return prepare_images(image, size)
+        last = self.vq.num_frames(2)
+        videos = prepare_videos(video, size)
+        for frames in videos:
+            if 1 < frames.shape[1] < last:
+                raise ValueError(
+                    f"video has {frames.shape[1]} frames: give one, or at least {last}, of which the last count"
+                )
+        videos = [frames[:, -last:] for frames in videos]
+        if len({frames.shape[1] for frames in videos}) > 1:
+            raise ValueError(f"video holds single frames and videos: give at least {last} frames each")
+        return torch.stack(videos)
+
+    def _maps(self, num_frames: int | None, given: int) -> int:
+        """How many maps the videos of a call have, those given included."""
+        most = self.num_frames
+        frames = most if num_frames is None else num_frames
+        if not isinstance(frames, int) or isinstance(frames, bool) or frames > most:
+            raise ValueError(f"num_frames is {frames!r}: give at most {most}, for which the weights were trained")
+        maps = self.vq.num_maps(frames)
+        if maps <= given:
+            raise ValueError(
+                f"num_frames is {frames}, but {self.vq.num_frames(given)} are given: give more, up to {most}"
+            )
+        return maps
+
+    def _encode_text(self, prompt, prompt_embeds, max_sequence_length: int) -> torch.Tensor | None:
+        """Text embeddings [B', S, D]; those behind a prompt are zero, which the authors' models read too."""
+        if prompt is None:
+            return prompt_embeds
+        self._guard_texts(as_texts(prompt))
+        text = self.tokenizer(
+            as_texts(prompt),
+            padding="max_length",
+            max_length=max_sequence_length,
+            truncation=True,
+            return_tensors="pt",
+        ).to(self._execution_device)
+        mask = text.attention_mask.bool()
+        if mask.all(1).any():
+            logger.warning(f"a prompt may be longer than the {max_sequence_length} tokens that are read, and was cut")
+        embeds = self.text_encoder(text.input_ids, attention_mask=mask).last_hidden_state
+        return embeds.masked_fill(~mask[..., None], 0)
+
+    # The guardrail, as in the Cosmos pipelines of diffusers
+
+    def _guardrail(self) -> Any:
+        """NVIDIA's guardrail; None where the weights need none."""
+        if self.safety_checker is None and self.config.requires_safety_checker:
+            if not is_cosmos_guardrail_available():
+                raise ValueError(
+                    "these weights may be used with NVIDIA's guardrail only, by their licence "
+                    f"({LICENCE}): pip install cosmos_guardrail, and accept its terms"
+                )
+            from cosmos_guardrail import CosmosSafetyChecker  # pyright: ignore[reportMissingImports] it is optional
+
+            self.register_modules(safety_checker=CosmosSafetyChecker())
+        return self.safety_checker
+
+    def _guard_texts(self, prompts: list[str]) -> None:
+        guardrail = self._guardrail()
+        if guardrail is None:
+            return
+        guardrail.to(self._execution_device)
+        for prompt in prompts:
+            if not guardrail.check_text_safety(prompt):
+                raise ValueError(f"NVIDIA's guardrail refuses the prompt {prompt!r}: change it")
+        guardrail.to("cpu")
+
+    def _guard_frames(self, video: torch.Tensor) -> torch.Tensor:
+        """Videos [B, 3, T, H, W] in [-1, 1] with faces blurred."""
+        guardrail = self._guardrail()
+        if guardrail is None:
+            return video
+        guardrail.to(self._execution_device)
+        checked = []
+        for frames in VideoProcessor().postprocess_video(video, output_type="np"):
+            safe = guardrail.check_video_safety((frames * 255).astype(np.uint8))
+            if safe is None:
+                raise ValueError("NVIDIA's guardrail refuses the frames of this video: change the prompt or the image")
+            checked.append(torch.from_numpy(safe).movedim(-1, 0).float() / 127.5 - 1)
+        guardrail.to("cpu")
+        return torch.stack(checked)
+
+    # From tokens to frames
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, T, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet. The
+        given maps come first."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.vq.decode(self.whole_tokens(call, tokens))
+
+    def to_images(
+        self, call: GenerationCall, pixels: torch.Tensor
+    ) -> list[list[Image.Image]] | np.ndarray | torch.Tensor:
+        """Pixels [B, 3, T, H, W], nominally in [-1, 1], in the form that the call asked for."""
+        self.check_finite(pixels)
+        return VideoProcessor().postprocess_video(self._guard_frames(pixels), output_type=call.output_type)
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        video: Any = None,
+        tokens: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        max_sequence_length: int = 512,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_videos_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> VideoPipelineOutput | tuple:
+        r"""
+        Generate videos that continue an image or a video.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What happens, for checkpoints with text.
+            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
+                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the call.
+            video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
+                A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, whose last frames are continued: 9 with the
+                published models. One for all prompts, or one per prompt.
+            tokens (`torch.LongTensor`, *optional*):
+                Token maps [B, t, h, w] in place of pictures, as `pipe.vq.encode` and `VideoPipelineOutput.tokens` give them. The
+                published models were trained to continue one map or two.
+            prompt_embeds (`torch.Tensor`, *optional*):
+                The output of the text encoder [B, S, D], zero behind the prompts, in place of `prompt`.
+            max_sequence_length (`int`, *optional*, defaults to 512):
+                Tokens of a prompt that are read, padding included, since the model reads that too.
+            height (`int`, *optional*), width (`int`, *optional*):
+                The size of the frames in pixels, by default that of `pipe.image_sizes`; at others the published models fail.
+            num_frames (`int`, *optional*):
+                Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more than a
+                multiple of 8 with the published models.
+            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
+                Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
+            num_videos_per_prompt (`int`, *optional*, defaults to 1):
+                Videos per prompt, image or video.
+            {run}
+
+        {example}
+
+        Returns:
+            [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
+        """
+        return type(self).generate(**locals())

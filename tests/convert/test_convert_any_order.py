@@ -1,0 +1,131 @@
+"""Published files of ARPG, LPD and RandAR become pipelines, and what does not fit is refused in one sentence."""
+
+import shutil
+from pathlib import Path
+
+import published_layouts as layouts
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from arimage import AutoPipeline
+from arimage.convert import CheckpointError, convert_arpg, convert_lpd, convert_randar
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TOKENIZER = FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt"
+CONVERT = {"arpg": convert_arpg, "lpd": convert_lpd, "randar": convert_randar}
+
+
+@pytest.fixture(params=CONVERT)
+def published(request, tmp_path):
+    """A converter, and a folder with the model's file and a config.json."""
+    folder = tmp_path / request.param
+    if request.param == "randar":
+        folder.mkdir()
+        save_file(layouts.randar_state(), folder / "randar.safetensors")
+        (folder / "config.json").write_text('{"block_size": 36, "n_head": 4}')
+    else:
+        shutil.copytree(FIXTURES / request.param, folder)
+        (folder / "expected.safetensors").unlink()
+    return CONVERT[request.param], folder
+
+
+def rewrite(folder, change):
+    """Change the tensors of the model in a folder."""
+    (file,) = [path for path in folder.iterdir() if path.suffix != ".json"]
+    if file.suffix == ".safetensors":
+        state = layouts.randar_state()
+        change(state)
+        save_file(state, file)
+    else:
+        loaded = torch.load(file, weights_only=True)
+        change(loaded.get("model", loaded))
+        torch.save(loaded, file)
+
+
+def run(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(class_labels=[1, 2], generator=torch.Generator().manual_seed(0), output_type="latent").images
+
+
+def test_a_folder_becomes_a_pipeline_with_the_published_settings(published, tmp_path):
+    convert, folder = published
+    pipe = convert(folder, tokenizer=TOKENIZER, out=tmp_path / "out")
+    assert pipe.vq is not None and pipe.num_classes == 10 and pipe.transformer.config.grid_size == 6
+    assert pipe.transformer.config.num_attention_heads == 4 and pipe.generation_config["guidance_scale"] > 3
+    assert pipe.order == ("locality" if convert is convert_lpd else "farthest")
+    loaded = AutoPipeline.from_pretrained(tmp_path / "out")
+    assert torch.equal(run(loaded), run(pipe)) and loaded.order == pipe.order
+
+
+def test_a_tokenizer_in_the_folder_is_found_and_may_be_missing(published):
+    convert, folder = published
+    bare = convert(folder)
+    assert bare.vq is None
+    shutil.copy(TOKENIZER, folder / "vq_ds16_c2i.pt")
+    whole = convert(folder)
+    assert whole.vq is not None and torch.equal(run(whole), run(bare))
+
+
+def test_what_the_tensors_do_not_show_may_be_given(published):
+    convert, folder = published
+    (folder / "config.json").unlink()
+    (file,) = folder.iterdir()
+    options = {} if convert is convert_lpd else {"image_size": 96}
+    pipe = convert(file, num_heads=4, **options)
+    assert pipe.transformer.config.num_attention_heads == 4 and pipe.transformer.config.grid_size == 6
+
+
+def test_no_or_several_files_are_refused(published):
+    convert, folder = published
+    (file,) = [path for path in folder.iterdir() if path.suffix != ".json"]
+    shutil.copy(file, folder / f"other{file.suffix}")
+    with pytest.raises(CheckpointError, match=f"other.*{file.name}|{file.name}.*other"):
+        convert(folder)
+    with pytest.raises(CheckpointError, match="no file that ends in"):
+        convert(folder.parent)
+
+
+def test_heads_that_do_not_fit_are_refused(published):
+    convert, folder = published
+    with pytest.raises(CheckpointError, match="num-heads"):
+        convert(folder, num_heads=5)
+
+
+def test_another_tokenizer_is_refused(published):
+    convert, folder = published
+
+    def widen(state):
+        for name in ("head.weight", "output.weight", "embeddings.weight", "tok_embeddings.weight", "token_emb.weight"):
+            if name in state:
+                state[name] = torch.cat([state[name], state[name][:1]])
+
+    rewrite(folder, widen)
+    with pytest.raises(CheckpointError, match="129 codes.*128"):
+        convert(folder, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+def test_tensors_that_do_not_fit_are_refused(published, change):
+    convert, folder = published
+
+    def damage(state):
+        if change == "unknown":
+            state["extra.weight"] = torch.zeros(2)
+        elif change == "missing":
+            del state["norm.weight"]
+        else:
+            state["norm.weight"] = torch.ones(7)
+
+    rewrite(folder, damage)
+    with pytest.raises(CheckpointError, match="extra.weight" if change == "unknown" else "norm.weight"):
+        convert(folder)
+
+
+def test_an_image_size_between_tokens_is_refused(published):
+    convert, folder = published
+    if convert is convert_lpd:
+        pytest.skip("its position embedding shows the size")
+    with pytest.raises(CheckpointError, match="image size 100"):
+        convert(folder, image_size=100)

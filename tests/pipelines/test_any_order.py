@@ -1,0 +1,238 @@
+"""The pipelines of models for any order: orders, groups, editing, and what is refused."""
+
+import pytest
+import tiny
+import torch
+
+from arimage import AutoPipeline
+from arimage.decoding import GroupDecoding
+from arimage.models.transformer_llamagen import rotary_table
+
+
+FAMILIES = list(tiny.ANY_ORDER)
+ORDERS = ["raster", "random", "farthest", "locality"]
+GRID = 4
+N = GRID**2
+LATENT = {"output_type": "latent"}
+LABELS = [3, 1, 4]
+
+
+def seeded(*seeds):
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pipe(request):
+    return tiny.any_order_pipeline(request.param)
+
+
+def order_of_call(pipe, **arguments):
+    """The order [B, N] of a call."""
+    layout = pipe.prepare(class_labels=LABELS, generator=seeded(0, 1, 2), **arguments).layout
+    return torch.arange(N).expand(3, -1) if layout.order is None else layout.order
+
+
+@torch.no_grad()
+def logits_of(pipe, tokens, order, labels, scale):
+    """The guided logits [B, N, V], by rank, of tokens [B, h, w]."""
+    condition = {"class_labels": torch.tensor(labels), "order": order}
+    logits = pipe.transformer.predict(tokens.flatten(1), **condition)
+    none = pipe.transformer.predict(tokens.flatten(1), **condition, unconditional=torch.ones(len(labels), dtype=bool))
+    return none + scale * (logits - none)
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decoding):
+    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": order}
+    tokens = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT).images
+    assert tokens.shape == (3, GRID, GRID)
+    ranks = order_of_call(pipe, order=order)
+    logits = logits_of(pipe, tokens, ranks, LABELS, 3.0)
+    assert torch.equal(logits.argmax(-1), tokens.flatten(1).gather(1, ranks))
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "groups"])
+def test_an_image_is_what_it_is_alone(pipe, decoding):
+    settings = {"decoding": decoding, "guidance_scale": 2.0, "order": "random", **LATENT}
+    batch = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), **settings).images
+    alone = [pipe(class_labels=label, generator=seeded(5 + i), **settings).images for i, label in enumerate(LABELS)]
+    assert torch.equal(batch, torch.cat(alone))
+    two_at_a_time = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), batch_size=2, **settings).images
+    assert torch.equal(batch, two_at_a_time)
+    each = pipe(class_labels=[3, 3, 1, 1], generator=seeded(1, 2, 3, 4), **settings).images
+    assert torch.equal(
+        each, pipe(class_labels=[3, 1], num_images_per_prompt=2, generator=seeded(1, 2, 3, 4), **settings).images
+    )
+
+
+def test_pixels_are_those_of_the_tokens_in_their_places(pipe):
+    settings = {"generator": seeded(0, 1, 2), "order": "random", "batch_size": 2}
+    output = pipe(class_labels=LABELS, output_type="pt", **settings)
+    with torch.no_grad():
+        pixels = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(output.images, pixels, atol=1e-5, rtol=0)
+
+
+def test_an_order_is_that_of_the_seed_or_of_the_tensor(pipe):
+    first, again = (order_of_call(pipe, order="random") for _ in range(2))
+    assert torch.equal(first, again) and len(first.unique(dim=0)) == 3
+    one = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(order_of_call(pipe, order=one), one.expand(3, -1))
+    assert torch.equal(order_of_call(pipe, order=first), first)
+    assert torch.equal(order_of_call(pipe), order_of_call(pipe, order=pipe.order))
+
+
+def test_the_locality_order_is_that_of_the_groups(pipe):
+    found = []
+
+    def look(pipe, step, passes, tensors):
+        found.append(pipe.current_call.layout.order)
+
+    for groups in ((1, 5, 10), (2, 14)):
+        pipe(
+            class_labels=3,
+            order="locality",
+            decoding=GroupDecoding(groups),
+            generator=seeded(0),
+            callback_on_step_end=look,
+            **LATENT,
+        )
+        assert torch.equal(
+            found[-1],
+            pipe.prepare(class_labels=3, order="locality", group_sizes=groups, generator=seeded(0)).layout.order,
+        )
+    assert not torch.equal(found[0], found[-1])
+
+
+def test_groups_of_one_token_with_constant_guidance_are_autoregressive(pipe):
+    settings = {"class_labels": LABELS, "guidance_scale": 3.0, **LATENT}
+    decoding = GroupDecoding(N, guidance_schedule="constant")
+    output = pipe(decoding=decoding, generator=seeded(0, 1, 2), **settings)
+    assert torch.equal(output.images, pipe(decoding="ar", generator=seeded(0, 1, 2), **settings).images)
+    assert output.stats.forward_passes == N and not output.stats.exact
+
+
+def test_tokens_of_a_group_are_sampled_given_the_groups_before():
+    # Queries of ARPG do not see each other, and tokens fed causally do not tell how they were grouped.
+    pipe = tiny.any_order_pipeline("arpg")
+    sizes = (3, 1, 5, 7)
+    decoding = GroupDecoding(sizes, guidance_schedule="constant", attention="causal")
+    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": "random"}
+    output = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT)
+    assert output.stats.accepted.tolist() == [[size] * 3 for size in sizes]
+    order, start = order_of_call(pipe, order="random"), 0
+    for size in sizes:
+        for rank in range(start, start + size):
+            # The token is that which comes next after the groups before it.
+            others = [r for r in range(N) if r != rank and not r < start]
+            moved = order[:, [*range(start), rank, *others]]
+            logits = logits_of(pipe, output.images, moved, LABELS, 3.0)[:, start]
+            assert torch.equal(logits.argmax(-1), output.images.flatten(1).gather(1, order[:, rank, None])[:, 0])
+        start += size
+
+
+@torch.no_grad()
+def test_groups_of_randar_continue_its_sequence():
+    # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group follow it.
+    pipe, sizes = tiny.any_order_pipeline("randar"), (3, 1, 5, 7)
+    output = pipe(
+        class_labels=LABELS,
+        generator=seeded(0, 1, 2),
+        top_k=1,
+        order="random",
+        decoding=GroupDecoding(sizes),
+        **LATENT,
+    )
+    order, start, table = order_of_call(pipe, order="random"), 0, rotary_table(8, (GRID, GRID), 0, 10000.0, "cpu")
+    tokens, rotary = output.images.flatten(1).gather(1, order), table[order]
+    for size in sizes:
+        end, ranks = start + size, torch.arange(start + size)
+        known, asked = 2 + 2 * ranks[:start], torch.where(ranks < start, 1 + 2 * ranks, 1 + start + ranks)
+        sequence = torch.cat([torch.zeros(1, dtype=torch.long), known, asked])
+        logits = pipe.transformer(
+            tokens[:, :start],
+            at=rotary[:, :start],
+            query_at=rotary[:, :end],
+            mask=(sequence <= sequence[:, None]).expand(3, -1, -1),
+            condition={"class_labels": torch.tensor(LABELS)},
+        )
+        assert torch.equal(logits[:, start:].argmax(-1), tokens[:, start:end])
+        start = end
+
+
+def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
+    side = GRID * tiny.SCALE_FACTOR
+    image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(side, side)
+    mask[2:6, 2:6] = 1
+    settings = {"class_labels": LABELS, "image": image, "mask_image": mask, "guidance_scale": 3.0, "order": "random"}
+    call = pipe.prepare(generator=seeded(0, 1, 2), **settings)
+    known = call.sampling.forced >= 0
+    assert known.sum(1).tolist() == [N - 4] * 3 and known[:, : N - 4].all()
+    with torch.no_grad():
+        given = pipe.vq.encode(image * 2 - 1).flatten(1).expand(3, -1)
+    for decoding in ("ar", "sjd-coupled", "groups"):
+        tokens = pipe(decoding=decoding, generator=seeded(0, 1, 2), **settings, **LATENT).images.flatten(1)
+        places = call.layout.order[:, : N - 4]
+        assert torch.equal(tokens.gather(1, places), given.gather(1, places))
+    tokens = pipe(top_k=1, generator=seeded(0, 1, 2), **settings, **LATENT).images
+    logits = logits_of(pipe, tokens, call.layout.order, LABELS, 3.0)
+    generated = tokens.flatten(1).gather(1, call.layout.order)[:, N - 4 :]
+    assert torch.equal(logits[:, N - 4 :].argmax(-1), generated)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_order_is_saved(family, tmp_path):
+    pipe = tiny.any_order_pipeline(family)
+    pipe.order, pipe.decoding = "random", GroupDecoding((4, 12))
+    pipe.save_pretrained(tmp_path)
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    assert loaded.order == "random" and loaded.decoding == pipe.decoding
+    assert type(loaded).from_pipe(loaded).order == "random"
+    first, second = (one(class_labels=[1, 2], generator=seeded(0, 1), **LATENT).images for one in (loaded, pipe))
+    assert torch.equal(first, second)
+
+
+def test_text_as_a_condition():
+    pipe = tiny.any_order_pipeline("arpg", "text")
+    prompts = ["a red heart", "a blue book, flat style"]
+    settings = {"top_k": 1, "guidance_scale": 2.0, **LATENT}
+    together = pipe(prompts, generator=seeded(0, 1), **settings).images
+    assert not torch.equal(together[0], together[1])
+    for i, prompt in enumerate(prompts):
+        assert torch.equal(together[i], pipe(prompt, generator=seeded(i), **settings).images[0])
+
+
+def test_without_an_image_tokenizer_calls_return_tokens():
+    pipe = tiny.any_order_pipeline("arpg")
+    bare = type(pipe)(pipe.transformer)
+    bare.set_progress_bar_config(disable=True)
+    first, second = (one(class_labels=[1, 2], generator=seeded(0, 1), **LATENT).images for one in (bare, pipe))
+    assert torch.equal(first, second)
+    with pytest.raises(ValueError, match="output_type"):
+        bare(class_labels=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"order": "spiral"}, "order"),
+        ({"order": torch.arange(N - 1)}, "order"),
+        ({"order": torch.arange(N).expand(2, -1)}, "order"),
+        ({"order": torch.zeros(N, dtype=torch.long)}, "order"),
+        ({"order": torch.arange(N).float()}, "order"),
+        ({"order": [0, 1]}, "order"),
+        ({"decoding": GroupDecoding((3, 4))}, "groups"),
+        ({"decoding": "zipar"}, "raster"),
+        ({"decoding": "eagle"}, "drafter"),
+    ],
+)
+def test_what_does_not_fit_is_refused(pipe, settings, named):
+    with pytest.raises(ValueError, match=named):
+        pipe(class_labels=LABELS, **settings)
+
+
+def test_an_unknown_default_order_is_refused(pipe):
+    with pytest.raises(ValueError, match="order"):
+        pipe.order = "spiral"
