@@ -17,6 +17,7 @@ _EXPORTS = {
     "CosmosTransformer": "models.transformer_cosmos",
     "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
     "DecodingStats": "pipelines.output",
+    "DenoisingHead": "models.denoising_head",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
@@ -35,6 +36,9 @@ _EXPORTS = {
     "LlamaGenTransformer": "models.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "LuminaMGPTPipeline": "pipelines.pipeline_lumina_mgpt",
+    "MARPipeline": "pipelines.pipeline_mar",
+    "MARTransformer": "models.transformer_mar",
+    "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
@@ -65,6 +69,7 @@ __all__ = [
     "CosmosTransformer",
     "CosmosVideoTokenizer",
     "DecodingStats",
+    "DenoisingHead",
     "DraftTreeDecoding",
     "Emu3Pipeline",
     "ExactAcceptance",
@@ -83,6 +88,9 @@ __all__ = [
     "LlamaGenTransformer",
     "LlamaGenVQModel",
     "LuminaMGPTPipeline",
+    "MARPipeline",
+    "MARTransformer",
+    "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
@@ -114,6 +122,7 @@ if TYPE_CHECKING:
         GroupAcceptance,
         GroupDecoding,
         LazyJacobiDecoding,
+        MaskedDecoding,
         NeighbourAcceptance,
         NextScaleDecoding,
         ParallelJacobiDecoding,
@@ -124,12 +133,14 @@ if TYPE_CHECKING:
         decoding_from_name,
         decoding_names,
     )
+    from .models.denoising_head import DenoisingHead
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_cosmos import CosmosTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_llamagen_dd import LlamaGenDDTransformer
     from .models.transformer_lpd import LPDTransformer
+    from .models.transformer_mar import MARTransformer
     from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
     from .models.transformer_var_dd import VARDDTransformer
@@ -143,6 +154,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
     from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.pipeline_mar import MARPipeline
     from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .pipelines.pipeline_var_dd import VARDDPipeline

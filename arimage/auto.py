@@ -18,6 +18,7 @@ PIPELINES = {
     "VARPipeline": "pipeline_var",
     "LlamaGenDDPipeline": "pipeline_llamagen_dd",
     "VARDDPipeline": "pipeline_var_dd",
+    "MARPipeline": "pipeline_mar",
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",

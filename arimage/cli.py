@@ -162,6 +162,8 @@ def generate(
         "task": task,
         "guidance_scale": guidance_scale,
         "guided_tokens": guided_tokens,
+        "top_k": top_k,
+        "top_p": top_p,
         "num_frames": num_frames,
     }
     if mask_image is not None:
@@ -189,6 +191,8 @@ def generate(
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
+    if (trace or acceptance_map) and pipe.generates_latents:
+        raise ValueError("--trace and --acceptance-map do not show continuous tokens: leave them out")
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
         **condition,
@@ -199,8 +203,6 @@ def generate(
         generator=torch.Generator().manual_seed(seed),
         decoding=method,
         temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )

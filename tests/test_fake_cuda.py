@@ -257,7 +257,7 @@ def all_settings(model):
     return sampling
 
 
-@pytest.mark.parametrize("name", decoding_names(False) + decoding_names(True))
+@pytest.mark.parametrize("name", decoding_names(False, True) + decoding_names(True))
 def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name):
     family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
     model = FAMILIES[family](torch.bfloat16, False)

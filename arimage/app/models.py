@@ -93,7 +93,15 @@ def load_models(models: list[str] | None, device: str | None, dtype: str = "auto
 
 @torch.no_grad()
 def describe(pipe: ARImagePipeline) -> ModelInfo:
-    """The abilities of a pipeline."""
+    """The abilities of a pipeline.
+
+    Raises:
+        ValueError: if its tokens are continuous.
+    """
+    if pipe.generates_latents:
+        raise ValueError(
+            f"{type(pipe).__name__} has continuous tokens, which the demo and the server do not show: use arimage generate"
+        )
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model
     sizes = pipe.image_sizes

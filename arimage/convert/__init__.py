@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .llamagen import convert_llamagen
     from .lpd import convert_lpd
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .mar import convert_mar
     from .paths import CheckpointError
     from .randar import convert_randar
     from .registry import PUBLISHED, PublishedCheckpoint
@@ -32,6 +33,7 @@ _MODULES = {
     "convert_lpd": ".lpd",
     "convert_llamagen_dd": ".distilled",
     "convert_lumina_mgpt": ".lumina_mgpt",
+    "convert_mar": ".mar",
     "convert_randar": ".randar",
     "convert_var": ".var",
     "convert_var_dd": ".distilled",
@@ -53,6 +55,7 @@ __all__ = [
     "convert_lpd",
     "convert_llamagen_dd",
     "convert_lumina_mgpt",
+    "convert_mar",
     "convert_randar",
     "convert_var",
     "convert_var_dd",

@@ -150,6 +150,22 @@ def var_dd(folder: DistilledFolder, out: Out) -> None:
 
 
 @convert_app.command()
+def mar(
+    checkpoint: Annotated[Path, typer.Option(callback=FILE, help="A trainer's checkpoint-last.pth, or .safetensors.")],
+    vae: Annotated[Path, typer.Option(callback=FILE, help="File of the image tokenizer, kl16.ckpt.")],
+    out: Out,
+    num_heads: Annotated[
+        int | None, typer.Option(help="Attention heads, if the transformer has no published size.")
+    ] = None,
+) -> None:
+    """Convert the published files of MAR."""
+    from . import convert_mar
+
+    convert_mar(checkpoint, vae, num_heads=num_heads, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
 def janus(
     folder: Annotated[
         Path, typer.Argument(callback=FOLDER, help="As published by deepseek-ai or deepseek-community.")

@@ -332,6 +332,7 @@ INSTEAD = {
     "facebook/chameleon-7b": _CHAMELEON,
     "facebook/chameleon-30b": _CHAMELEON,
     "deepseek-ai/JanusFlow-1.3B": _FLOW,
+    "jadechoghari/mar": "holds the weights of MAR without averaging: give the authors' checkpoint-last.pth to `arimage convert mar`",
     "ai-forever/MoVQGAN": "is an image tokenizer, which lumina-mgpt-2 downloads: give lumina-mgpt-2",
 }
 # The model_type of a published config.json, and the command that converts its folder.

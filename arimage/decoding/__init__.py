@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
-    from .distribution import Sampling
+    from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
     from .group import GroupDecoding
-    from .interface import Decoding, GroupModel, ScaleModel, TokenModel, VectorModel
+    from .interface import Decoding, GroupModel, LatentModel, ScaleModel, TokenModel, VectorModel
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
+    from .masked import MaskedDecoding
     from .names import PRESETS, parse_decoding
     from .next_scale import NextScaleDecoding
     from .orders import Order, order_of
@@ -46,7 +47,10 @@ _MODULES = {
     "GroupDecoding": ".group",
     "GroupModel": ".interface",
     "Layout": ".layout",
+    "LatentModel": ".interface",
+    "LatentSampling": ".distribution",
     "LazyJacobiDecoding": ".lazy_jacobi",
+    "MaskedDecoding": ".masked",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "Order": ".orders",
@@ -82,7 +86,10 @@ __all__ = [
     "GroupDecoding",
     "GroupModel",
     "Layout",
+    "LatentModel",
+    "LatentSampling",
     "LazyJacobiDecoding",
+    "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "Order",

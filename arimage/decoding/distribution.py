@@ -183,3 +183,52 @@ class Sampling:
             allowed = self.allowed if self.allowed.ndim == 1 else self.allowed[:, None]
             weights = allowed.float() / allowed.sum(-1, keepdim=True)
         return self.force(weights.expand(*positions.shape, -1), positions)
+
+
+@dataclass(frozen=True)
+class LatentSampling(Sampling):
+    """How continuous tokens are sampled by a `LatentModel`: `guidance_scale`, `temperature` and what follows. The settings of
+    tokens of a vocabulary (`top_k`, `top_p`, `guided_tokens`, `allowed`) keep their defaults.
+
+    Attributes:
+        guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1 disable it.
+        temperature: what the noise of the denoising steps is multiplied by, >= 1e-6.
+        guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant" does not.
+        num_inference_steps: forward passes of the transformer per image, 1 .. N.
+        num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of the
+            training steps, from the least noise to the most.
+        forced: float32 [B, N, D], known tokens, NaN = to be sampled. Sampled ones depend on all of them.
+
+    Raises:
+        ValueError: if a setting is out of its range.
+    """
+
+    guidance_schedule: str = "linear"
+    num_inference_steps: int = 64
+    num_diffusion_steps: int | tuple[int, ...] = 100
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, default in (("top_k", 0), ("top_p", 1), ("guided_tokens", None), ("allowed", None)):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} is for tokens of a vocabulary, and those of this model are continuous: leave it out"
+                )
+        if self.guidance_schedule not in ("linear", "constant"):
+            raise ValueError(f'guidance_schedule is {self.guidance_schedule!r}: give "linear" or "constant"')
+        if not _is_number(self.num_inference_steps, Integral) or self.num_inference_steps < 1:
+            raise ValueError(f"num_inference_steps is {self.num_inference_steps!r}: give a whole number of at least 1")
+        steps = self.num_diffusion_steps
+        # JSON has lists only.
+        parts = tuple(steps) if isinstance(steps, list | tuple) else (steps,)
+        if not parts or not all(_is_number(part, Integral) and part >= 1 for part in parts) or sum(parts) < 2:
+            raise ValueError(
+                f"num_diffusion_steps is {steps!r}: give a whole number of at least 2, or several as a list"
+            )
+        object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
+
+    @property
+    def num_denoising_steps(self) -> int:
+        """The denoising steps of a token, of all parts together."""
+        steps = self.num_diffusion_steps
+        return sum(steps) if isinstance(steps, tuple) else steps

@@ -184,12 +184,54 @@ class VectorModel(Protocol):
         ...
 
     def take(self, images: torch.LongTensor) -> Self:
+        """The same model bound to the conditions of some of the images, by their indices int64 [b]."""
+        ...
+
+
+class LatentModel(Protocol):
+    """A masked model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] in any order.
+
+    Attributes:
+        num_tokens: N tokens per image.
+        dim: D, the width of a token.
+        device: where its tensors live.
+        network: the network that runs the forward passes.
+    """
+
+    num_tokens: int
+    dim: int
+    device: torch.device
+    network: object
+
+    def forward(
+        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+    ) -> torch.Tensor:
+        """What the denoising head is told of every token, conditions [G, B, N, C], by the tokens [B, N, D] that are `visible`
+        [B, N], at most `count` per image. `padded` says that some images may have fewer.
+
+        G is 1, or 2 under guidance: with the condition, without it.
+        """
+        ...
+
+    def denoise(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """Mean and standard deviation [B, Q, D] of noisy tokens [B, Q, D] after the denoising step `step`, of which 0 is the last,
+        by their conditions [G, B, Q, C] and the guidance scales [B, 1, 1]. All in float32."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
         """The same bound to the `images` [M] of its own, in this order."""
         ...
 
 
-Model = TokenModel | ScaleModel | VectorModel
-_VECTORS = "it generates vectors from noise: use few-step"
+Model = TokenModel | ScaleModel | VectorModel | LatentModel
+_VECTORS, _LATENTS = "it generates vectors from noise: use few-step", "its tokens are continuous: use mar"
 
 
 class Drafter(Protocol):
@@ -238,7 +280,8 @@ class Decoding(Protocol):
     def exact(self) -> bool: ...
 
     def supports(self, model: Any) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`, a `TokenModel`, `ScaleModel` or `VectorModel`."""
+        """None, or the reason why this decoding cannot run on `model`, a `TokenModel`, `ScaleModel`, `VectorModel` or
+        `LatentModel`."""
         ...
 
     def start(self, model: Any, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
@@ -260,23 +303,33 @@ def generates_vectors(model: Model) -> TypeGuard[VectorModel]:
     return hasattr(model, "offsets")
 
 
+def generates_latents(model: Model) -> TypeGuard[LatentModel]:
+    """Whether `model` is a `LatentModel`."""
+    return hasattr(model, "denoise")
+
+
 def generates_tokens(model: Model) -> TypeGuard[TokenModel]:
     """Whether `model` is a `TokenModel`."""
-    return not generates_scales(model) and not generates_vectors(model)
+    return not generates_scales(model) and not generates_vectors(model) and not generates_latents(model)
 
 
 def needs_tokens(model: Model) -> str | None:
     """Why a decoding that generates token by token cannot run on `model`, or None."""
-    if generates_vectors(model):
-        return _VECTORS
-    return "it generates whole scales: use next-scale or code" if generates_scales(model) else None
+    if generates_scales(model):
+        return "it generates whole scales: use next-scale or code"
+    return _VECTORS if generates_vectors(model) else _LATENTS if generates_latents(model) else None
 
 
 def needs_scales(model: Model) -> str | None:
     """Why a decoding that generates whole scales cannot run on `model`, or None."""
-    if generates_vectors(model):
-        return _VECTORS
-    return None if generates_scales(model) else "it generates token by token: use ar, sjd-coupled or the like"
+    if generates_scales(model):
+        return None
+    return needs_tokens(model) or "it generates token by token: use ar, sjd-coupled or the like"
+
+
+def needs_latents(model: Model) -> str | None:
+    """Why a decoding that generates continuous tokens cannot run on `model`, or None."""
+    return None if generates_latents(model) else needs_tokens(model) or needs_scales(model)
 
 
 def needs_groups(model: Model) -> str | None:

@@ -103,6 +103,13 @@ PRESETS = {
     "few-step": Preset(
         "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
     ),
+    "mar": Preset(
+        "MaskedDecoding",
+        {},
+        True,
+        "sets of continuous tokens in a random order, each in one forward pass",
+        "2406.11838",
+    ),
 }
 # The settings of every method, and of the acceptances that are settings themselves, with their defaults.
 DEFAULTS = {
@@ -136,6 +143,7 @@ DEFAULTS = {
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
+    "MaskedDecoding": {},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},

@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     SIBLING = 5
     ORDER = 6
     NOISE = 7
+    DENOISE = 8
 
 
 def uniforms(
@@ -51,6 +52,15 @@ def normals(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Standard normal numbers [B, Q, count], float32, by the transform of Box and Muller; the arguments are those of `uniforms`."""
-    radius, angle = uniforms(seeds, positions, purpose, steps, 2 * count).chunk(2, dim=-1)
-    return (-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()
+    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of `uniforms`."""
+    pairs = (count + 1) // 2
+    # Halves of different words, so that radius and angle are independent.
+    radii = (2 * exponentials(seeds, positions, purpose, steps, pairs)).sqrt()
+    angles = 2 * math.pi * uniforms(seeds, positions, purpose, steps, 2 * pairs)[..., pairs:]
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]
+
+
+def random_orders(seeds: torch.LongTensor, count: int) -> torch.LongTensor:
+    """A random order of `count` positions per image, int64 [B, count]."""
+    positions = torch.arange(count, device=seeds.device).expand(len(seeds), -1)
+    return uniforms(seeds, positions, Purpose.ORDER, None, 1)[..., 0].argsort(dim=1, stable=True)

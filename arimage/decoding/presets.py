@@ -11,6 +11,7 @@ from .few_step import FewStepDecoding
 from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
+from .masked import MaskedDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding
 from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
@@ -32,22 +33,29 @@ _METHODS = {
         GroupDecoding,
         NextScaleDecoding,
         CollaborativeDecoding,
+        MaskedDecoding,
         FewStepDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
+_FOR_LATENTS = ("MaskedDecoding",)
 _FOR_VECTORS = ("FewStepDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(scales: bool | None = None, groups: bool = False) -> list[str]:
+def decoding_names(scales: bool | None = None, groups: bool = False, latents: bool = False) -> list[str]:
     """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), which are
-    those for a `GroupModel` too if `groups`."""
-    if scales is None:
+    those for a `GroupModel` too if `groups`; or with `latents` those for a `LatentModel`."""
+    if scales is None and not latents:
         return list(PRESETS)
     others = _FOR_VECTORS if groups else (*_FOR_VECTORS, GroupDecoding.__name__)
     methods = {name: preset.method for name, preset in PRESETS.items()}
-    return [name for name, method in methods.items() if scales == (method in _FOR_SCALES) and method not in others]
+    kind = bool(scales), latents
+    return [
+        name
+        for name, method in methods.items()
+        if kind == (method in _FOR_SCALES, method in _FOR_LATENTS) and method not in others
+    ]
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:

@@ -36,8 +36,8 @@ def choose_decodings(
     """
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
-    names = dict.fromkeys([*pipe.decoding_names, *decoding_names(pipe.generates_scales, pipe.generates_groups)])
-    for text in texts or names:
+    of_kind = decoding_names(pipe.generates_scales, pipe.generates_groups, pipe.generates_latents)
+    for text in texts or dict.fromkeys([*pipe.decoding_names, *of_kind]):
         variants = _variants(text, windows)
         reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:

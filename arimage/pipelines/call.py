@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..decoding import Decoding, FewStepDecoding, Layout, Sampling
-from ..decoding.interface import Model, generates_scales, generates_vectors
+from ..decoding import Decoding, FewStepDecoding, LatentSampling, Layout, Sampling
+from ..decoding.interface import Model, generates_latents, generates_scales, generates_vectors
 
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class GenerationCall:
     or inside of each other's callbacks.
 
     Attributes:
-        model: the `TokenModel`, `ScaleModel` or `VectorModel` with the conditions of the images.
+        model: the `TokenModel`, `ScaleModel`, `VectorModel` or `LatentModel` with the conditions of the images.
         sampling: the `Sampling` of the tokens; its `forced` tokens are those of an edited image that are known.
         seeds: int64 [B], one seed per image.
         size: height and width of the images in pixels.
@@ -61,9 +61,13 @@ class GenerationCall:
 
     @property
     def num_timesteps(self) -> int:
-        """The most forward passes that an image takes: one per scale or per token, or those of a few-step decoding."""
+        """The most forward passes that an image takes: one per scale or per token, or as many as the call asks of a distilled or
+        masked model."""
         if generates_vectors(self.model) and isinstance(self.decoding, FewStepDecoding):
             return len(self.decoding.passes(self.model))
+        if generates_latents(self.model):
+            assert isinstance(self.sampling, LatentSampling)
+            return self.sampling.num_inference_steps
         return len(self.model.scales) if generates_scales(self.model) else self.model.num_tokens
 
     @property

@@ -40,6 +40,8 @@ PARTS = {
             Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
         guided_tokens (`int`, *optional*):
             Guide only the first `guided_tokens` tokens of each image. By default all are guided.
+    """,
+    "size": """
         height (`int`, *optional*), width (`int`, *optional*):
             The size in pixels, by default the first of `pipe.image_sizes`.
         num_images_per_prompt (`int`, *optional*, defaults to 1):
@@ -66,7 +68,8 @@ PARTS = {
             What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
     """,
 }
-PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + cleandoc(PARTS["run"])
+PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
+PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + PARTS["call"]
 
 
 def fill_docstring(example: str) -> Callable[[Callable], Callable]:

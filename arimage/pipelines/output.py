@@ -45,7 +45,7 @@ class ImagePipelineOutput(BaseOutput):
         images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt"; or
             the tokens for "latent".
         tokens: int64 [B, h, w], the tokens in their places; for a next-scale model a list of them, one per scale, coarse to
-            fine.
+            fine; for a model of continuous tokens the latents of its image tokenizer, float32 [B, C, h, w].
         stats: see `DecodingStats`.
     """
 

@@ -21,7 +21,8 @@ class CallRun:
 
     Attributes:
         tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image tokenizer
-            asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1.
+            asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1. Continuous tokens are
+            float32 [B, N, D], those of waiting images zeros.
     """
 
     def __init__(self, pipe: "ARPipeline", call: GenerationCall, batch_size: int):
@@ -150,7 +151,8 @@ class CallRun:
         for name in self._names:
             values = getattr(self.slots.state, name)
             if name not in self.tensors:
-                self.tensors[name] = values.new_full((self.count, *values.shape[1:]), -1 if name == "tokens" else 0)
+                absent = -1 if name == "tokens" and not values.is_floating_point() else 0
+                self.tensors[name] = values.new_full((self.count, *values.shape[1:]), absent)
             self.tensors[name][images] = values[rows]
 
     def _finish(self, rows: list[int]) -> None:

@@ -1,0 +1,173 @@
+"""The head of models of continuous tokens: a small network that denoises one token, given what the transformer says of it (MAR,
+https://arxiv.org/abs/2406.11838)."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from .layers import Linear
+
+
+# Width of the sines and cosines of the time.
+FREQUENCIES = 256
+
+
+class HeadBlock(nn.Module):
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size, eps=1e-6)
+        self.fc1 = Linear(hidden_size, hidden_size)
+        self.fc2 = Linear(hidden_size, hidden_size)
+        self.modulation = Linear(hidden_size, 3 * hidden_size)
+
+    def forward(self, hidden, condition):
+        shift, scale, gate = self.modulation(condition).chunk(3, dim=-1)
+        normed = torch.addcmul(shift, self.norm(hidden), 1 + scale)
+        return torch.addcmul(hidden, gate, self.fc2(F.silu(self.fc1(normed))))
+
+
+class DenoisingHead(ModelMixin, ConfigMixin):
+    """The denoising head of MAR. The defaults are those of the published MAR-B.
+
+    It predicts the noise in a token, and where between its least and its largest value the log-variance of a denoising step lies.
+    `from_pretrained` keeps its weights in float32: the first steps multiply its errors by up to 20,000.
+
+    Args:
+        token_dim (`int`): D, the width of a token.
+        condition_dim (`int`): C, the width of what the transformer says of it.
+        hidden_size, num_layers (`int`): the head's shape.
+        num_train_timesteps (`int`): the diffusion steps of training.
+    """
+
+    _keep_in_fp32_modules = [
+        "input_projection",
+        "time_fc1",
+        "time_fc2",
+        "condition_projection",
+        "blocks",
+        "output_modulation",
+        "output_projection",
+    ]
+
+    @register_to_config
+    def __init__(
+        self,
+        token_dim: int = 16,
+        condition_dim: int = 768,
+        hidden_size: int = 1024,
+        num_layers: int = 6,
+        num_train_timesteps: int = 1000,
+    ):
+        super().__init__()
+        self.input_projection = Linear(token_dim, hidden_size)
+        self.time_fc1 = Linear(FREQUENCIES, hidden_size)
+        self.time_fc2 = Linear(hidden_size, hidden_size)
+        self.condition_projection = Linear(condition_dim, hidden_size)
+        self.blocks = nn.ModuleList(HeadBlock(hidden_size) for _ in range(num_layers))
+        self.output_modulation = Linear(hidden_size, 2 * hidden_size)
+        self.output_projection = Linear(hidden_size, 2 * token_dim)
+
+    def forward(self, tokens: torch.Tensor, timesteps: torch.Tensor, conditions: torch.Tensor) -> torch.FloatTensor:
+        """The predicted noise and the place of the log-variance (-1 the least, 1 the largest), float32 [..., 2 D].
+
+        Args:
+            tokens: noisy tokens [..., D].
+            timesteps: of training, 0 .. num_train_timesteps - 1, broadcast to [...].
+            conditions: [..., C].
+        """
+        ranks = torch.arange(FREQUENCIES // 2, device=tokens.device)
+        angles = timesteps[..., None].float() * torch.exp(-math.log(10000) / (FREQUENCIES // 2) * ranks)
+        time = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.dtype)
+        time = self.time_fc2(F.silu(self.time_fc1(time)))
+        condition = F.silu(time + self.condition_projection(conditions.to(self.dtype)))
+        hidden = self.input_projection(tokens.to(self.dtype))
+        for block in self.blocks:
+            hidden = block(hidden, condition)
+        shift, scale = self.output_modulation(condition).chunk(2, dim=-1)
+        normed = F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6)
+        return self.output_projection(torch.addcmul(shift, normed, 1 + scale)).float()
+
+
+@dataclass(frozen=True)
+class DiffusionTables:
+    """A diffusion of S steps, tables in double precision; step 0 has the least noise and is taken last.
+
+    Attributes:
+        timesteps: the step of training of each step.
+        alphas_cumprod, betas: of the S steps.
+        log_variances: the least log-variance of each step, that of the posterior.
+        mean_of_clean, mean_of_noisy: how much of the predicted token and of the noisy one the next mean holds.
+    """
+
+    timesteps: tuple[int, ...]
+    alphas_cumprod: tuple[float, ...]
+    betas: tuple[float, ...]
+    log_variances: tuple[float, ...]
+    mean_of_clean: tuple[float, ...]
+    mean_of_noisy: tuple[float, ...]
+
+    def transition(
+        self, step: int, tokens: torch.Tensor, noise: torch.Tensor, place: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation [..., D] of the tokens after `step`, from those before it and the two predictions of a
+        `DenoisingHead`, all [..., D] in float32."""
+        kept = self.alphas_cumprod[step]
+        clean = kept**-0.5 * tokens - (1 / kept - 1) ** 0.5 * noise
+        mean = self.mean_of_clean[step] * clean + self.mean_of_noisy[step] * tokens
+        least, largest = self.log_variances[step], math.log(self.betas[step])
+        log_variance = least + (place + 1) / 2 * (largest - least)
+        return mean, torch.exp(0.5 * log_variance)
+
+
+def _kept(time: float) -> float:
+    """The share of the variance of a token that the cosine schedule keeps at `time` in 0 .. 1."""
+    return math.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
+
+
+@functools.lru_cache(maxsize=256)
+def diffusion_tables(num_diffusion_steps: int | tuple[int, ...], num_train_timesteps: int = 1000) -> DiffusionTables:
+    """The tables of the cosine schedule with some of the steps of training: so many at equal distances, or of several numbers
+    that many in each of equal parts of the training steps, from the least noise to the most.
+
+    Raises:
+        ValueError: if a part has fewer steps of training than it should give, or there are fewer than two steps.
+    """
+    counts = (num_diffusion_steps,) if isinstance(num_diffusion_steps, int) else num_diffusion_steps
+    chosen, first = [], 0
+    for part, count in enumerate(counts):
+        size = num_train_timesteps // len(counts) + (part < num_train_timesteps % len(counts))
+        if not 1 <= count <= size or sum(counts) < 2:
+            raise ValueError(
+                f"num_diffusion_steps is {num_diffusion_steps}: give at least 2 steps, and up to {size} in a part of the "
+                f"{num_train_timesteps} steps of training"
+            )
+        distance = (size - 1) / max(count - 1, 1)
+        chosen += [first + round(i * distance) for i in range(count)]
+        first += size
+
+    product, kept = 1.0, []
+    for step in range(num_train_timesteps):
+        product *= 1 - min(1 - _kept((step + 1) / num_train_timesteps) / _kept(step / num_train_timesteps), 0.999)
+        if step == chosen[len(kept)]:
+            kept.append(product)
+        if len(kept) == len(chosen):
+            break
+    before = [1.0, *kept[:-1]]
+    betas = [1 - now / last for now, last in zip(kept, before, strict=True)]
+    variances = [beta * (1 - last) / (1 - now) for beta, now, last in zip(betas, kept, before, strict=True)]
+    # The posterior of the last step has no variance, so the one before stands in.
+    variances[0] = variances[1]
+    return DiffusionTables(
+        timesteps=tuple(chosen),
+        alphas_cumprod=tuple(kept),
+        betas=tuple(betas),
+        log_variances=tuple(map(math.log, variances)),
+        mean_of_clean=tuple(b * p**0.5 / (1 - k) for b, p, k in zip(betas, before, kept, strict=True)),
+        mean_of_noisy=tuple((1 - p) * (1 - b) ** 0.5 / (1 - k) for b, p, k in zip(betas, before, kept, strict=True)),
+    )

@@ -1,0 +1,219 @@
+"""MAR (https://arxiv.org/abs/2406.11838): images of a class from continuous tokens in a random order."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from diffusers.image_processor import PipelineImageInput
+
+from ..decoding import Decoding, LatentSampling, MaskedDecoding, decoding_names
+from ..models.denoising_head import DenoisingHead
+from ..models.transformer_mar import MARLatentModel, MARTransformer
+from .call import GenerationCall
+from .class_or_text import ClassOrTextPipeline
+from .docstrings import fill_docstring
+from .output import ImagePipelineOutput
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import MARPipeline
+
+        >>> pipe = MARPipeline.from_pretrained("path/to/mar-b")
+        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class MARPipeline(ClassOrTextPipeline):
+    """Images of a class by MAR, and changes of a given image.
+
+    Args:
+        transformer (`MARTransformer`): the masked model of continuous tokens.
+        head (`DenoisingHead`): denoises a token, given what the transformer says of it.
+        vae (`AutoencoderKL`): turns tokens into images. All three are needed to generate.
+        id2label (`dict[int, str]`, *optional*): the names of the classes.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "transformer->head->vae"
+    # Small, and called a hundred times per forward pass of the transformer.
+    _exclude_from_cpu_offload = ["head"]
+    _accepts_no_class = True
+    generates_latents = True
+    accepts_guided_tokens = accepts_top_k = accepts_top_p = False
+
+    def __init__(
+        self,
+        transformer: MARTransformer,
+        head: DenoisingHead,
+        vae: AutoencoderKL,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__()
+        if transformer is not None and head is not None:
+            theirs = head.config.token_dim, head.config.condition_dim
+            ours = transformer.config.token_dim, transformer.config.decoder_hidden_size
+            if theirs != ours:
+                raise ValueError(
+                    f"the head has tokens and conditions of widths {theirs}, the transformer {ours}: load the two that were "
+                    "trained together"
+                )
+        if transformer is not None and vae is not None:
+            width = vae.config["latent_channels"] * transformer.config.patch_size**2
+            if width != transformer.config.token_dim:
+                raise ValueError(
+                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of {width}: load "
+                    "the two that were trained together"
+                )
+        self.register_modules(transformer=transformer, head=head, vae=vae)
+        self.name_classes(id2label)
+        self.generation_config = {
+            "guidance_scale": 1.0,
+            "temperature": 1.0,
+            "guidance_schedule": "linear",
+            "num_inference_steps": min(64, transformer.config.grid_size**2) if transformer is not None else 64,
+            "num_diffusion_steps": 100,
+        }
+        self.decoding = MaskedDecoding()
+
+    @property
+    def num_classes(self) -> int | None:
+        return None if self.transformer is None else self.transformer.config.num_classes
+
+    @property
+    def tiling(self):
+        return self.vae
+
+    @property
+    def decoding_names(self) -> list[str]:
+        return decoding_names(latents=True)
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        config = self.transformer.config
+        return [(config.grid_size * config.patch_size * self.vae_scale_factor,) * 2]
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels along each side of a place of the image tokenizer."""
+        return 2 ** (len(self.vae.config["block_out_channels"]) - 1)
+
+    def compile(self, **options) -> None:
+        """Compile the forward passes of the transformer and of the head with `torch.compile`; `options` are its own. A step runs
+        the head a hundred times, so it is not compiled as a whole."""
+        for part in (self.transformer, self.head):
+            part.compile(**options)
+
+    def sampling(self, **settings) -> LatentSampling:
+        given = {name: value for name, value in settings.items() if value is not None}
+        return LatentSampling(**{**self.generation_config, **given})
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
+        guidance_scale to num_diffusion_steps, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, None, None
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        labels = call.per_image(self.encode_condition(*condition)["class_labels"])
+        call.model = MARLatentModel(self.transformer, self.head, labels, guided=call.guided)
+        return call
+
+    def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, N, D] as latents of the image tokenizer [B, C, h, w], times its scaling factor."""
+        patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
+        return F.fold(tokens.transpose(1, 2), (grid * patch,) * 2, kernel_size=patch, stride=patch)
+
+    def whole_tokens(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
+        return self.to_latents(tokens)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1]: the means of what the image tokenizer says of them."""
+        latents = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist.mode() * self.vae.config["scaling_factor"]
+        patch = self.transformer.config.patch_size
+        return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2)
+
+    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.FloatTensor:
+        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1], but NaN where any pixel of a token is in `repaint`
+        [B, 1, H, W]."""
+        side = self.vae_scale_factor * self.transformer.config.patch_size
+        generated = F.max_pool2d(repaint.float(), side).flatten(1) > 0
+        return self.encode_image(pixels).masked_fill(generated[..., None], torch.nan)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, zeros where they are not known yet."""
+        latents = self.to_latents(tokens.to(self._execution_device)) / self.vae.config["scaling_factor"]
+        return self.vae.decode(latents.to(self.vae.dtype)).sample
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        num_inference_steps: int | None = None,
+        num_diffusion_steps: int | list[int] | None = None,
+        guidance_scale: float | None = None,
+        guidance_schedule: str | None = None,
+        temperature: float | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. A class id equal to the number of classes stands for no particular class. Steps are forward passes of
+        the transformer: an interrupted call returns the image of the tokens so far.
+
+        Args:
+            {class_or_text}
+            {image}
+            mask_image (as `image`, *optional*):
+                White where the image is generated again, black where its pixels stay. A token is generated if any of its pixels
+                is white. New tokens see what stays on all sides of them.
+            num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
+                Forward passes of the transformer per image, up to the number of its tokens.
+            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
+                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from the least
+                noise to the most.
+            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
+                s in u + s (c - u), with the noise c predicted for the class and u for none. 1 or less disables guidance.
+            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
+                `"linear"` lets guidance grow from 1 to `guidance_scale` with the share of tokens that are generated;
+                `"constant"` does not.
+            temperature (`float`, *optional*, defaults to the checkpoint's):
+                What the noise of the denoising steps is multiplied by.
+            {call}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        return type(self).generate(**locals())

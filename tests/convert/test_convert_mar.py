@@ -1,0 +1,120 @@
+"""Files of MAR that are complete, wrapped by a trainer, damaged, or of another model."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+
+from arimage import AutoPipeline, cli
+from arimage.convert import CheckpointError, convert_mar
+
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "mar"
+CHECKPOINT, VAE = FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt"
+
+
+@pytest.fixture
+def loaded():
+    return torch.load(CHECKPOINT, weights_only=True)
+
+
+def convert(checkpoint=CHECKPOINT, vae=VAE, **options):
+    return convert_mar(checkpoint, vae, num_heads=3, **options)
+
+
+def written(tmp_path, content, name="checkpoint.pth"):
+    torch.save(content, tmp_path / name)
+    return tmp_path / name
+
+
+def test_the_averaged_weights_of_a_trainer_are_taken(loaded, tmp_path):
+    trainer = {**loaded, "args": argparse.Namespace(model="mar_base"), "optimizer": {"state": {}}, "scaler": {}}
+    pipe = convert(written(tmp_path, trainer))
+    assert torch.equal(pipe.transformer.null_vector, loaded["model_ema"]["fake_latent"])
+    assert not torch.equal(pipe.transformer.null_vector, loaded["model"]["fake_latent"])
+    config = pipe.transformer.config
+    assert (config.num_layers, config.num_decoder_layers, config.num_buffers, config.patch_size) == (2, 3, 4, 1)
+    assert pipe.image_sizes == [(16, 16)] and pipe.vae.config["scaling_factor"] == 0.2325
+
+
+def test_files_of_tensors_alone_give_the_same(loaded, tmp_path):
+    save_file(loaded["model_ema"], tmp_path / "mar.safetensors")
+    save_file(torch.load(VAE, weights_only=True)["model"], tmp_path / "kl16.safetensors")
+    flat, wrapped = convert(tmp_path / "mar.safetensors", tmp_path / "kl16.safetensors"), convert()
+    for name in ("transformer", "head", "vae"):
+        ours, theirs = (getattr(pipe, name).state_dict() for pipe in (flat, wrapped))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_the_console_command_writes_a_folder(tmp_path):
+    arguments = [
+        "convert",
+        "mar",
+        "--checkpoint",
+        CHECKPOINT,
+        "--vae",
+        VAE,
+        "--num-heads",
+        "3",
+        "--out",
+        tmp_path / "mar",
+    ]
+    typer.main.get_command(cli.app).main([str(one) for one in arguments], standalone_mode=False)
+    pipe = AutoPipeline.from_pretrained(tmp_path / "mar")
+    assert pipe.generation_config["num_inference_steps"] == 16 and pipe.transformer.config.num_attention_heads == 3
+
+
+def test_weights_may_be_half_as_large_but_those_of_the_head(tmp_path):
+    pipe = convert(dtype=torch.bfloat16)
+    assert (pipe.transformer.dtype, pipe.head.dtype, pipe.vae.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+def test_heads_that_no_file_holds_are_asked_for():
+    with pytest.raises(CheckpointError, match="num_heads is None"):
+        convert_mar(CHECKPOINT, VAE)
+    with pytest.raises(CheckpointError, match="num_heads is 5"):
+        convert_mar(CHECKPOINT, VAE, num_heads=5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mask_token", None),
+        ("diffloss.net.res_blocks.1.mlp.2.bias", None),
+        ("decoder_blocks.1.attn.qkv.weight", torch.zeros(3, 48)),
+        ("surprise", torch.zeros(1)),
+        ("diffloss.net.surprise", torch.zeros(1)),
+    ],
+)
+def test_a_transformer_that_is_not_whole_is_refused(loaded, tmp_path, key, value):
+    state = loaded["model_ema"]
+    state.pop(key, None)
+    if value is not None:
+        state[key] = value
+    with pytest.raises(CheckpointError, match=key):
+        convert(written(tmp_path, {"model_ema": state}))
+
+
+@pytest.mark.parametrize(
+    "key", ["encoder.down.2.attn.0.q.bias", "decoder.up.0.block.0.conv1.weight", "quant_conv.bias"]
+)
+def test_an_image_tokenizer_that_is_not_whole_is_refused(tmp_path, key):
+    state = torch.load(VAE, weights_only=True)["model"]
+    del state[key]
+    with pytest.raises(CheckpointError, match=key):
+        convert(vae=written(tmp_path, {"model": state}, "kl16.ckpt"))
+
+
+def test_a_checkpoint_without_averaged_weights_is_refused(loaded, tmp_path):
+    with pytest.raises(CheckpointError, match="model_ema"):
+        convert(written(tmp_path, {"model": loaded["model"]}))
+
+
+def test_files_that_are_mistaken_for_each_other_are_refused():
+    with pytest.raises(CheckpointError):
+        convert(VAE, CHECKPOINT)
+    with pytest.raises(CheckpointError):
+        convert(VAE, VAE)
