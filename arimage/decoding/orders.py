@@ -35,8 +35,8 @@ def order_of(
 
 
 def _spread(shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int]) -> torch.LongTensor:
-    """Each token of a group has as many decided neighbours as possible and lies not close to another of its group; where there
-    is no such place, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals.
+    """Each token of a group has as many decided neighbours as possible and is not close to another of its group; where every
+    place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals.
 
     A place depends on all before it, so there is a step per rank, over all images and places at once."""
     rows, columns = shape

@@ -23,15 +23,18 @@ class CaptionSettings:
     """How a transformer is trained on captions.
 
     Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", and `code_noise` of the input tokens by random ones. The text encoder and the caption projection learn at
-    `text_learning_rate_scale` times the learning rate. Every report generates images of `sample_prompts`, with the
-    arguments `sampling` of the pipeline.
+    caption", and `code_noise` of the input tokens by random ones. `noisy_share` of the images have more of these, any share
+    up to `most_noise`: without them the model continues an image from its own beginning, and a token that strays from the
+    caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
+    learning rate. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
     """
 
     optimizer: OptimizerSettings
     batch_size: int = 32
     caption_dropout: float = 0.1
     code_noise: float = 0.03
+    noisy_share: float = 0.0
+    most_noise: float = 0.7
     text_learning_rate_scale: float = 0.2
     caption_length: int = 24
     text_vocab_size: int = 2048
@@ -126,8 +129,11 @@ class CaptionTask(nn.Module):
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout
 
     def noisy(self, tokens: torch.LongTensor, vocab_size: int, generator: torch.Generator) -> torch.LongTensor:
-        """`tokens`, some of them replaced by random ones."""
-        chosen = torch.rand(tokens.shape, generator=generator) < self.settings.code_noise
+        """`tokens` [B, ...], some of them replaced by random ones."""
+        each = (len(tokens), *[1] * (tokens.ndim - 1))
+        noisy = torch.rand(each, generator=generator) < self.settings.noisy_share
+        more = self.settings.most_noise * torch.rand(each, generator=generator)
+        chosen = torch.rand(tokens.shape, generator=generator) < torch.where(noisy, more, self.settings.code_noise)
         random = torch.randint(vocab_size, tokens.shape, generator=generator)
         return torch.where(chosen.to(tokens.device), random.to(tokens.device), tokens)
 

@@ -120,7 +120,7 @@ def test_no_two_numbers_of_an_image_have_the_same_sum():
         for step in range(64)
     ]
     words = torch.stack(words).flatten()
-    assert len(words.unique()) == len(words) == 6 * 64 * 1024 * 4
+    assert len(words.unique()) == len(words) == len(Purpose) * 64 * 1024 * 4
 
 
 def test_the_ends_of_the_interval_are_reached_but_never_one():

@@ -404,12 +404,16 @@ def test_a_run_of_an_earlier_version_is_resumed(command, models, undisturbed, tm
 
 
 def test_ctrl_c_leaves_whole_files_and_the_same_command_resumes(models, fork, finish, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    process = fork(options(models, run))
-    while pictures(run) < 5:
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGINT)
-    code, said = process.end()
+    # A busy machine may let the run finish before it is interrupted.
+    for attempt in range(10):
+        run = tmp_path / f"run-{attempt}"
+        process = fork(options(models, run))
+        while pictures(run) < 5:
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGINT)
+        code, said = process.end()
+        if code:
+            break
     assert code == 130 and "Traceback" not in said
     assert pictures(run) < COUNT and not list(run.rglob("*.tmp"))
     assert finish(options(models, run))[0] == 0

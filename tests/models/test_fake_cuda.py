@@ -129,9 +129,9 @@ def test_cosmos(kind, dtype):
 
 @DTYPES
 def test_the_video_tokenizer(dtype, monkeypatch):
+    config = config_of(tiny_cosmos.video_tokenizer)
     # A tensor of diffusers that was made outside of the fake mode.
     monkeypatch.setattr(autoencoder_kl_cosmos, "_WAVELETS", {"haar": torch.ones(2)})
-    config = config_of(tiny_cosmos.video_tokenizer)
     vq = built(lambda: CosmosVideoTokenizer(**config), dtype)
     codes = vq.encode(torch.zeros(BATCH, 3, 9, 32, 48, dtype=dtype))
     assert codes.shape == (BATCH, 2, 2, 3) and codes.dtype == torch.long and codes.device.type == "cuda"

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -287,6 +288,18 @@ def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
     assert average != pytest.approx(final, rel=1e-3)
     assert task.line.bias.item() == pytest.approx(average, rel=1e-5)
     assert task.reported == [(5, task.line.weight.item())]
+
+
+def test_some_images_have_much_noise_and_the_others_little():
+    settings = TransformerSettings(OptimizerSettings(1, 1.0), code_noise=0.02, noisy_share=0.5, most_noise=0.8)
+    tokens = torch.zeros(2000, 256, dtype=torch.long)
+    task = SimpleNamespace(settings=settings)
+    noisy = TransformerTask.noisy(task, tokens, 1 << 20, torch.Generator().manual_seed(0))
+    shares = (noisy != tokens).float().mean(1)
+    much = shares > 0.08
+    assert much.float().mean() == pytest.approx(0.5 * 0.92, abs=0.04)
+    assert shares[~much].mean() == pytest.approx(0.02, abs=0.005)
+    assert shares[much].max() < 0.9 and shares[much].mean() == pytest.approx(0.44, abs=0.03)
 
 
 def test_muon_moves_its_matrices_equally_far_in_every_direction():
