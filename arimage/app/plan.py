@@ -131,7 +131,8 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
         for key, value in settings.items():
             if key in ("drafter", "acceptance") or value == "auto":
                 raise Refused(f"the decoding's setting {key}={value} cannot be chosen here: leave it out")
-            if not isinstance(value, str) and not abs(value) <= limits.setting:
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
         return decoding_from_name(name, **settings)
     except ValueError as error:

@@ -155,6 +155,14 @@ def test_the_engine_generates_what_the_pipeline_generates(engine):
     assert result.settings["decoding"] == "sjd:window=4" and result.settings["top_k"] == 6
 
 
+def test_a_setting_may_be_none(engine):
+    result = engine.submit(Request("class", class_label=3, seed=5, decoding="zipar:window=none")).result(60)
+    expected = tiny.class_pipeline()(
+        class_labels=3, generator=torch.Generator().manual_seed(5), decoding=decoding_from_name("zipar")
+    )
+    assert same(result.images, expected.images)
+
+
 def test_a_request_larger_than_a_batch_is_split():
     engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
     sizes = []
@@ -369,6 +377,7 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"decoding": "nonsense"}, "decoding", "cannot run the decoding 'nonsense'"),
         ({"decoding": "next-scale"}, "decoding", "cannot run"),
         ({"decoding": "sjd:window=100000"}, "decoding", "give at most 128"),
+        ({"decoding": "sjd:window=8+100000"}, "decoding", "give at most 128"),
         ({"decoding": "sjd:window=auto"}, "decoding", "cannot be chosen here"),
         ({"decoding": "sjd:window=0"}, "decoding", "window"),
         ({"decoding": "sjd:relax=nan"}, "decoding", "give at most 128"),
