@@ -39,7 +39,7 @@ def with_class(request: Request, pipe: ARImagePipeline) -> Request:
     """The request with the id of the class that its prompt names, if the model generates classes and names them.
 
     Raises:
-        Refused: if there is no class of this name, or several.
+        Refused: if no class has this name, or several have.
     """
     if pipe.class_names is None or request.prompt is None or request.class_label is not None:
         return request

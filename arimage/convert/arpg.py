@@ -122,7 +122,7 @@ def convert_arpg(
     """The pipeline of a published ARPG, with the published guidance.
 
     Args:
-        folder: the transformer's file, such as `arpg_300m.pt`, or a folder with one such file.
+        folder: the transformer's file, such as `arpg_300m.pt`, or a folder with one transformer.
         tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
             Without it the pipeline returns tokens.
         image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention heads.

@@ -77,7 +77,7 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
 AnyOrder = Annotated[
     Path,
     typer.Argument(
-        callback=_checked(_check_file_or_folder), help="File of the transformer, or a folder with one such file."
+        callback=_checked(_check_file_or_folder), help="File of the transformer, or a folder with one transformer."
     ),
 ]
 AnyOrderTokenizer = Annotated[

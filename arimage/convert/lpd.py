@@ -101,7 +101,7 @@ def convert_lpd(
     """The pipeline of a published LPD, with the published guidance and the locality order.
 
     Args:
-        folder: the transformer's file, such as `lpd_l_256.pth`, or a folder with one such file.
+        folder: the transformer's file, such as `lpd_l_256.pth`, or a folder with one transformer.
         tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
             Without it the pipeline returns tokens.
         num_heads: attention heads, by default those of the folder's config.json (`decoder_num_heads`) if it has them, else the

@@ -46,7 +46,7 @@ class GroupDecoding:
 
     A forward pass predicts a whole group of tokens, each given the groups before it, and samples them independently. An image
     so follows the product of these distributions, exactly. That is not the model's own distribution of one token after the
-    other, in which tokens of a group depend on each other, and there is no bound on how far off it is: the larger the groups,
+    other, in which tokens of a group depend on each other. How far off it is has no bound: the larger the groups,
     the further. With groups of one token and constant guidance the images are those of `AutoregressiveDecoding`.
 
     Attributes:

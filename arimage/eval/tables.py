@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict:
     """The results that `write_json` wrote.
 
     Raises:
-        ValueError: if the file holds something else.
+        ValueError: if the file does not hold captions.
     """
     fields = {"machine": dict, "settings": dict, "rows": list}
     results = check_fields(parse_json(path.read_bytes(), path, REMEDY), fields, path, REMEDY)

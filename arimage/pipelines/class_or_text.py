@@ -119,7 +119,7 @@ class ClassOrTextPipeline(ARImagePipeline):
             max_sequence_length: P, by default what the transformer reads, and without a transformer what the tokenizer says.
 
         Raises:
-            ValueError: if `prompt` is something else, or there is no text encoder.
+            ValueError: if `prompt` is not text, or the pipeline has no text encoder.
         """
         self._check_encoder()
         length = max_sequence_length

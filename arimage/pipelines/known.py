@@ -56,10 +56,10 @@ class KnownCaptions:
 
     @classmethod
     def load(cls, folder: Path) -> "KnownCaptions | None":
-        """The captions in the folder of a pipeline, None if there is no such file.
+        """The captions in the folder of a pipeline, None if it has no list.
 
         Raises:
-            ValueError: if the file holds something else.
+            ValueError: if the file does not hold captions.
         """
         path = folder / KNOWN_CAPTIONS
         if not path.is_file():

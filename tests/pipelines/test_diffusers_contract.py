@@ -216,7 +216,7 @@ def test_an_upload_has_a_card_that_names_the_repository(pipe, monkeypatch, tmp_p
     else:
         pipe.save_pretrained(str(tmp_path), push_to_hub=True, repo_id="someone/hearts")
     (card,) = cards
-    assert card.data.library_name == "arimage" and "diffusers" in card.data.tags
+    assert card.data.to_dict()["library_name"] == "arimage" and "diffusers" in card.data.tags
     assert 'AutoPipeline.from_pretrained("someone/hearts")' in card.text
     assert ("class_labels" in card.text) == (pipe.num_classes is not None)
 
