@@ -23,9 +23,9 @@ class CaptionSettings:
     """How a transformer is trained on captions.
 
     Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", and `code_noise` of the input tokens by random ones. `noisy_share` of the images have more of these, any share
-    up to `most_noise`: without them the model continues an image from its own beginning, and a token that strays from the
-    caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
+    caption", and `code_noise` of the input tokens by random ones. From step `noise_start` on, `noisy_share` of the images have
+    more of these, any share up to `most_noise`, half of which come from another image of the batch: without them the model
+    continues an image from its own beginning, and a token that strays from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
     learning rate. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
     """
 
@@ -34,6 +34,7 @@ class CaptionSettings:
     caption_dropout: float = 0.1
     code_noise: float = 0.03
     noisy_share: float = 0.0
+    noise_start: int = 0
     most_noise: float = 0.7
     text_learning_rate_scale: float = 0.2
     caption_length: int = 24
@@ -128,14 +129,18 @@ class CaptionTask(nn.Module):
         captions = draw_captions(self.captions, index, generator)
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout
 
-    def noisy(self, tokens: torch.LongTensor, vocab_size: int, generator: torch.Generator) -> torch.LongTensor:
-        """`tokens` [B, ...], some of them replaced by random ones."""
-        each = (len(tokens), *[1] * (tokens.ndim - 1))
-        noisy = torch.rand(each, generator=generator) < self.settings.noisy_share
-        more = self.settings.most_noise * torch.rand(each, generator=generator)
-        chosen = torch.rand(tokens.shape, generator=generator) < torch.where(noisy, more, self.settings.code_noise)
-        random = torch.randint(vocab_size, tokens.shape, generator=generator)
-        return torch.where(chosen.to(tokens.device), random.to(tokens.device), tokens)
+    def noisy(
+        self, tokens: torch.LongTensor, vocab_size: int, step: int, generator: torch.Generator
+    ) -> torch.LongTensor:
+        """`tokens` [B, ...], some of them replaced by random ones or by those of another image."""
+        settings, each = self.settings, (len(tokens), *[1] * (tokens.ndim - 1))
+        noisy = torch.rand(each, generator=generator) < settings.noisy_share * (step >= settings.noise_start)
+        share = torch.where(noisy, settings.most_noise * torch.rand(each, generator=generator), settings.code_noise)
+        chosen = torch.rand(tokens.shape, generator=generator) < share
+        random = torch.randint(vocab_size, tokens.shape, generator=generator).to(tokens.device)
+        of_another = noisy & (torch.rand(each, generator=generator) < 0.5)
+        noise = torch.where(of_another.to(tokens.device), tokens.roll(1, 0), random)
+        return torch.where(chosen.to(tokens.device), noise, tokens)
 
     def save_samples(self, path: Path) -> None:
         """Generate images of the sample prompts and save them as one."""

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; `ema_decay` is the decay of the averaged weights.
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`, both of which begin again at each step of
+    `restarts`; `ema_decay` is the decay of the averaged weights.
 
     Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/), scaled so
     that learning rate and weight decay mean what they mean to AdamW.
@@ -30,13 +31,16 @@ class OptimizerSettings:
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 50
+    restarts: tuple[int, ...] = ()
     gradient_clip: float = 1.0
     ema_decay: float = 0.999
     muon: tuple[str, ...] = ()
 
     def learning_rate_at(self, step: int) -> float:
-        warmup = min(1.0, (step + 1) / self.warmup_steps)
-        progress = min(1.0, step / self.steps)
+        start = max((restart for restart in self.restarts if restart <= step), default=0)
+        end = min((restart for restart in self.restarts if restart > step), default=self.steps)
+        warmup = min(1.0, (step - start + 1) / self.warmup_steps)
+        progress = min(1.0, (step - start) / (end - start))
         return self.learning_rate * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 

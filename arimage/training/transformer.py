@@ -62,7 +62,7 @@ class TransformerTask(CaptionTask):
         index, captions, unconditional = self.batch(batch_size, generator)
         codes = self.codes[index, :length]
         device, vocab_size = self.transformer.device, self.transformer.config.vocab_size
-        logits = self.logits(captions, self.noisy(codes, vocab_size, generator).to(device), unconditional)
+        logits = self.logits(captions, self.noisy(codes, vocab_size, step, generator).to(device), unconditional)
         loss = F.cross_entropy(logits.flatten(0, 1), codes.to(device).flatten())
         return loss, {"loss": loss.detach()}
 

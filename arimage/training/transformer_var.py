@@ -93,7 +93,7 @@ class VARTransformerTask(CaptionTask):
         whole, short = (settings.caption_length + sum(some) for some in (sizes, sizes[:count]))
         index, captions, unconditional = self.batch(settings.batch_size * whole // short, generator)
         codes = [one[index.to(one.device)] for one in self.codes[:count]]
-        noisy = [self.noisy(one, self.network.config.vocab_size, generator) for one in codes]
+        noisy = [self.noisy(one, self.network.config.vocab_size, step, generator) for one in codes]
         losses = self.losses(captions, codes, unconditional, noisy)
         weights = torch.tensor(sizes[settings.first_scale : count]).float() ** settings.token_power
         trained = torch.stack(losses[settings.first_scale :])

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -291,12 +292,20 @@ def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
 
 
 def test_some_images_have_much_noise_and_the_others_little():
-    settings = TransformerSettings(OptimizerSettings(1, 1.0), code_noise=0.02, noisy_share=0.5, most_noise=0.8)
-    tokens = torch.zeros(2000, 256, dtype=torch.long)
+    settings = TransformerSettings(
+        OptimizerSettings(1, 1.0), code_noise=0.02, noisy_share=0.5, noise_start=10, most_noise=0.8
+    )
+    tokens = (1 << 20) + torch.arange(2000)[:, None].expand(-1, 256)
     task = SimpleNamespace(settings=settings)
-    noisy = TransformerTask.noisy(task, tokens, 1 << 20, torch.Generator().manual_seed(0))
+    early, noisy = (
+        TransformerTask.noisy(task, tokens, 1 << 20, step, torch.Generator().manual_seed(0)) for step in (9, 10)
+    )
+    assert (early != tokens).float().mean(1).max() < 0.1
     shares = (noisy != tokens).float().mean(1)
     much = shares > 0.08
+    of_another = ((noisy != tokens) & (noisy >= 1 << 20)).any(1)
+    assert (noisy[of_another] >= 1 << 20).all()
+    assert of_another.float().mean() == pytest.approx(0.25, abs=0.03)
     assert much.float().mean() == pytest.approx(0.5 * 0.92, abs=0.04)
     assert shares[~much].mean() == pytest.approx(0.02, abs=0.005)
     assert shares[much].max() < 0.9 and shares[much].mean() == pytest.approx(0.44, abs=0.03)
@@ -325,6 +334,10 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     assert settings.learning_rate_at(500) == pytest.approx(2 * (0.05 + 0.95 / 2))
     assert settings.learning_rate_at(1000) == pytest.approx(0.1)
     rates = [settings.learning_rate_at(step) for step in range(10, 1000)]
+    again = replace(settings, steps=1500, restarts=(1000,))
+    assert [again.learning_rate_at(step) for step in range(1000)] == [settings.learning_rate_at(s) for s in range(1000)]
+    assert again.learning_rate_at(1000) == pytest.approx(0.2)
+    assert again.learning_rate_at(1250) == pytest.approx(2 * (0.05 + 0.95 / 2))
     assert rates == sorted(rates, reverse=True)
 
 
