@@ -335,7 +335,9 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     assert settings.learning_rate_at(1000) == pytest.approx(0.1)
     rates = [settings.learning_rate_at(step) for step in range(10, 1000)]
     again = replace(settings, steps=1500, restarts=(1000,))
-    assert [again.learning_rate_at(step) for step in range(1000)] == [settings.learning_rate_at(s) for s in range(1000)]
+    assert [again.learning_rate_at(step) for step in range(1000)] == [
+        settings.learning_rate_at(s) for s in range(1000)
+    ]
     assert again.learning_rate_at(1000) == pytest.approx(0.2)
     assert again.learning_rate_at(1250) == pytest.approx(2 * (0.05 + 0.95 / 2))
     assert rates == sorted(rates, reverse=True)
