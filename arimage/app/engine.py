@@ -10,7 +10,7 @@ from ..pipelines.base import ARImagePipeline
 from .flow import Flow
 from .models import ModelInfo, describe
 from .plan import check, with_class
-from .protocol import Limits, Progress, Refused, Request
+from .protocol import Cancelled, Limits, Progress, Refused, Request
 from .ticket import Ticket
 
 
@@ -68,8 +68,8 @@ class Engine:
         """Queue a request. `on_progress` is called in the engine's thread, and must return at once.
 
         Raises:
-            Refused: if the model is not able to do it, the limits do not allow it, the queue is full (`busy`) or the engine
-                is closed.
+            Refused: if the model is not able to do it, the limits do not allow it, or the queue is full (`busy`).
+            Cancelled: if the engine is closed.
         """
         if request.model not in self.models:
             raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
@@ -91,7 +91,7 @@ class Engine:
             ticket.unknown = pipe.known_captions.check(request.prompt, request.model)
         with self._arrived:
             if self._closed:
-                raise Refused("the engine is closed: start it again")
+                raise Cancelled("the engine is closed: start it again")
             if len(self._waiting) >= self.limits.queue:
                 raise Refused(f"{self.limits.queue} requests are waiting already: try again later", busy=True)
             self._waiting.append(ticket)

@@ -126,8 +126,6 @@ def build_server(
         return engine.submit(request, on_progress)
 
     async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
-        if not engine.alive:
-            raise Cancelled
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
 
         def put(item: Progress | None) -> None:

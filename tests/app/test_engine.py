@@ -338,7 +338,7 @@ def test_an_engine_that_fails_cancels_waiting_requests(held):
         waiting.result(60)
     engine._worker.join(60)
     assert not engine.alive and engine.waiting == 0 and isinstance(failures[0], SystemExit)
-    with pytest.raises(Refused, match="closed"):
+    with pytest.raises(Cancelled, match="closed"):
         engine.submit(Request("text", prompt="a"))
 
 
@@ -516,7 +516,7 @@ def test_closing_cancels_everything(held):
     with pytest.raises(Cancelled):
         ticket.result(0)
     assert not engine.alive
-    with pytest.raises(Refused, match="closed"):
+    with pytest.raises(Cancelled, match="closed"):
         engine.submit(Request("text", prompt="a"))
 
 

@@ -404,10 +404,12 @@ def test_a_run_of_an_earlier_version_is_resumed(command, models, undisturbed, tm
 
 
 def test_ctrl_c_leaves_whole_files_and_the_same_command_resumes(models, fork, finish, undisturbed, tmp_path):
+    # Tests that run in the background of a shell ignore SIGINT, and so would the command.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     # A busy machine may let the run finish before it is interrupted.
     for attempt in range(10):
         run = tmp_path / f"run-{attempt}"
-        process = fork(options(models, run))
+        process = fork(options(models, run), before=heed)
         while pictures(run) < 5:
             time.sleep(0.001)
         os.kill(process.pid, signal.SIGINT)
