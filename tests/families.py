@@ -1,9 +1,11 @@
 """A tiny pipeline of every family and kind of condition, and how to call it."""
 
 import tiny
+import tiny_cosmos
 import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
+import tiny_mar
 import torch
 
 from arimage import JanusPipeline
@@ -16,6 +18,7 @@ def janus():
     return pipe
 
 
+# From a prompt or class to tokens, with all arguments that images have in common.
 BUILD = {
     "llamagen-text": tiny.text_pipeline,
     "llamagen-class": tiny.class_pipeline,
@@ -28,9 +31,25 @@ BUILD = {
     "anole": tiny_lumina_mgpt.anole_pipeline,
 }
 
+# Continuous tokens, students with a teacher, and videos.
+OTHERS = {
+    "mar": tiny_mar.pipeline,
+    "llamagen-dd": lambda: tiny.distilled_pipeline("llamagen"),
+    "var-dd": lambda: tiny.distilled_pipeline("var"),
+    "cosmos": tiny_cosmos.pipeline,
+    "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
+}
+
 
 def condition_of(pipe):
+    if pipe.generates_video:
+        return {"tokens": tiny_cosmos.given()} | ({"prompt": "a red heart"} if pipe.transformer.reads_text else {})
     return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
+
+
+def pictures_of(out):
+    """The images or videos of an output."""
+    return out.frames if hasattr(out, "frames") else out.images
 
 
 def seeded(seed):

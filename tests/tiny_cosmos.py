@@ -1,5 +1,6 @@
 """Tiny video pipelines with random weights: 17 frames of 48 x 64 pixels are 3 x 3 x 4 tokens."""
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def pipeline(kind: str = "video", seed: int = 0, **components) -> CosmosPipeline
     if kind == "text":
         tokenizer = tiny.text_tokenizer()
         components |= {"tokenizer": tokenizer, "text_encoder": tiny.text_encoder(len(tokenizer), seed=seed)}
-    pipe = CosmosPipeline(transformer(kind, seed), video_tokenizer(), **components)
+    pipe = CosmosPipeline(transformer(kind, seed), deepcopy(video_tokenizer()), **components)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import accelerate
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -11,27 +12,38 @@ from diffusers import DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines import pipeline_utils
 from diffusers.utils import dynamic_modules_utils
-from families import BUILD, condition_of, flat, seeded
+from families import BUILD, OTHERS, condition_of, flat, pictures_of, seeded
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 
-from arimage import AutoPipeline, SpeculativeJacobiDecoding, decoding_from_name
+from arimage import AutoPipeline, FewStepDecoding, SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines import base
 
 
 LATENT = {"output_type": "latent"}
 DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
+ALL = BUILD | OTHERS
+# Those that generate a token after the other, or a scale, and may be given others.
+REPLACEABLE = [*BUILD, "cosmos", "cosmos-text"]
+
+
+def built(name):
+    """A pipeline whose settings are not the defaults of its class."""
+    pipe = ALL[name]()
+    pipe.generation_config.update({key: value for key, value in DEFAULTS.items() if key in pipe.generation_config})
+    if pipe.generates_video:
+        pipe.generation_config["guidance_scale"] = 1.0
+    if name.endswith("-dd"):
+        pipe.decoding = FewStepDecoding(starts=(0, 2), teacher_start=0)
+    elif not pipe.generates_scales and not pipe.generates_latents:
+        pipe.decoding = SpeculativeJacobiDecoding(window=5)
+    return pipe
 
 
 @pytest.fixture(scope="module")
 def pipes():
-    pipes = {name: build() for name, build in BUILD.items()}
-    for pipe in pipes.values():
-        pipe.generation_config.update(DEFAULTS)
-        if not pipe.generates_scales:
-            pipe.decoding = SpeculativeJacobiDecoding(window=5)
-    return pipes
+    return {name: built(name) for name in ALL}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +54,7 @@ def folders(pipes, tmp_path_factory):
     return root
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=ALL)
 def name(request):
     return request.param
 
@@ -68,6 +80,14 @@ def tokens_of(pipe, seed=0, **arguments):
     return flat(pipe(**condition_of(pipe) | arguments, generator=seeded(seed), **LATENT).tokens)
 
 
+def same(found, wanted):
+    """Equal, but for the rounding of continuous tokens, which changes with the place of weights in memory and which an untrained
+    head multiplies."""
+    if found.is_floating_point():
+        return torch.allclose(found, wanted, atol=1e-2, rtol=1e-3)
+    return torch.equal(found, wanted)
+
+
 def decoding_of(pipe):
     return "next-scale" if pipe.generates_scales else "ar"
 
@@ -80,7 +100,7 @@ def test_diffusers_loads_a_saved_folder(pipe, folder):
     loaded = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)
     assert type(loaded) is type(pipe)
     assert loaded.generation_config == pipe.generation_config and loaded.decoding == pipe.decoding
-    assert torch.equal(tokens_of(loaded), tokens_of(pipe))
+    assert same(tokens_of(loaded), tokens_of(pipe))
 
 
 @pytest.mark.usefixtures("trusting")
@@ -119,7 +139,7 @@ def test_a_folder_of_an_earlier_version_loads(pipe, folder, tmp_path):
         if type(pipe.components.get(name)).__module__.startswith("arimage."):
             index[name] = [type(pipe.components[name]).__module__, entry[1]]
     (copy / "model_index.json").write_text(json.dumps(index))
-    assert torch.equal(tokens_of(AutoPipeline.from_pretrained(copy)), tokens_of(pipe))
+    assert same(tokens_of(AutoPipeline.from_pretrained(copy)), tokens_of(pipe))
 
 
 @pytest.fixture
@@ -163,7 +183,7 @@ def hub(monkeypatch, folders, tmp_path):
 
 
 @pytest.mark.usefixtures("trusting", "hub")
-@pytest.mark.parametrize("name", [name for name in BUILD if name != "janus"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "janus"])
 def test_diffusers_loads_a_repository(name, pipe):
     loaded = DiffusionPipeline.from_pretrained(f"someone/{name}", trust_remote_code=True)
     assert type(loaded) is type(pipe)
@@ -230,7 +250,7 @@ def test_a_card_that_a_folder_has_stays(pipes, tmp_path):
 def test_a_variant_and_shards_are_written_and_read(name, pipe, tmp_path):
     pipe.save_pretrained(tmp_path, variant="fp16", max_shard_size="40KB")
     loaded = AutoPipeline.from_pretrained(tmp_path, variant="fp16")
-    assert torch.equal(tokens_of(loaded), tokens_of(pipe))
+    assert same(tokens_of(loaded), tokens_of(pipe))
 
 
 def test_components_may_have_dtypes_of_their_own(pipe, folder):
@@ -247,7 +267,7 @@ def test_a_pipeline_made_from_another_keeps_its_settings(pipe):
     made = type(pipe).from_pipe(pipe)
     assert made.generation_config == pipe.generation_config and made.decoding == pipe.decoding
     assert made.components == pipe.components
-    assert torch.equal(tokens_of(made), tokens_of(pipe))
+    assert same(tokens_of(made), tokens_of(pipe))
 
 
 @pytest.mark.parametrize("name", WITH_TEXT_ENCODER)
@@ -281,12 +301,12 @@ def test_a_call_leaves_weights_and_the_global_generator_as_they_were(pipe):
 
 
 def test_generators(pipe):
-    options = condition_of(pipe) | {"num_images_per_prompt": 2} | LATENT
+    options = condition_of(pipe) | {pipe.per_prompt: 2} | LATENT
     one = seeded(0)
     first, second = (flat(pipe(**options, generator=one).tokens) for _ in range(2))
     assert not torch.equal(first, second)
     listed = [flat(pipe(**options, generator=[seeded(a), seeded(b)]).tokens) for a, b in ((1, 2), (2, 1))]
-    assert torch.equal(listed[0], listed[1].flip(0))
+    assert same(listed[0], listed[1].flip(0))
     torch.manual_seed(3)
     unnamed = flat(pipe(**options).tokens)
     torch.manual_seed(3)
@@ -299,7 +319,18 @@ def test_output_is_an_object_or_a_tuple(pipe):
     options = condition_of(pipe) | {"output_type": "pt"}
     named = pipe(**options, generator=seeded(0))
     (images,) = pipe(**options, generator=seeded(0), return_dict=False)
-    assert torch.equal(images, named.images) and torch.equal(named["images"], images)
+    name = "frames" if pipe.generates_video else "images"
+    assert torch.equal(images, named[0]) and torch.equal(named[name], images)
+
+
+def test_output_types_hold_the_same_images(pipe):
+    pil, array, tensor = (
+        pictures_of(pipe(**condition_of(pipe), generator=seeded(0), output_type=kind)) for kind in ("pil", "np", "pt")
+    )
+    np.testing.assert_array_equal(array, tensor.movedim(-3, -1).numpy())
+    levels = np.asarray([[np.asarray(frame) for frame in video] for video in pil] if pipe.generates_video else pil)
+    # Some families round down.
+    assert np.abs(levels / 255 - array).max() < 1.001 / 255
 
 
 def test_the_progress_bar_may_be_configured(pipe, capfd):
@@ -314,23 +345,22 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
 
 
 def test_components_may_be_offloaded_layer_by_layer(name, pipes):
-    pipe = BUILD[name]()
-    pipe.generation_config.update(DEFAULTS)
-    pipe.decoding = pipes[name].decoding
+    pipe = built(name)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             # As `enable_sequential_cpu_offload`, which refuses a CPU.
             accelerate.cpu_offload(part, "cpu", offload_buffers=len(part._parameters) > 0)
     options = {**condition_of(pipe), "output_type": "pt"}
-    images = pipe(**options, generator=seeded(0)).images
-    torch.testing.assert_close(images, pipes[name](**options, generator=seeded(0)).images, atol=1e-5, rtol=0)
+    images, expected = (pictures_of(one(**options, generator=seeded(0))) for one in (pipe, pipes[name]))
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in BUILD if name.startswith(("llamagen", "var"))])
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos"))])
 def test_the_transformer_may_be_stored_in_fp8(name):
-    pipe = BUILD[name]()
+    pipe = built(name)
     pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    assert tokens_of(pipe).min() >= 0
+    tokens = tokens_of(pipe)
+    assert tokens.isfinite().all() and (tokens.is_floating_point() or tokens.min() >= 0)
 
 
 # Callbacks
@@ -352,27 +382,31 @@ class Watch(PipelineCallback):
 def test_a_callback_of_diffusers_sees_the_state_of_its_call(pipe):
     watch = Watch()
     pipe(**condition_of(pipe), callback_on_step_end=watch, callback_on_step_end_tensor_inputs=["tokens"], **LATENT)
-    count = 4 if pipe.generates_scales else pipe.prepare(**condition_of(pipe)).model.num_tokens
-    assert watch.seen == [(2.5, True, count)] * 3
+    call = pipe.prepare(**condition_of(pipe))
+    call.decoding = pipe.decoding
+    assert watch.seen == [(pipe.generation_config["guidance_scale"], call.guided, call.num_timesteps)] * 3
     assert pipe.num_timesteps is None and pipe.guidance_scale is None and not pipe.interrupt
 
 
+@pytest.mark.parametrize("name", REPLACEABLE)
 def test_tokens_that_a_callback_returns_are_used(pipe):
     """Tokens of one run, returned in another with other seeds, give the images of the first."""
-    options = {**condition_of(pipe), "decoding": decoding_of(pipe), "num_images_per_prompt": 2, "output_type": "pt"}
+    options = {**condition_of(pipe), "decoding": decoding_of(pipe), pipe.per_prompt: 2, "output_type": "pt"}
     first = pipe(**options, generator=seeded(1))
-    wanted = flat(first.tokens)
+    # Without those that a video continues.
+    wanted = flat(first.tokens)[:, -pipe.prepare(**condition_of(pipe)).model.num_tokens :]
 
     def steer(pipe, step, passes, tensors):
         tokens = tensors["tokens"]
         return {"tokens": torch.where(tokens < 0, tokens, wanted)}
 
     second = pipe(**options, generator=seeded(2), callback_on_step_end=steer)
-    assert torch.equal(flat(second.tokens), wanted)
-    torch.testing.assert_close(second.images, first.images, atol=1e-5, rtol=0)
+    assert torch.equal(flat(second.tokens), flat(first.tokens))
+    torch.testing.assert_close(pictures_of(second), pictures_of(first), atol=1e-5, rtol=0)
     assert first.stats.exact and not second.stats.exact
 
 
+@pytest.mark.parametrize("name", BUILD)
 def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
     """The greedy tokens after a replaced first one are those of a model that is fed with it."""
     options = {**condition_of(pipe), "decoding": decoding_of(pipe), "top_k": 1, "guidance_scale": 1.0}
@@ -416,14 +450,15 @@ def test_a_callback_that_returns_what_it_got_changes_nothing(pipe):
         callback_on_step_end=lambda pipe, step, passes, tensors: tensors,
         callback_on_step_end_tensor_inputs=names,
     )
-    assert torch.equal(flat(out.tokens), tokens_of(pipe)) and out.stats.exact
+    assert same(flat(out.tokens), tokens_of(pipe))
+    assert out.stats.exact == pipe.decoding.exact
 
 
 def test_tensors_of_a_callback_are_copies(pipe):
     def spoil(pipe, step, passes, tensors):
         tensors["tokens"].zero_()
 
-    assert torch.equal(tokens_of(pipe, callback_on_step_end=spoil), tokens_of(pipe))
+    assert same(tokens_of(pipe, callback_on_step_end=spoil), tokens_of(pipe))
 
 
 @pytest.mark.parametrize(
@@ -450,7 +485,15 @@ def test_what_a_callback_may_not_return_is_refused(pipe, returned, sentence):
 
 @pytest.mark.parametrize(
     ("name", "decoding"),
-    [("llamagen-text", "sjd-coupled"), ("llamagen-text", "eagle"), ("lumina", "zipar"), ("var-text", "code")],
+    [
+        ("llamagen-text", "sjd-coupled"),
+        ("llamagen-text", "eagle"),
+        ("lumina", "zipar"),
+        ("var-text", "code"),
+        ("mar", "mar"),
+        ("llamagen-dd", "few-step"),
+        ("cosmos", "sjd"),
+    ],
 )
 def test_a_decoding_that_has_used_its_tokens_refuses_others(pipe, decoding):
     def steer(pipe, step, passes, tensors):
