@@ -32,6 +32,7 @@ from .options import (
     check_output,
     load_pipeline,
     raised_by_arimage,
+    supported,
 )
 from .pipelines.known import KnownCaptions
 from .training.commands import train_app
@@ -153,9 +154,8 @@ def generate(
 
     from .eval.media import check_mp4, grid_of, open_image, read_video, write_files, write_grid
 
-    if image is not None:
-        condition["image"] = open_image("--image", image)
     optional: dict = {
+        "image": None if image is None else open_image("--image", image),
         "ratio": ratio,
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
@@ -196,7 +196,7 @@ def generate(
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
         **condition,
-        **_supported(pipe, model, optional),
+        **supported(pipe, model, optional),
         height=height,
         width=width,
         **{pipe.per_prompt: count},
@@ -251,15 +251,6 @@ def _lines(file: Path) -> list[str]:
         return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
-
-
-def _supported(pipe, model: str, arguments: dict) -> dict:
-    """The `arguments` that are given, after a check that the pipeline takes them."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    for name in given:
-        if not getattr(pipe, f"accepts_{name}"):
-            raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
-    return given
 
 
 @app.command()
@@ -404,17 +395,17 @@ def bench(
             if not 1 <= number <= MAX_IMAGES:
                 raise ValueError(f"{option} is {number}: give 1 to {MAX_IMAGES}")
 
-    from .eval.judge import judge
+    from .eval.judge import cannot_judge, judge
     from .eval.measure import choose_decodings, machine, measure
     from .eval.tables import plot as write_plot
     from .eval.tables import to_markdown, write_json
 
     condition = {"class_labels": _class_labels(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    sampling = {name: value for name, value in options.items() if value is not None}
     rows = []
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)
+        sampling = supported(pipe, name, options)
         chosen, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling)
         if left_out:
             reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
@@ -423,7 +414,10 @@ def bench(
         for size in batch_size or [1]:
             measured += measure(pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling)
         judged = {}
-        if images:
+        reason = cannot_judge(pipe) if images else None
+        if reason is not None:
+            typer.echo(f"{name}: not compared with the model's distribution, since {reason}", err=True)
+        elif images:
             for text, one in chosen.items():
                 judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling)
         rows += [{"model": name, **row, **judged.get(row["decoding"], {})} for row in measured]

@@ -160,6 +160,19 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
     return pipe.to(device)
 
 
+def supported(pipe, model: str, arguments: dict) -> dict:
+    """The `arguments` that are given, not None, of a call of the pipeline of `model`.
+
+    Raises:
+        ValueError: if the pipeline does not take one.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name in given:
+        if not getattr(pipe, f"accepts_{name}"):
+            raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
+    return given
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 

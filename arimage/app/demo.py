@@ -41,10 +41,12 @@ def build_demo(engine: Engine) -> gr.Blocks:
             if any(info.pictures for info in engine.models.values()):
                 with gr.Tab("Gallery") as tab:
                     gallery_tab(engine, tab, tabs, generate)
-            with gr.Tab("Race"):
-                race_tab(engine, comparison)
-            with gr.Tab("Edit"):
-                edit_tab(engine, generate.last)
+            if any(len(info.decodings) > 1 for info in engine.models.values()):
+                with gr.Tab("Race"):
+                    race_tab(engine, comparison)
+            if any(info.edits for info in engine.models.values()):
+                with gr.Tab("Edit"):
+                    edit_tab(engine, generate.last)
         add_endpoints(engine, comparison)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
     # The engine has its own queue and batches requests: all that fit into its queue may start at once.

@@ -42,7 +42,7 @@ class Engine:
         self.models: dict[str, ModelInfo] = {}
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
-            self.models[name] = describe(pipe)
+            self.models[name] = describe(name, pipe)
         self.on_pass: Callable[[int], None] = lambda images: None
         self.on_images: Callable[[int, int], None] = lambda images, tokens: None
         self.on_failure: Callable[[], None] | None = None

@@ -29,6 +29,7 @@ class ModelInfo:
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
         negative_prompt: whether it accepts a negative prompt.
+        edits: whether it changes a given image.
         names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
     """
 
@@ -40,6 +41,7 @@ class ModelInfo:
     decoding: str
     sampling: dict
     negative_prompt: bool
+    edits: bool
     names: list[str] | None
 
     @property
@@ -92,15 +94,15 @@ def load_models(models: list[str] | None, device: str | None, dtype: str = "auto
 
 
 @torch.no_grad()
-def describe(pipe: ARImagePipeline) -> ModelInfo:
-    """The abilities of a pipeline.
+def describe(name: str, pipe: ARImagePipeline) -> ModelInfo:
+    """The abilities of the pipeline that requests know by this name.
 
     Raises:
         ValueError: if its tokens are continuous.
     """
     if pipe.generates_latents:
         raise ValueError(
-            f"{type(pipe).__name__} has continuous tokens, which the demo and the server do not show: use arimage generate"
+            f"{name} has continuous tokens, which the demo and the server do not show: use `arimage generate`"
         )
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model
@@ -117,5 +119,6 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
         decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
         negative_prompt=pipe.accepts_negative_prompt,
+        edits=pipe.accepts_mask_image,
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

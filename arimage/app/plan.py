@@ -76,7 +76,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         size=size,
         tokens=tokens,
         negative_prompt=request.negative_prompt,
-        edits=_check_pictures(request, limits),
+        edits=_check_pictures(request, info, limits),
     )
 
 
@@ -157,8 +157,10 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
         raise Refused(str(error)) from error
 
 
-def _check_pictures(request: Request, limits: Limits) -> bool:
+def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
     """Whether there is an image to change."""
+    if request.image is not None and not info.edits:
+        raise Refused(f"{request.model} does not edit images: leave out image and mask_image", "image")
     if (request.image is None) != (request.mask_image is None):
         raise Refused("image and mask_image belong together: give both, or neither", "image")
     for name in ("image", "mask_image"):

@@ -19,6 +19,7 @@ from ..options import (
     check_decodings,
     choose_device,
     load_pipeline,
+    supported,
 )
 
 
@@ -102,6 +103,7 @@ def generate(
     if state.num_processes > 1 and device is None:
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype)
+    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     config = make_config(
         pipe,
         rows,
@@ -110,7 +112,7 @@ def generate(
         seed=seed,
         batch_size=batch_size,
         decoding=decoding,
-        sampling={"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p},
+        sampling=supported(pipe, model, options),
         height=height,
         width=width,
         negative_prompt=negative_prompt,
@@ -275,7 +277,7 @@ def compare(
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     pipe = load_pipeline(model, device, dtype)
-    sampling = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     runs, left_out = comparison.prepare_runs(
         pipe,
         rows,
@@ -285,7 +287,7 @@ def compare(
         source=source,
         seed=seed,
         batch_size=batch_size,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        sampling=supported(pipe, model, options),
         height=height,
         width=width,
         negative_prompt=negative_prompt,

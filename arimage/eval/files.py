@@ -54,6 +54,21 @@ def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
         raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
 
 
+def check_sampling(sampling: dict, name: str | Path, remedy: str) -> None:
+    """Refuse sampling settings that no pipeline has.
+
+    Raises:
+        ValueError: if one is neither a number, a name nor a list.
+    """
+    check_fields(sampling, dict.fromkeys(sampling, (int, float, str, list)), f"sampling in {name}", remedy)
+
+
+def sampling_text(sampling: dict) -> str:
+    """Sampling settings in words."""
+    numbers = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in sampling.items()}
+    return ", ".join(f"{name} {value}" for name, value in numbers.items())
+
+
 def check_fields(value: object, fields: Mapping[str, type | tuple], name: str | Path, remedy: str) -> dict:
     """Return `value` if it is an object that has every one of `fields` with a value of its type.
 

@@ -5,7 +5,6 @@ import dataclasses
 import torch
 
 from ..decoding import Decoding, decode
-from ..decoding.interface import generates_vectors
 from ..pipelines.base import ARImagePipeline
 from .deviation import deviation, token_places
 from .measure import take
@@ -25,6 +24,13 @@ class CountedModel:
         return self._model.forward(tokens, positions, *arguments, **options)
 
 
+def cannot_judge(pipe: ARImagePipeline) -> str | None:
+    """Why the images of a pipeline cannot be compared with the distribution of its model; None where they can."""
+    if pipe.generates_vectors:
+        return "a distilled model turns noise into an image and has no probabilities"
+    return "continuous tokens have no probabilities" if pipe.generates_latents else None
+
+
 @torch.no_grad()
 def judge(
     pipe: ARImagePipeline,
@@ -36,17 +42,20 @@ def judge(
     sampling: dict | None = None,
 ) -> dict:
     """How far `images` images are from the model's distribution: `deviation`, the fields of `Deviation`, and for a
-    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill."""
+    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill.
+
+    Raises:
+        ValueError: if the model has no such distribution, see `cannot_judge`.
+    """
+    reason = cannot_judge(pipe)
+    if reason is not None:
+        raise ValueError(f"{type(pipe).__name__} cannot be compared with its distribution: {reason}")
     sampling = sampling or {}
     places, fed, passes = [], 0, 0
     for start in range(0, images, 16):
         count = min(16, images - start)
         batch = take(condition, start, count)
         model = pipe.prepare(**batch, **sampling).model
-        if generates_vectors(model):
-            raise ValueError(
-                "a distilled model has no distribution to compare its images with: give --images 0 (images=0)"
-            )
         counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
         state = decode(counted, decoding, pipe.sampling(**sampling), seeds)  # pyright: ignore[reportArgumentType] it has all that its model has

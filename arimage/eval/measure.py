@@ -36,8 +36,11 @@ def choose_decodings(
     """
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
-    of_kind = decoding_names(pipe.generates_scales, pipe.generates_groups, pipe.generates_latents)
-    for text in texts or dict.fromkeys([*pipe.decoding_names, *of_kind]):
+    presets = pipe.decoding_names
+    if not pipe.generates_vectors:
+        # With those that need a component which the pipeline lacks.
+        presets += decoding_names(pipe.generates_scales, pipe.generates_groups, pipe.generates_latents)
+    for text in texts or dict.fromkeys(presets):
         variants = _variants(text, windows)
         reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:

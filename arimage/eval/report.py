@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import check_fields, parse_json, replace
+from .files import check_fields, parse_json, replace, sampling_text
 from .run_folder import NUMBER, call_size, read_config, read_finished
 from .score import check_comparable, read_metrics
 from .standard_errors import paired_difference
@@ -145,10 +145,10 @@ def to_markdown(report: dict) -> str:
                 if row["name"] != report["baseline"]
             ],
         )
-    sampling = ", ".join(f"{name} {value:g}" for name, value in settings["sampling"].items())
     lines += [
         "",
-        f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, {sampling}; "
+        f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, "
+        f"{sampling_text(settings['sampling'])}; "
         f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
         f"torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard error, brackets are "
         "95 % intervals.",

@@ -9,7 +9,7 @@ RUN/results/rank-00000.jsonl    one row per finished image, see `generate.genera
 import hashlib
 from pathlib import Path
 
-from .files import check_fields, parse_json, to_lines
+from .files import check_fields, check_sampling, parse_json, to_lines
 
 
 CONFIG, MANIFEST, IMAGES, RESULTS = "config.json", "manifest.jsonl", "images", "results"
@@ -72,7 +72,7 @@ def read_config(run: Path) -> dict:
         raise ValueError(f"{run} holds no run: make one with `arimage eval generate --out {run}`")
     config = check_fields(parse_json(path.read_bytes(), path, RESTORE), CONFIG_FIELDS, path, RESTORE)
     machine = check_fields(config["machine"], MACHINE_FIELDS, f"machine in {path}", RESTORE)
-    check_fields(config["sampling"], dict.fromkeys(config["sampling"], NUMBER), f"sampling in {path}", RESTORE)
+    check_sampling(config["sampling"], path, RESTORE)
     counts = {"images": config["images"], "batch_size": config["batch_size"], "machine.threads": machine["threads"]}
     for name, count in counts.items():
         if count < 1:

@@ -5,7 +5,7 @@ import json
 import statistics
 from pathlib import Path
 
-from .files import check_fields, parse_json
+from .files import check_fields, check_sampling, parse_json, sampling_text
 
 
 # Two results are comparable if they share these, and models, batch sizes and sampling.
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict:
     """The results that `write_json` wrote.
 
     Raises:
-        ValueError: if the file does not hold captions.
+        ValueError: if the file does not hold results.
     """
     fields = {"machine": dict, "settings": dict, "rows": list}
     results = check_fields(parse_json(path.read_bytes(), path, REMEDY), fields, path, REMEDY)
@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict:
     for number, row in enumerate(results["rows"], 1):
         name = f"row {number} of {path}"
         check_fields(row, fields | dict.fromkeys(FIGURES, list), name, REMEDY)
-        check_fields(row["sampling"], dict.fromkeys(row["sampling"], NUMBER), f"sampling in {name}", REMEDY)
+        check_sampling(row["sampling"], name, REMEDY)
         for figure in FIGURES:
             # Not every system reports the peak memory.
             complete = row[figure] or figure == "peak_memory"
@@ -57,9 +57,8 @@ def to_markdown(results: dict) -> str:
     """The rows of `results` (machine, settings, rows) as tables of medians with ranges, one per model and batch size."""
     lines = []
     for (model, batch_size), rows in _sections(results["rows"]).items():
-        sampling = ", ".join(f"{name} {value:g}" for name, value in rows[0]["sampling"].items())
         lines += [
-            f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call** ({sampling})",
+            f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call** ({sampling_text(rows[0]['sampling'])})",
             "",
             "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass | seconds "
             "| images/s | speed-up | peak MiB |",
@@ -85,7 +84,7 @@ def to_markdown(results: dict) -> str:
         f"Medians of {settings['runs']} runs, ranges in brackets; {machine['device']}, {machine['threads']} threads, "
         f"torch {machine['torch']}."
     )
-    if settings["images"]:
+    if any("deviation" in row for row in results["rows"]):
         lines.append(
             f"Exact: lower bound of the total variation per token from the model's distribution, on {settings['images']} "
             "images; samples of the distribution itself have about the floor."

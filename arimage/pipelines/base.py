@@ -72,11 +72,14 @@ class ARPipeline(DiffusionPipeline):
     per_prompt = "num_images_per_prompt"
     # Whether a call returns videos, not images, and what it takes of them.
     generates_video = accepts_video = accepts_num_frames = False
-    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = accepts_top_k = accepts_top_p = True
+    accepts_image = accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = True
+    accepts_temperature = accepts_top_k = accepts_top_p = True
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
     # Whether its tokens are continuous.
     generates_latents = False
+    # Whether the model is a `VectorModel`.
+    generates_vectors = False
     # Whether the model is a `GroupModel`.
     generates_groups = False
     # Attributes that are saved with the sampling defaults, as `decoding` is.

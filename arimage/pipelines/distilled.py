@@ -16,6 +16,8 @@ class DistilledPipeline(ClassOrTextPipeline):
     """Base of class-conditional pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
     `bind_model(call, class_labels)`, the `DistilledModel` of a call."""
 
+    generates_vectors = True
+    accepts_image = accepts_mask_image = False
     decoded_tensor = "vectors"
     _optional_components = ["teacher"]
     _callback_tensor_inputs = ["tokens", "decided", "vectors"]
