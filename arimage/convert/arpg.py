@@ -1,6 +1,7 @@
 """From the published files of ARPG (https://github.com/hp-l33/ARPG) to an `ARPGPipeline`."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from ..models.transformer_arpg import ARPGTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
 from .any_order import AnyOrderFiles, find_files
-from .checkpoint import fill, load_original, save_whole, shape_of
+from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
@@ -60,7 +61,7 @@ def arpg_transformer_from_original(
         keys = [f"{prefix}to_{name}.weight" for name in names]
         if len({shape(key) for key in keys}) != 1:
             raise CheckpointError(
-                f"{source} has {', '.join(keys)} of unlike shapes: give the file of an unaltered model"
+                f"{source} has {', '.join(keys)} of different shapes: give the file of an unaltered model"
             )
         state[f"{prefix}{merged}.weight"] = torch.cat([state.pop(key) for key in keys])
 
@@ -71,11 +72,7 @@ def arpg_transformer_from_original(
             f"{source} has {embeddings} rows of 'embeddings.weight' for {vocab_size} codes, which leaves none for classes: "
             f"give the file of an {KIND}"
         )
-    if hidden_size % num_heads or hidden_size // num_heads % 4:
-        raise CheckpointError(
-            f"{source} has width {hidden_size}, of which {num_heads} heads have no whole multiple of 4 each: "
-            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
-        )
+    check_heads(num_heads, hidden_size, source)
     halves = [
         len({match[1] for key in state if (match := re.match(rf"layers\.{half}\.(\d+)\.", key))})
         for half in ("self_dec", "cross_dec")
@@ -102,13 +99,14 @@ def arpg_transformer_from_original(
             vocab_size=vocab_size,
             num_classes=num_classes,
         )
-    return fill(transformer, state, _original_name, dtype=tokens.dtype, ignored="freqs_cis", source=source)
-
-
-def _original_name(name: str) -> str:
-    for ours, original in TRANSFORMER_NAMES:
-        name = name.replace(ours, original)
-    return name
+    return fill(
+        transformer,
+        state,
+        partial(rename, pairs=TRANSFORMER_NAMES),
+        dtype=tokens.dtype,
+        ignored="freqs_cis",
+        source=source,
+    )
 
 
 def convert_arpg(

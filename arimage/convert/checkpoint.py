@@ -6,7 +6,7 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -119,6 +119,26 @@ def multipliers_of(widths: list[int], *, source: str | Path, kind: str) -> list[
             f"{NORM_NUM_GROUPS}: give the file of a {kind}"
         )
     return [width // channels for width in levels]
+
+
+def rename(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """`name` with the first of each of `pairs` replaced by the second, one pair after the other."""
+    for ours, original in pairs:
+        name = name.replace(ours, original)
+    return name
+
+
+def check_heads(num_heads: int, hidden_size: int, source: str | Path) -> None:
+    """Refuse a number of attention heads that cannot have a rotary embedding of two dimensions each.
+
+    Raises:
+        CheckpointError: if `hidden_size` does not give every head a multiple of 4 channels.
+    """
+    if num_heads < 1 or hidden_size % num_heads or hidden_size // num_heads % 4:
+        raise CheckpointError(
+            f"{source} has width {hidden_size}, which does not give {num_heads} heads a multiple of 4 channels each: "
+            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
+        )
 
 
 def fill(

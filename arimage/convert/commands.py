@@ -40,7 +40,10 @@ ChameleonTokenizer = Annotated[
 ]
 DistilledFolder = Annotated[
     Path,
-    typer.Argument(callback=FOLDER, help="With the files of the model, its image tokenizer and maybe its teacher."),
+    typer.Argument(
+        callback=FOLDER,
+        help="Folder with the files of the model and its image tokenizer, and of its teacher if you have it.",
+    ),
 ]
 Out = Annotated[Path, typer.Option(callback=_checked(check_vacant), help="Folder to write; new or empty.")]
 

@@ -135,8 +135,8 @@ def cosmos_transformer_from_original(
     stretched = num_heads * head_dim != hidden_size if yarn is None else yarn
     if yarn is None and (hidden_size, layers) not in PUBLISHED_SHAPES:
         logger.warning(
-            f"{source} is {hidden_size} wide with {layers} layers, as no published model: it is read "
-            f"with{'' if stretched else 'out'} YaRN, give yarn={not stretched} if that is wrong"
+            f"{source} is {hidden_size} wide with {layers} layers, unlike the published models: it is read "
+            f"with{'' if stretched else 'out'} YaRN; give yarn={not stretched} if that is wrong"
         )
     text = "layers.0.cross_attention.wk.weight"
     vocab_size = sizes("output.weight")[0]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
+from .checkpoint import NORM_NUM_GROUPS, check_heads, fill, load_original, multipliers_of, rename, save_whole, shape_of
 from .folder import load_t5_encoder
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
@@ -127,11 +127,7 @@ def attention_heads(
             f"{source} has {num_layers} layers of width {hidden_size}, which is not a published size: "
             "give the number of its attention heads as --num-heads (num_heads=)"
         )
-    if heads < 1 or hidden_size % heads or hidden_size // heads % 4:
-        raise CheckpointError(
-            f"{source} has width {hidden_size}, of which {heads} heads have no whole multiple of 4 each: "
-            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
-        )
+    check_heads(heads, hidden_size, source)
     kv_heads, rest = divmod(qkv_width - hidden_size, 2 * hidden_size // heads)
     if kv_heads < 1 or rest or heads % kv_heads:
         raise CheckpointError(
@@ -143,9 +139,7 @@ def attention_heads(
 
 
 def transformer_name(name: str) -> str:
-    for ours, original in TRANSFORMER_NAMES:
-        name = name.replace(ours, original)
-    return name
+    return rename(name, TRANSFORMER_NAMES)
 
 
 def llamagen_tokenizer_from_original(

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ..models.transformer_lpd import LPDTransformer
 from ..pipelines.pipeline_lpd import LPDPipeline
 from .any_order import find_files
-from .checkpoint import fill, load_original, save_whole, shape_of
+from .checkpoint import fill, load_original, rename, save_whole, shape_of
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
@@ -82,13 +83,9 @@ def lpd_transformer_from_original(
     state = {**state, **{key: state[key].flatten(0, len(size) - 2) for key, size in shapes.items()}}
     state |= {key: state[key].squeeze(0) for key in ("fake_latent", "mask_token")}
     dtype = state["token_emb.weight"].dtype
-    return fill(transformer, state, _original_name, dtype=dtype, ignored="(?!)", source=source)
-
-
-def _original_name(name: str) -> str:
-    for ours, original in TRANSFORMER_NAMES:
-        name = name.replace(ours, original)
-    return name
+    return fill(
+        transformer, state, partial(rename, pairs=TRANSFORMER_NAMES), dtype=dtype, ignored="(?!)", source=source
+    )
 
 
 def convert_lpd(

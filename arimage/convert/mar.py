@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL
 from ..models.denoising_head import DenoisingHead
 from ..models.transformer_mar import MARTransformer
 from ..pipelines.pipeline_mar import MARPipeline
-from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, rename, save_whole, shape_of
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
@@ -66,12 +66,6 @@ VAE_NAMES = (
 )
 
 
-def _renamed(name: str, names: tuple[tuple[str, str], ...]) -> str:
-    for ours, original in names:
-        name = name.replace(ours, original)
-    return name
-
-
 def _count(state: dict[str, torch.Tensor], pattern: str) -> int:
     return len({match[1] for key in state if (match := re.match(pattern, key))})
 
@@ -79,7 +73,7 @@ def _count(state: dict[str, torch.Tensor], pattern: str) -> int:
 def _side(area: int, name: str, source: str | Path) -> int:
     side = math.isqrt(area)
     if side < 1 or side**2 != area:
-        raise CheckpointError(f"{source} has {name}, which is no square: give the file of an unaltered model")
+        raise CheckpointError(f"{source} has {name}, which is not a square: give the file of an unaltered model")
     return side
 
 
@@ -146,7 +140,7 @@ def mar_from_original(
     fill(
         transformer,
         {key: value for key, value in state.items() if not key.startswith("diffloss.")},
-        lambda name: _renamed(name, TRANSFORMER_NAMES),
+        lambda name: rename(name, TRANSFORMER_NAMES),
         dtype=dtype or state["z_proj.weight"].dtype,
         ignored="",
         source=source,
@@ -154,7 +148,7 @@ def mar_from_original(
     fill(
         head,
         {key: value for key, value in state.items() if key.startswith("diffloss.")},
-        lambda name: "diffloss.net." + _renamed(name, HEAD_NAMES),
+        lambda name: "diffloss.net." + rename(name, HEAD_NAMES),
         dtype=torch.float32,
         ignored="",
         source=source,
@@ -197,7 +191,7 @@ def mar_vae_from_original(
     matrices = {name for name, value in vae.state_dict().items() if ".attentions." in name and value.ndim == 2}
 
     def original_name(name: str) -> str:
-        renamed = _renamed(name, VAE_NAMES)
+        renamed = rename(name, VAE_NAMES)
         # The original counts levels from the highest resolution in the decoder too.
         return re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{levels - 1 - int(match[1])}", renamed)
 

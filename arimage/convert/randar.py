@@ -1,6 +1,7 @@
 """From the published files of RandAR (https://github.com/ziqipang/RandAR) to a `RandARPipeline`."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,15 +9,16 @@ import torch
 from ..models.transformer_randar import RandARTransformer
 from ..pipelines.pipeline_randar import RandARPipeline
 from .any_order import find_files
-from .checkpoint import fill, load_original, save_whole, shape_of
+from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
 from .imagenet import class_names
 from .llamagen import TRANSFORMER_NAMES
-from .paths import CheckpointError, check_vacant
+from .paths import check_vacant
 
 
 # The published guidance by hidden size.
 GUIDANCE = {1024: 3.4, 1280: 4.0}
 KIND = "RandAR transformer"
+NAMES = (("query_embedding", "pos_instruct_embeddings"), *TRANSFORMER_NAMES)
 
 
 def randar_transformer_from_original(
@@ -38,11 +40,7 @@ def randar_transformer_from_original(
         return shape_of(state, key, 2, source=source, kind=KIND)
 
     vocab_size, hidden_size = shape("tok_embeddings.weight")
-    if hidden_size % num_heads or hidden_size // num_heads % 4:
-        raise CheckpointError(
-            f"{source} has width {hidden_size}, of which {num_heads} heads have no whole multiple of 4 each: "
-            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
-        )
+    check_heads(num_heads, hidden_size, source)
     shape("pos_instruct_embeddings")
     with torch.device("meta"):
         transformer = RandARTransformer(
@@ -56,13 +54,7 @@ def randar_transformer_from_original(
         )
     state = {**state, "pos_instruct_embeddings": state["pos_instruct_embeddings"].flatten()}
     dtype = state["tok_embeddings.weight"].dtype
-    return fill(transformer, state, _original_name, dtype=dtype, ignored="freqs_cis", source=source)
-
-
-def _original_name(name: str) -> str:
-    for ours, original in (("query_embedding", "pos_instruct_embeddings"), *TRANSFORMER_NAMES):
-        name = name.replace(ours, original)
-    return name
+    return fill(transformer, state, partial(rename, pairs=NAMES), dtype=dtype, ignored="freqs_cis", source=source)
 
 
 def convert_randar(
