@@ -305,7 +305,7 @@ def _list_known(model: str, search: str | None) -> None:
     wanted = (search or "").casefold()
     names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
     if not names:
-        raise ValueError(f"{model} knows nothing with {search!r}: search for another word")
+        raise ValueError(f"nothing that {model} knows contains {search!r}: search for another word")
     if not sys.stdout.isatty():
         typer.echo("\n".join(names))
         return

@@ -535,7 +535,7 @@ def test_training_without_data_is_refused_in_one_sentence(refused):
     options = ["--data", "absent.parquet", "--heldout", "absent.parquet", "--out", "run"]
     assert "absent.parquet" in refused("train", "tokenizer", *options)
     assert "has no trained tokenizer" in refused("train", "transformer", *options)
-    assert "there is no recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
+    assert "unknown recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
 
 
 def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
@@ -670,7 +670,7 @@ def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["emoji-llamagen", "--search", "qqq"], "knows nothing with 'qqq'"),
+        (["emoji-llamagen", "--search", "qqq"], "knows contains 'qqq'"),
         (["--search", "x"], "name the model"),
         (["someone/hearts"], "is a repository of the Hub"),
         (["nonesuch"], "nonesuch is neither"),

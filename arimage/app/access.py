@@ -29,7 +29,7 @@ def check_token(host: str, token_file: Path | None, no_auth: bool) -> str | None
         return token
     if not is_local(host) and not no_auth:
         raise ValueError(
-            f"other machines can reach --host {host}, and there is no token: give --token-file, set ARIMAGE_TOKEN, or "
+            f"other machines can reach --host {host}, and no token is set: give --token-file, set ARIMAGE_TOKEN, or "
             "give --no-auth"
         )
     return None
@@ -47,9 +47,7 @@ def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
             raise ValueError("--auth is not of the form user:password: give both, with a colon between them")
         return user, password
     if not is_local(host):
-        raise ValueError(
-            f"other machines can reach --host {host}, and there is no password: give --auth user:password"
-        )
+        raise ValueError(f"other machines can reach --host {host}, and no password is set: give --auth user:password")
     return None
 
 

@@ -56,7 +56,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
 
     def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
         if drawing is None or drawing["background"] is None:
-            raise refusal("there is no image: upload one, or take the last one from Generate")
+            raise refusal("the editor holds no image: upload one, or take the last one from Generate")
         height, width = engine.models[model].sizes[0]
         picture, mask = picture_and_mask(drawing, (width, height))
         if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
@@ -91,7 +91,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
 
     def take_last(last):
         if last is None:
-            raise refusal("there is no image yet: generate one in the tab Generate")
+            raise refusal("no image has been generated yet: generate one in the tab Generate")
         return for_editor(last[1].images[0])
 
     def take_upload(drawing, model):

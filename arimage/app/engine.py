@@ -72,7 +72,7 @@ class Engine:
             Cancelled: if the engine is closed.
         """
         if request.model not in self.models:
-            raise Refused(f"there is no model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
+            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
         pipe, info = self._pipelines[request.model], self.models[request.model]
         request = with_class(request, pipe)
         plan = check(request, pipe, info, self.limits)

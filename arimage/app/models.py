@@ -81,7 +81,7 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
         if not (alias and target):
             raise ValueError(f"--alias {text} is not of the form ALIAS=MODEL, as in gpt-image-1=emoji-llamagen")
         if target not in names:
-            raise ValueError(f"--alias {text} stands for no model that is served: choose among {', '.join(names)}")
+            raise ValueError(f"--alias {text} names a model that is not served: choose among {', '.join(names)}")
         if alias in names or alias in parsed:
             raise ValueError(f"--alias {text} is the name of a model or alias already: choose another")
         parsed[alias] = target

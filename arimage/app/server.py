@@ -113,7 +113,7 @@ def build_server(
     def model_of(name: str) -> str:
         """The model of a name or alias."""
         if name not in names:
-            raise Refused(f"there is no model {name[:80]!r}: choose among {', '.join(names)}", "model")
+            raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
         return names[name]
 
     def submit(fields: Fields, uploads: dict[str, bytes], on_progress: Callable[[Progress], None] | None) -> Ticket:
@@ -173,7 +173,7 @@ def build_server(
         for name, value in form.multi_items():
             known, name = (texts, name) if isinstance(value, str) else (files, name.removesuffix("[]"))
             if name in known:
-                raise Refused(f"there are several fields {name}: send one", name)
+                raise Refused(f"the field {name} is sent several times: send it once", name)
             known[name] = value if isinstance(value, str) else await value.read()
         if not {"image"} <= files.keys() <= {"image", "mask"}:
             raise Refused(
@@ -186,7 +186,7 @@ def build_server(
         """An image that was asked for as a url."""
         found = pictures.get(name)
         if found is None:
-            return error_response("there is no such image, or it has expired: generate it again", 404)
+            return error_response("this image does not exist or has expired: generate it again", 404)
         return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/v1/models")
@@ -281,7 +281,7 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or None
         if first["type"] == "extra_forbidden":
-            return error_response(f"there is no field {name!r}: leave it out", 400, name, "unknown_parameter")
+            return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
         return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
 
     @app.exception_handler(MultiPartException)

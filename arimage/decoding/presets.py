@@ -62,7 +62,7 @@ def decoding_from_name(name: str, **settings) -> Decoding:
     """The decoding of a preset such as "sjd-coupled", with `settings` changed.
 
     Raises:
-        ValueError: if there is no such name or setting.
+        ValueError: if the name or a setting is unknown.
     """
     check_name(name)
     preset = PRESETS[name]

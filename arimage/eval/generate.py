@@ -246,7 +246,7 @@ def _space_in(folder: Path):
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OSError(
-            f"there is no space left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
+            f"no space is left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
         ) from error
 
 

@@ -45,7 +45,7 @@ def judge(
     `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill.
 
     Raises:
-        ValueError: if the model has no such distribution, see `cannot_judge`.
+        ValueError: if the images cannot be compared, see `cannot_judge`.
     """
     reason = cannot_judge(pipe)
     if reason is not None:

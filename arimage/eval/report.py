@@ -58,7 +58,7 @@ def make_report(runs: list[Path], baseline: str) -> dict:
         for key, theirs, ours in pairs:
             if ours != theirs:
                 raise ValueError(
-                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both alike"
+                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both with the same"
                 )
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)

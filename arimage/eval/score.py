@@ -267,7 +267,7 @@ def check_metrics(metrics: list[str], reference: Path | None, clip: Path | None)
     """Refuse metrics that cannot be computed, before any work.
 
     Raises:
-        ValueError: if there is no such metric, or it needs a --ref or --clip that is not given.
+        ValueError: if a metric is unknown, or needs a --ref or --clip that is not given.
     """
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
@@ -284,7 +284,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
     """The entries of `metrics`, names of `METRICS`; each is written to the run's `metrics.json` as soon as it is known.
 
     Raises:
-        ValueError: if there is no such metric, or its reference or weights are missing.
+        ValueError: if a metric is unknown, or its reference or weights are missing.
     """
     check_metrics(metrics, job.reference, job.clip)
     found = {}

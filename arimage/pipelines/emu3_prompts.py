@@ -123,6 +123,6 @@ class Emu3Prompts(ARImagePipeline):
             header, _ = self.encode_prompt([""], size)
             if (ids[:, 1 - header.shape[1] :] != header[:, 1:].to(ids.device)).any():
                 raise ValueError(
-                    f"{ids_name} announce another image than one of {size[0]}x{size[1]}: give height and width"
+                    f"{ids_name} announce an image of another size than {size[0]}x{size[1]}: give height and width"
                 )
         return ids, torch.ones_like(ids) if mask is None else mask.long()

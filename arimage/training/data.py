@@ -27,7 +27,7 @@ class ImageCaptions:
         alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
         captions: the caption variants of each image; the first is the primary one. None in a folder of images.
         names, bases: the concept shown, and the code points of its variant without skin tone.
-        weights: float32 [M], how often to draw each image.
+        weights: float32 [M], how often to sample each image.
         groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`. None in a
             folder of images.
     """
@@ -60,7 +60,7 @@ def load_captioned_images(
     variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
-        ValueError: if there is no such file, or it lacks a column, or no row is left.
+        ValueError: if the file does not exist or lacks a column, or no row is left.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
@@ -100,7 +100,7 @@ def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
     crop the centre, and put what is transparent on white.
 
     Raises:
-        ValueError: if there is no image.
+        ValueError: if it holds no image.
     """
     paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:

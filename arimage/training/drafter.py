@@ -50,12 +50,12 @@ class DrafterTask(nn.Module):
         # Not a module: the pipeline is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
         captions, codes = [variants[0] for variants in data.captions], self.encode(data)
-        drawn = [self.draw(captions, seed) for seed in range(settings.samples_per_image)]
-        self.train_set = self.continued(captions * (1 + len(drawn)), torch.cat([codes, *drawn]))
+        sampled = [self.sample(captions, seed) for seed in range(settings.samples_per_image)]
+        self.train_set = self.continued(captions * (1 + len(sampled)), torch.cat([codes, *sampled]))
         probe = captions[:32]
         self.report_sets = {
             "held-out": self.continued([variants[0] for variants in heldout.captions], self.encode(heldout)),
-            "drawn": self.continued(probe, self.draw(probe, settings.samples_per_image)),
+            "sampled": self.continued(probe, self.sample(probe, settings.samples_per_image)),
         }
 
     @torch.no_grad()
@@ -64,7 +64,7 @@ class DrafterTask(nn.Module):
         batches = data.images.split(64)
         return torch.cat([vq.encode(to_unit_range(batch).to(vq.device)).flatten(1).cpu() for batch in batches])
 
-    def draw(self, captions: list[str], seed: int) -> torch.LongTensor:
+    def sample(self, captions: list[str], seed: int) -> torch.LongTensor:
         """Tokens of one image per caption, with the pipeline's default sampling."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + seed)
         codes = []
@@ -101,7 +101,7 @@ class DrafterTask(nn.Module):
                 logits.softmax(-1),
                 sampling.probabilities(logits.unflatten(0, (2, -1)), positions),
             )
-        figures = {"feature loss": 0.0, "law loss": 0.0}
+        figures = {"feature loss": 0.0, "distribution loss": 0.0}
         for drafts_ahead in range(settings.drafts_ahead):
             noise = (torch.rand_like(seen) * 2 - 1) * feature_noise
             logits, drafted = self.drafter.predict(transformer, codes[:, :-1], seen + noise)
@@ -110,7 +110,7 @@ class DrafterTask(nn.Module):
             guided = unconditional + (conditional - unconditional) * sampling.guidance_scale
             pairs = ((target, logits), (sampled_target, guided / sampling.temperature))
             loss = sum(-(goal * values.log_softmax(-1)).sum(-1).mean() for goal, values in pairs)
-            figures["law loss"] += loss / settings.drafts_ahead
+            figures["distribution loss"] += loss / settings.drafts_ahead
             if drafts_ahead == 0:
                 draft = sampling.probabilities(logits.detach().unflatten(0, (2, -1)), positions)
                 figures["overlap"] = torch.minimum(sampled_target, draft).sum(-1).mean()
@@ -123,7 +123,7 @@ class DrafterTask(nn.Module):
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         index = torch.randint(len(codes), (settings.batch_size,), generator=generator)
         figures = self.losses(codes[index], features[index], settings.feature_noise)
-        loss = figures["feature loss"] + settings.law_weight * figures["law loss"]
+        loss = figures["feature loss"] + settings.law_weight * figures["distribution loss"]
         return loss, {name: value.detach() for name, value in figures.items()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:

@@ -39,18 +39,18 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
         parts: names of tables that it must have, besides the number `image_size`.
 
     Raises:
-        ValueError: if there is no such recipe, or a part is missing.
+        ValueError: if the recipe does not exist, or a part is missing.
     """
     path = Path(name_or_path)
     if not path.is_file():
         path = RECIPES / f"{name_or_path}.toml"
     if not path.is_file():
         known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
-        raise ValueError(f"there is no recipe {name_or_path}: give a TOML file or one of {known}")
+        raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {known}")
     try:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not TOML ({error}): mend the recipe") from error
+        raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
     if parts and not isinstance(recipe.get("image_size"), int):
         raise ValueError(f"{path} has no whole number image_size: add it, in pixels")
     for part in parts:

@@ -160,7 +160,7 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     model's name, or a folder with a pipeline or a tokenizer.
 
     Raises:
-        ValueError: if there is no such tokenizer, or it has other widths.
+        ValueError: if it is not a tokenizer, or has other widths.
     """
     folder = ASSETS / start_from if str(start_from) in packaged_models() else Path(start_from)
     if (folder / "vq").is_dir():
@@ -209,7 +209,7 @@ def train_tokenizer(
     size = data.images.shape[-1]
     if model_class is VARVQModel and size != model.config.scales[-1] * model.scale_factor:
         raise ValueError(
-            f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {model.scale_factor} pixels a "
+            f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {model.scale_factor} pixels per "
             f"cell: end the scales with {size // model.scale_factor}"
         )
     task = TokenizerTask(model, data, heldout, settings)

@@ -246,7 +246,7 @@ def test_errors_are_shown_in_a_toast(page):
     expect(page.locator("#generate")).to_be_visible()
     tab(page, "Edit")
     page.locator("#edit").click()
-    expect(page.get_by_test_id("toast-text")).to_contain_text("there is no image")
+    expect(page.get_by_test_id("toast-text")).to_contain_text("the editor holds no image")
     page.get_by_test_id("toast-close").click()
 
 

@@ -359,7 +359,7 @@ def test_an_edit_changes_what_the_mask_says(engine):
 @pytest.mark.parametrize(
     ("changes", "parameter", "message"),
     [
-        ({"model": "../../etc"}, "model", "there is no model '../../etc': choose among text, class, scales"),
+        ({"model": "../../etc"}, "model", "unknown model '../../etc': choose among text, class, scales"),
         ({"prompt": " "}, "prompt", "the prompt is empty"),
         ({"prompt": "a" * 501}, "prompt", "501 characters: shorten it to at most 500"),
         ({"prompt": "\ud83d"}, "prompt", "surrogate"),

@@ -586,7 +586,7 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_nothing_half_written(models
     code, said = finish(
         options(models, run), before=f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))"
     )
-    assert code == 2 and said.startswith(f"arimage: there is no space left in {run} (File too large): make room and")
+    assert code == 2 and said.startswith(f"arimage: no space is left in {run} (File too large): make room and")
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert {path.parent.name for path in after.keys() - before.keys()} <= (
         {"images"} if full == "results" else {"run"}
@@ -606,7 +606,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_room(comm
         run = disk / "run"
         code, said = command(*options(models, run))
         assert code == 2 and said == (
-            f"arimage: there is no space left in {run} (No space left on device): make room and repeat the command, which "
+            f"arimage: no space is left in {run} (No space left on device): make room and repeat the command, which "
             "resumes the run\n"
         )
         assert 0 < pictures(run) < COUNT and not list(run.rglob("*.tmp"))

@@ -174,7 +174,7 @@ def test_ids_may_be_given_in_place_of_words(pipe):
     assert torch.equal(said, given)
     shared = pipe(PROMPTS, NEGATIVE[0], generator=seeded(3), **options).images
     assert torch.equal(said[0], shared[0]) and not torch.equal(said[1:], shared[1:])
-    with pytest.raises(ValueError, match="input_ids announce another image than one of 40x32"):
+    with pytest.raises(ValueError, match="input_ids announce an image of another size than 40x32"):
         pipe(input_ids=ids, attention_mask=mask, **options | {"width": 32})
 
 

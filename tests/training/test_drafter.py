@@ -63,7 +63,10 @@ def test_the_losses_fall_and_the_laws_come_closer(trained):
     first, last = (
         {name: sum(row[name] for row in rows) / 4 for name in rows[0]} for rows in (figures[:4], figures[-4:])
     )
-    assert last["feature loss"] < 0.9 * first["feature loss"] and last["law loss"] < 0.9 * first["law loss"]
+    assert (
+        last["feature loss"] < 0.9 * first["feature loss"]
+        and last["distribution loss"] < 0.9 * first["distribution loss"]
+    )
     assert last["overlap"] > first["overlap"]
 
 

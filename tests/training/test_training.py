@@ -530,7 +530,7 @@ def test_packaged_recipes_are_complete(name):
 
 
 def test_an_unknown_recipe_is_refused_with_those_that_are_known():
-    with pytest.raises(ValueError, match="there is no recipe nonesuch: give a TOML file or one of .*emoji-llamagen"):
+    with pytest.raises(ValueError, match="unknown recipe nonesuch: give a TOML file or one of .*emoji-llamagen"):
         load_recipe("nonesuch")
 
 
