@@ -157,7 +157,7 @@ def _read_object(path: Path) -> dict:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}): get the file again") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): get the file again") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: get the file again")
+        raise ValueError(f"{path} is not a JSON object: get the file again")
     return value

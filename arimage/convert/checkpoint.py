@@ -48,7 +48,7 @@ def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> d
     for key, value in loaded.items():
         if not isinstance(key, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{path} holds a {type(value).__name__} under {key!r} where a tensor was expected: give a file whose "
+                f"{path} has a value of type {type(value).__name__} under {key!r} where a tensor was expected: give a file whose "
                 f"tensors lie at its top or under {', '.join(wrappings)}"
             )
     return dict(loaded)

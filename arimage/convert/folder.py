@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): give a complete folder") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object: give an unaltered folder")
+        raise CheckpointError(f"{path} is not a JSON object: give an unaltered folder")
     return value
 
 

@@ -149,7 +149,7 @@ def unreadable(kind, state, path):
         ("empty", "not a file of torch.save"),
         ("foreign pickle", "damaged or not a checkpoint"),
         ("list", "dictionary of tensors"),
-        ("no tensors", "holds a int under 'a'"),
+        ("no tensors", "a value of type int under 'a'"),
         ("missing", "is not a file"),
     ],
 )
