@@ -145,10 +145,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     ) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
         of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
-        tokens of the ranks before r. Differentiable, for training."""
-        batch, count = tokens.shape
+        tokens of the ranks before r. An order [B, K] of fewer places gives the logits [B, K, vocab_size] of its ranks.
+        Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
+        batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
         start = prefix_mask.shape[1]
         length = start + count - 1
