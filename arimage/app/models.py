@@ -29,6 +29,7 @@ class ModelInfo:
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
         negative_prompt: whether it accepts a negative prompt.
+        order: the default order of its tokens; None if it does not accept one.
         names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
     """
 
@@ -40,6 +41,7 @@ class ModelInfo:
     decoding: str
     sampling: dict
     negative_prompt: bool
+    order: str | None
     names: list[str] | None
 
     @property
@@ -117,5 +119,6 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
         decoding=decoding_to_text(pipe.decoding),
         sampling=dict(pipe.generation_config),
         negative_prompt=pipe.accepts_negative_prompt,
+        order=pipe.order if pipe.accepts_order else None,  # pyright: ignore[reportAttributeAccessIssue]
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

@@ -1,18 +1,15 @@
 """Orders in which the tokens of an image can be generated, by name."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
+from .names import Order
 from .noise import Purpose, uniforms
 
 
-Order = Literal["raster", "random", "farthest", "locality"]
-
-
 def order_of(
-    name: str,
+    name: Order,
     shape: tuple[int, int],
     seeds: torch.LongTensor,
     group_sizes: Sequence[int] = (),

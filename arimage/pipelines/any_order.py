@@ -42,7 +42,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "transformer->vq"
     _optional_components = ["vq"]
     _saved_defaults = ("order",)
-    generates_groups = True
+    generates_groups = accepts_order = True
     # Made by each family.
     _token_model: Callable
 

@@ -73,6 +73,8 @@ class ARPipeline(DiffusionPipeline):
     # Whether a call returns videos, not images, and what it takes of them.
     generates_video = accepts_video = accepts_num_frames = False
     accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = accepts_top_k = accepts_top_p = True
+    # Whether it generates tokens in the order that a call asks for, by default that of its attribute `order`.
+    accepts_order = False
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
     # Whether its tokens are continuous.
