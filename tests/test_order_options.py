@@ -68,7 +68,7 @@ def test_generate_takes_an_order(run, model, tmp_path):
 def test_generate_edits_in_an_order(run, model):
     image = Image.effect_noise((SIZE, SIZE), 80).convert("RGB")
     mask = Image.new("L", image.size)
-    mask.paste(255, (8, 8, 16, 16))
+    mask.paste(255, (2, 2, 6, 6))
     image.save("image.png")
     mask.save("mask.png")
     asked = ("--image", "image.png", "--mask-image", "mask.png", "--order", "random")
@@ -136,7 +136,7 @@ def test_requests_have_an_order(model):
             engine.submit(Request("raster", "tree", order="raster"))
         # Requests of different orders, edits among them, run next to each other.
         image, mask = Image.effect_noise((SIZE, SIZE), 80).convert("RGB"), Image.new("L", (SIZE, SIZE))
-        mask.paste(255, (0, 0, SIZE, 12))
+        mask.paste(255, (0, 0, SIZE, SIZE // 2))
         edits = {"image": image, "mask_image": mask}
         asked = [
             {"order": "raster"},
