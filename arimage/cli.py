@@ -23,6 +23,8 @@ from .options import (
     Dtype,
     GuidanceScale,
     Model,
+    OrderOption,
+    Orders,
     Seed,
     Temperature,
     TopK,
@@ -110,6 +112,7 @@ def generate(
         str | None, typer.Option(help="Task of the prompt template, such as depth (Lumina-mGPT 2.0).")
     ] = None,
     guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
+    order: OrderOption = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images per prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -162,6 +165,7 @@ def generate(
         "task": task,
         "guidance_scale": guidance_scale,
         "guided_tokens": guided_tokens,
+        "order": order,
         "top_k": top_k,
         "top_p": top_p,
         "num_frames": num_frames,
@@ -366,6 +370,7 @@ def bench(
         list[str] | None, typer.Option(help="Prompt; repeat for more. A batch cycles through them.")
     ] = None,
     class_label: ClassLabels = None,
+    order: Orders = None,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -406,20 +411,27 @@ def bench(
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)
         sampling = supported(pipe, name, options)
-        chosen, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling)
-        if left_out:
-            reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
-            typer.echo(f"{name}: left out {reasons}", err=True)
+        chosen, orders = {}, {}
+        for one in order or [None]:
+            ordered = supported(pipe, name, {"order": one})
+            found, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling | ordered)
+            if left_out:
+                reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
+                typer.echo(f"{name}: left out {reasons}", err=True)
+            named = {f"{text}, {one}" if one else text: method for text, method in found.items()}
+            chosen, orders = chosen | named, orders | dict.fromkeys(named, ordered)
         measured = []
         for size in batch_size or [1]:
-            measured += measure(pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling)
+            measured += measure(
+                pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling, orders=orders
+            )
         judged = {}
         reason = cannot_judge(pipe) if images else None
         if reason is not None:
             typer.echo(f"{name}: not compared with the model's distribution, since {reason}", err=True)
         elif images:
             for text, one in chosen.items():
-                judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling)
+                judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling | orders[text])
         rows += [{"model": name, **row, **judged.get(row["decoding"], {})} for row in measured]
     results = {
         "machine": machine(pipe._execution_device),

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from .auto import AutoPipeline, find_model
-from .decoding.names import check_text
+from .decoding.names import Order, check_text
 
 
 DEFAULT_MODEL = "emoji-llamagen"
@@ -35,6 +35,14 @@ def check_decodings(texts: str | list[str] | None) -> str | list[str] | None:
     return texts
 
 
+def check_orders(orders: list[str] | None) -> list[str] | None:
+    """The value of an option --order that may be repeated, after a check of its names."""
+    for order in orders or []:
+        if order not in get_args(Order):
+            raise ValueError(f"--order is {order}: choose among {', '.join(get_args(Order))}")
+    return orders
+
+
 Model = Annotated[
     str,
     typer.Option(callback=check_models, help="Name of a packaged or published model, a folder, or a Hub repository."),
@@ -53,6 +61,21 @@ GuidanceScale = Annotated[
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature, above 0. Default: the checkpoint's.")]
 TopK = Annotated[
     int | None, typer.Option(help="Sample from the k likeliest tokens; 0 disables it. Default: the checkpoint's.")
+]
+OrderOption = Annotated[
+    Order | None,
+    typer.Option(
+        "--order",
+        help="Order of the tokens, for models that generate in any (ARPG, LPD, RandAR). Default: the model's.",
+    ),
+]
+Orders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--order",
+        callback=check_orders,
+        help="As in `arimage generate`; repeat for more, each of which is combined with every decoding.",
+    ),
 ]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling; 1 disables it. Default: the checkpoint's.")]
 

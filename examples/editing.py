@@ -1,4 +1,4 @@
-"""Generate images, then generate parts of them again: python examples/editing.py docs/images/editing.png"""
+"""Generate images, then generate parts of them again: python examples/editing.py docs/images/editing.png [MODEL ...]"""
 
 import sys
 
@@ -20,9 +20,10 @@ EDITS = [
 ]
 
 
-def main(path: str) -> None:
+def main(path: str, *models: str) -> None:
     rows = []
-    for name in ("emoji-llamagen", "emoji-var"):
+    models = models or ("emoji-llamagen", "emoji-var")
+    for name in models:
         pipe = AutoPipeline.from_pretrained(name)
         pipe.set_progress_bar_config(disable=True)
         columns = []
@@ -36,7 +37,7 @@ def main(path: str) -> None:
             shown = Image.composite(Image.new("RGB", image.size, "#8899aa"), image, mask)
             columns += [image, shown, edited]
         rows += [picture.resize((2 * SIZE, 2 * SIZE), Image.Resampling.NEAREST) for picture in columns]
-    make_image_grid(rows, rows=2, cols=3 * len(EDITS)).save(path)
+    make_image_grid(rows, rows=len(models), cols=3 * len(EDITS)).save(path)
 
 
 if __name__ == "__main__":

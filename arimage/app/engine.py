@@ -83,7 +83,9 @@ class Engine:
             except OSError as error:
                 raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
             request = replace(request, image=picture, mask_image=mask)
-        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1)
+        # Images in raster order have no order that those next to them could have.
+        raster = plan.order == "raster" and not plan.edits
+        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
         if info.grid is None:
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)

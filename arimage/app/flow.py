@@ -9,6 +9,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
+from ..decoding import GroupDecoding
 from ..decoding.slots import Images, Slots, decode_slots
 from ..decoding.watch import INTERVAL
 from ..eval.trace import draw_steps
@@ -114,6 +115,9 @@ class Flow:
             arguments["class_labels"] = [request.class_label for request in requests]
         if plan.negative_prompt is not None:
             arguments["negative_prompt"] = plan.negative_prompt
+        if plan.order is not None:
+            groups = plan.decoding if isinstance(plan.decoding, GroupDecoding) else None
+            arguments |= {"order": plan.order, "groups": groups}
         if plan.edits:
             arguments["image"] = [request.image for request in requests]
             arguments["mask_image"] = [request.mask_image for request in requests]

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import get_args
 
 import gradio as gr
 
+from ..decoding import Order
 from . import markup
 from .engine import Engine
 from .film import write_film
@@ -77,6 +79,14 @@ class GenerateTab:
                             1, engine.limits.images, value=1, step=1, label="Images", min_width=120, buttons=[]
                         )
                     with gr.Accordion("Advanced", open=False), gr.Row():
+                        self._order = gr.Dropdown(
+                            list(get_args(Order)),
+                            value=info.order,
+                            label="Order of the tokens",
+                            visible=info.order is not None,
+                            filterable=False,
+                            min_width=150,
+                        )
                         self._sampling = [
                             gr.Number(
                                 info.sampling[name], label=label, info=hint, step=step, precision=digits, min_width=150
@@ -115,6 +125,7 @@ class GenerateTab:
             self._decoding.dropdown,
             self._seed,
             self._count,
+            self._order,
             *self._sampling,
         ]
         fields = [*self._inputs, self._decoding.about]
@@ -173,6 +184,7 @@ class GenerateTab:
             self.subject.model: request.model,
             self._seed: request.seed,
             self._count: request.count,
+            **({} if request.order is None else {self._order: request.order}),
         }
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
@@ -204,13 +216,14 @@ class GenerateTab:
         }
 
     def _generate_form(
-        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, *sampling
+        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, order, *sampling
     ) -> Iterator[dict]:
         request = Request(
             **self.subject.condition(model, prompt, class_label),
             decoding=chosen(self._engine.models[model], decoding),
             seed=seed,
             count=count,
+            order=order,
             preview_every=preview_every(self._engine, model),
             **dict(zip(SAMPLING, sampling, strict=True)),
         )
@@ -244,8 +257,10 @@ class GenerateTab:
         yield from self._actions.run(page, self._status, generate)
 
     def _on_model(self, model: str) -> dict:
-        defaults = [self._engine.models[model].sampling[name] for name in SAMPLING]
+        info = self._engine.models[model]
+        defaults = [info.sampling[name] for name in SAMPLING]
         update = self.subject.show(model) | self._decoding.choices(model)
+        update[self._order] = gr.Dropdown(value=info.order, visible=info.order is not None)
         return update | dict(zip(self._sampling, defaults, strict=True))
 
 

@@ -16,6 +16,7 @@ READ = {
     "count": int,
     "seed": int,
     "decoding": str,
+    "order": str,
     **dict.fromkeys(SAMPLING, float),
     "top_k": int,
 }
@@ -24,7 +25,8 @@ READ = {
 def to_query(result: Result, engine: Engine) -> str:
     """The query of the address that generates the images of a result again; settings that are the model's own are left out,
     but not its decoding, which may change."""
-    defaults = {"count": 1, **engine.models[result.settings["model"]].sampling}
+    info = engine.models[result.settings["model"]]
+    defaults = {"count": 1, "order": info.order, **info.sampling}
     settings = {name: result.settings[name] for name in READ if name in result.settings}
     return "?" + urlencode({name: value for name, value in settings.items() if value != defaults.get(name)})
 

@@ -30,6 +30,7 @@ class ModelInfo:
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
+        order: the default order of its tokens; None if it does not accept one.
         names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
     """
 
@@ -42,6 +43,7 @@ class ModelInfo:
     sampling: dict
     negative_prompt: bool
     edits: bool
+    order: str | None
     names: list[str] | None
 
     @property
@@ -120,5 +122,6 @@ def describe(name: str, pipe: ARImagePipeline) -> ModelInfo:
         sampling=dict(pipe.generation_config),
         negative_prompt=pipe.accepts_negative_prompt,
         edits=pipe.accepts_mask_image,
+        order=pipe.order if pipe.accepts_order else None,  # pyright: ignore[reportAttributeAccessIssue]
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

@@ -47,6 +47,7 @@ class Fields(BaseModel):
     top_k: int | None = None
     top_p: float | None = None
     negative_prompt: str | None = None
+    order: str | None = None
 
     # Accepted from any client, without effect.
     background: str | None = None
@@ -86,6 +87,7 @@ class Fields(BaseModel):
             height=height,
             width=width,
             negative_prompt=self.negative_prompt,
+            order=self.order,
             image=image,
             mask_image=mask_image,
             previews=(self.partial_images or 0) if self.stream else 0,

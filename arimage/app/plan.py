@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from PIL import Image
 
-from ..decoding import Decoding, decoding_from_name, parse_decoding
+from ..decoding import Decoding, Order, decoding_from_name, parse_decoding
 from ..decoding.distribution import Sampling
 from ..pipelines.base import ARImagePipeline
 from .models import ModelInfo
@@ -23,6 +24,7 @@ class Plan:
     Attributes:
         size: height and width in pixels.
         tokens: tokens per image.
+        order: of the tokens; None for models in raster order.
         edits: whether there is an image to change.
     """
 
@@ -32,6 +34,7 @@ class Plan:
     size: tuple[int, int]
     tokens: int
     negative_prompt: str | None
+    order: str | None
     edits: bool
 
 
@@ -76,6 +79,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         size=size,
         tokens=tokens,
         negative_prompt=request.negative_prompt,
+        order=_check_order(request, info),
         edits=_check_pictures(request, info, limits),
     )
 
@@ -137,6 +141,16 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
         return decoding_from_name(name, **settings)
     except ValueError as error:
         raise Refused(str(error), "decoding") from error
+
+
+def _check_order(request: Request, info: ModelInfo) -> str | None:
+    if request.order is None:
+        return info.order
+    if info.order is None:
+        raise Refused(f"{request.model} does not accept order: leave it out", "order")
+    if request.order not in get_args(Order):
+        raise Refused(f"order is {request.order[:40]!r}: choose among {', '.join(get_args(Order))}", "order")
+    return request.order
 
 
 def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:

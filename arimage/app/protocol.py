@@ -77,6 +77,7 @@ class Request:
         guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
+        order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
         image, mask_image: an image to change, and a mask that is white where to change it; both or neither.
         preview_every: forward passes between partial images; 0 means none.
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
@@ -96,6 +97,7 @@ class Request:
     height: int | None = None
     width: int | None = None
     negative_prompt: str | None = None
+    order: str | None = None
     image: Image.Image | None = None
     mask_image: Image.Image | None = None
     preview_every: int = 0

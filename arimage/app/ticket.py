@@ -156,7 +156,9 @@ class Ticket:
         request, plan, finished, indices = self.request, self.plan, self.finished, range(self.request.count)
         tokens = finished.tokens / request.count
         condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
-        negative = {} if plan.negative_prompt is None else {"negative_prompt": plan.negative_prompt}
+        optional = {
+            name: getattr(plan, name) for name in ("negative_prompt", "order") if getattr(plan, name) is not None
+        }
         deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
         return Result(
             images=[finished.images[i] for i in indices],
@@ -170,7 +172,7 @@ class Ticket:
             settings={
                 "model": request.model,
                 **condition,
-                **negative,
+                **optional,
                 "count": request.count,
                 "seed": request.seed,
                 "decoding": self.decoding,

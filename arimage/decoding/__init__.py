@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
     from .masked import MaskedDecoding
-    from .names import PRESETS, parse_decoding
+    from .names import PRESETS, Order, parse_decoding
     from .next_scale import NextScaleDecoding
-    from .orders import Order, order_of
+    from .orders import order_of
     from .parallel_jacobi import ParallelJacobiDecoding
     from .presets import (
         decoding_from_dict,
@@ -53,7 +53,7 @@ _MODULES = {
     "MaskedDecoding": ".masked",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
-    "Order": ".orders",
+    "Order": ".names",
     "PRESETS": ".names",
     "ParallelJacobiDecoding": ".parallel_jacobi",
     "Sampling": ".distribution",

@@ -1,6 +1,7 @@
 """One token per forward pass: the distribution that every exact decoding reproduces."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -8,29 +9,56 @@ from ..kernels.coupling import sample
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
-from .state import DecodingState
+from .state import CursorState, DecodingState
 
 
-def decide_first(state: DecodingState, logits: torch.FloatTensor) -> None:
-    """Sample the token of rank 0 from what a prefill returned, logits [G, B, V]."""
-    _decide_next(state, logits[:, :, None], state.finished.logical_not())
+def prefill(
+    model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0
+) -> tuple[Any, torch.FloatTensor, torch.LongTensor]:
+    """`model.prefill`, with the known tokens that the orders of its images begin with, and how many these are, [B]: the logits
+    are those of the rank after them. The last token of an image is never among them. Reads the device if tokens are forced."""
+    forced = sampling.forced
+    known = torch.zeros(batch_size, dtype=torch.long, device=model.device)
+    if forced is not None and model.layout.order is not None:
+        # In raster order a model takes them one after the other, as any tokens.
+        known = (forced[:, :-1] >= 0).cumprod(1).sum(1)
+    count = 0 if forced is None else int(known.max())
+    if forced is None or count == 0:
+        return *model.prefill(batch_size, scratch), known
+    ranks = torch.arange(count, device=model.device)
+    given = torch.where(ranks < known[:, None], forced[:, :count], -1)
+    return *model.prefill(batch_size, scratch, given), known  # pyright: ignore[reportCallIssue] in any order, see `TokenModel.prefill`
 
 
-def _decide_next(state: DecodingState, logits: torch.FloatTensor, running: torch.BoolTensor) -> None:
-    """Decide one more token of the images that are `running` [B]; what the others get is thrown away."""
-    position = state.steps[:, None]
-    probabilities = state.probabilities(logits, position, running[:, None])
-    token = sample(probabilities, uniforms(state.seeds, position, Purpose.SAMPLE, None, 1)[..., 0])
-    state.token_buffer.scatter_(1, position, token)
-    state.record(running.long())
-    torch.eq(state.steps, state.model.num_tokens, out=state.finished)
+def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:
+    """Sample a token from what a prefill returned, logits [G, B, V]: that of rank 0, or the one after the `known` [B] first."""
+    position = torch.zeros_like(state.seeds)[:, None] if known is None else known[:, None]
+    if known is not None and state.sampling.forced is not None:
+        ranks = torch.arange(state.model.num_tokens, device=known.device)
+        state.write_tokens(ranks.expand(len(known), -1), ranks < position, state.sampling.forced)
+    state.token_buffer.scatter_(1, position, _sample(state, logits[:, :, None], position))
+    state.record(position[:, 0] + 1)
+    torch.eq(position[:, 0] + 1, state.model.num_tokens, out=state.finished)
+
+
+def _sample(
+    state: DecodingState, logits: torch.FloatTensor, position: torch.LongTensor, live: torch.BoolTensor | None = None
+) -> torch.LongTensor:
+    """Tokens [B, 1] at `position` [B, 1] by logits [G, B, 1, V]."""
+    probabilities = state.probabilities(logits, position, live)
+    return sample(probabilities, uniforms(state.seeds, position, Purpose.SAMPLE, None, 1)[..., 0])
 
 
 @dataclass
-class AutoregressiveState(DecodingState):
-    """A `DecodingState` whose images are decided from the first token on."""
+class AutoregressiveState(CursorState):
+    """A `CursorState` whose steps decide one token."""
 
     model: TokenModel
+
+    @property
+    def newest(self) -> torch.BoolTensor:
+        # Known tokens, which the prefill decides too, have been fed.
+        return torch.arange(self.model.num_tokens, device=self.seeds.device) == self.cursor[:, None] - 1
 
     @property
     def replaceable(self) -> bool:
@@ -38,7 +66,7 @@ class AutoregressiveState(DecodingState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.steps.max(), 1
+        return self.cursor.max(), 1
 
 
 @dataclass(frozen=True)
@@ -51,13 +79,16 @@ class AutoregressiveDecoding:
         return needs_tokens(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState:
-        cache, logits = model.prefill(len(seeds))
-        state = AutoregressiveState.open(model, sampling, seeds, cache)
-        decide_first(state, logits)
+        cache, logits, known = prefill(model, sampling, len(seeds))
+        state = AutoregressiveState.open(model, sampling, seeds, cache, cursor=known + 1)
+        decide_first(state, logits, known)
         return state
 
     def step(self, state: AutoregressiveState) -> None:
-        last, running = state.steps[:, None] - 1, ~state.finished
+        position, running = state.cursor[:, None], ~state.finished
+        last = position - 1
         positions = torch.where(running[:, None], last, -1)
         logits = state.model.forward(state.token_buffer.gather(1, last), positions, state.cache)
-        _decide_next(state, logits, running)
+        # What finished images get is thrown away.
+        state.token_buffer.scatter_(1, position, _sample(state, logits, position, running[:, None]))
+        state.advance(state.cursor + running)

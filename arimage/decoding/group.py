@@ -39,6 +39,14 @@ class GroupState(DecodingState):
         return None
 
 
+def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
+    """How many known tokens the order of an image begins with, the least and the most. Reads the device if tokens are forced."""
+    if sampling.forced is None or model.layout.order is None:
+        return 0, 0
+    known = (sampling.forced >= 0).cumprod(1).sum(1)
+    return int(known.min()), int(known.max())
+
+
 @dataclass(frozen=True)
 class GroupDecoding:
     """The published parallel decoding of any-order models: ARPG (https://arxiv.org/abs/2503.10568), LPD
@@ -50,8 +58,8 @@ class GroupDecoding:
     the further. With groups of one token and constant guidance the images are those of `AutoregressiveDecoding`.
 
     Attributes:
-        groups: how many groups there are, at most as many as tokens, or the size of each: a tuple whose sum is the number of
-            tokens, written "1+2+4+9" in a text.
+        groups: how many groups there are, at most as many as tokens, besides the one of the known tokens of an edited image; or
+            the size of each: a tuple whose sum is the number of tokens, written "1+2+4+9" in a text.
         schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as in ARPG.
         guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps of the
             model's authors; "constant" guides all tokens alike.
@@ -88,11 +96,14 @@ class GroupDecoding:
             },
         )
 
-    def sizes(self, num_tokens: int) -> tuple[int, ...]:
-        """The number of tokens of each group of an image of `num_tokens`."""
+    def sizes(self, num_tokens: int, known: int = 0) -> tuple[int, ...]:
+        """The number of tokens of each group of an image of `num_tokens`. `known` tokens that come first are one more group, unless
+        the sizes are given."""
         if isinstance(self.groups, tuple):
             return self.groups
         assert isinstance(self.groups, int)
+        first = [known] if known else []
+        num_tokens -= known
         count, sizes = min(self.groups, num_tokens), []
         for group in range(1, count):
             share = (
@@ -102,7 +113,7 @@ class GroupDecoding:
             )
             left = num_tokens - sum(sizes)
             sizes.append(left - max(1, min(left - 1, int(num_tokens * share))))
-        return (*sizes, num_tokens - sum(sizes))
+        return (*first, *sizes, *([num_tokens - sum(sizes)] if num_tokens else []))
 
     def supports(self, model: GroupModel) -> str | None:
         if reason := needs_groups(model):
@@ -111,7 +122,18 @@ class GroupDecoding:
         return None if total == model.num_tokens else f"groups have {total} tokens, an image has {model.num_tokens}"
 
     def start(self, model: GroupModel, sampling: Sampling, seeds: torch.LongTensor) -> GroupState:
-        sizes = self.sizes(model.num_tokens)
+        """Decide the first group: the known tokens, if the images have some.
+
+        Raises:
+            ValueError: if some images have more known tokens than others.
+        """
+        least, most = known_counts(model, sampling)
+        if least < most and isinstance(self.groups, int):
+            raise ValueError(
+                f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, or use "
+                "another decoding"
+            )
+        sizes = self.sizes(model.num_tokens, most)
         cache, logits = model.prefill_group(len(seeds), sizes[0])
         state = GroupState.open(model, sampling, seeds, cache, sizes=sizes)
         self._decide(state, logits)

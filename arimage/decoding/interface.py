@@ -47,7 +47,9 @@ class TokenModel(Protocol):
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.
 
-        G is 1, or 2 under guidance: with the condition, without it.
+        G is 1, or 2 under guidance: with the condition, without it. A model whose layout has an order also takes `given`, int64
+        [B, M], the known tokens of the first ranks, -1 behind those of an image: they are in the cache too, by the same forward
+        pass, and the logits are those of the rank after them.
         """
         ...
 

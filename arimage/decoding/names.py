@@ -1,7 +1,11 @@
 """The names of decodings and of their settings. Standard library only: the console command lists them, and refuses wrong ones, without
 waiting for torch."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+
+# Those of `orders.order_of`.
+Order = Literal["raster", "random", "farthest", "locality"]
 
 
 class Preset(NamedTuple):

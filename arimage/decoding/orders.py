@@ -1,18 +1,19 @@
 """Orders in which the tokens of an image can be generated, by name."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
+from .names import Order
 from .noise import Purpose, uniforms
 
 
-Order = Literal["raster", "random", "farthest", "locality"]
-
-
 def order_of(
-    name: str, shape: tuple[int, int], seeds: torch.LongTensor, group_sizes: Sequence[int] = ()
+    name: Order,
+    shape: tuple[int, int],
+    seeds: torch.LongTensor,
+    group_sizes: Sequence[int] = (),
+    known: torch.BoolTensor | None = None,
 ) -> torch.LongTensor | None:
     """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
 
@@ -22,6 +23,7 @@ def order_of(
             of the groups before it and far from each other.
         shape: (rows, columns).
         group_sizes: of "locality", how many tokens each group has; they add up to N.
+        known: bool [B, N] by place, the tokens that "farthest" and "locality" begin with, as if an image had been generated so far.
     """
     if name == "raster":
         return None
@@ -31,12 +33,16 @@ def order_of(
     if name == "random":
         return noise.argsort(dim=1)
     # In a single group no token has a neighbour before it, so each is as far as it can be from the others.
-    return _spread(shape, noise, [count] if name == "farthest" else group_sizes)
+    sizes = [count] if name == "farthest" else group_sizes
+    return _spread(shape, noise, sizes, torch.zeros_like(noise, dtype=torch.bool) if known is None else known)
 
 
-def _spread(shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int]) -> torch.LongTensor:
+def _spread(
+    shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int], known: torch.BoolTensor
+) -> torch.LongTensor:
     """Each token of a group has as many decided neighbours as possible and is not close to another of its group; where every
-    place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals.
+    place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals. Those that are
+    `known` [B, N] come first.
 
     A place depends on all before it, so there is a step per rank, over all images and places at once."""
     rows, columns = shape
@@ -49,7 +55,8 @@ def _spread(shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Seque
         before, nearest = neighbours.clone(), torch.full_like(noise, largest)
         free = undecided & (before >= 1)
         for _ in range(size):
-            score = torch.where(free, largest * (2 + before), nearest).where(undecided, -1.0)
+            score = torch.where(free, largest * (2 + before), nearest) + 9 * largest * known
+            score = score.where(undecided, -1.0)
             # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
             pick = (score + 0.5 * noise).argmax(1)
             picks.append(pick)

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from .autoregressive import decide_first
+from .autoregressive import decide_first, prefill
 from .distribution import Sampling
 from .interface import TokenModel, needs_tokens
 from .noise import Purpose, uniforms
@@ -87,14 +87,14 @@ def open_window(
     capacity: int | None = None,
     **buffers,
 ) -> _State:
-    """Prefill, decide rank 0 and draft the `window` positions after it.
+    """Prefill, decide the first rank that is not known and draft the `window` positions after it.
 
     Args:
         scratch: slots of the cache beyond those of the image.
         capacity: the largest window that the state has room for, by default `window`.
         buffers: the fields that `state_class` adds to `WindowState`.
     """
-    cache, logits = model.prefill(len(seeds), scratch)
+    cache, logits, known = prefill(model, sampling, len(seeds), scratch)
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
     ranks = torch.arange(model.num_tokens, device=model.device)
     layout = model.layout
@@ -106,9 +106,9 @@ def open_window(
         seeds,
         cache,
         spare=capacity,
-        cursor=torch.ones_like(seeds),
+        cursor=known + 1,
         window=window,
-        positions=torch.arange(1, capacity + 1, device=model.device).repeat(len(seeds), 1),
+        positions=known[:, None] + torch.arange(1, capacity + 1, device=model.device),
         draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
         fresh=fresh,
         init=init,
@@ -117,7 +117,7 @@ def open_window(
         neighbour=None if init == "uniform" else layout.neighbours(layout.expand(ranks), _OFFSETS[init]),
         **buffers,
     )
-    decide_first(state, logits)
+    decide_first(state, logits, known)
     _draft(state, fresh[:, :window], state.draft_probabilities[:, :window])
     return state
 

@@ -12,6 +12,8 @@ from ..options import (
     Dtype,
     GuidanceScale,
     Model,
+    OrderOption,
+    Orders,
     Seed,
     Temperature,
     TopK,
@@ -71,6 +73,7 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     negative_prompt: NegativePrompt = None,
+    order: OrderOption = None,
     height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     dtype: Dtype = "auto",
@@ -116,6 +119,7 @@ def generate(
         height=height,
         width=width,
         negative_prompt=negative_prompt,
+        order=order,
     )
     if dry_run:
         import torch
@@ -247,6 +251,7 @@ def compare(
     top_k: TopK = None,
     top_p: TopP = None,
     negative_prompt: NegativePrompt = None,
+    order: Orders = None,
     height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
     dtype: Dtype = "auto",
@@ -283,6 +288,7 @@ def compare(
         rows,
         decoding or [],
         out,
+        order or (),
         model=model,
         source=source,
         seed=seed,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..pipelines.base import ARImagePipeline
@@ -13,13 +13,14 @@ from .score import Job, score
 
 
 def prepare_runs(
-    pipe: ARImagePipeline, rows: list[dict], decodings: list[str], out: Path, **asked
+    pipe: ARImagePipeline, rows: list[dict], decodings: list[str], out: Path, orders: Sequence[str] = (), **asked
 ) -> tuple[list[Run], dict[str, str]]:
-    """One run per decoding, each in a folder of `out`. Nothing is written unless all can be generated.
+    """One run per decoding and order, each in a folder of `out`. Nothing is written unless all can be generated.
 
     Args:
         rows: the manifest of all runs.
         decodings: as `choose_decodings` takes them.
+        orders: of the tokens; none is that of the pipeline.
         asked: the other arguments of `generate.make_config`.
 
     Returns:
@@ -28,9 +29,17 @@ def prepare_runs(
     Raises:
         ValueError: if a decoding does not run on the model, or a run in `out` has another configuration.
     """
-    chosen, left_out = choose_decodings(pipe, condition(rows[-1:]), decodings, [], asked["sampling"])
-    configs = {name: make_config(pipe, rows, decoding=name, **asked) for name in chosen}
-    return [prepare(config, rows, out / re.sub("[:,]", "-", name)) for name, config in configs.items()], left_out
+    configs, left_out = {}, {}
+    for order in orders or [None]:
+        settings = asked["sampling"] if order is None else {**asked["sampling"], "order": order}
+        if order is not None and not pipe.accepts_order:
+            raise ValueError(f"{asked['model']} takes no order: leave out --order")
+        chosen, without = choose_decodings(pipe, condition(rows[-1:]), decodings, [], settings)
+        left_out |= without
+        for name in chosen:
+            folder = re.sub("[:,]", "-", name if order is None else f"{name}-{order}")
+            configs[folder] = make_config(pipe, rows, decoding=name, order=order, **asked)
+    return [prepare(config, rows, out / folder) for folder, config in configs.items()], left_out
 
 
 def generate_in_turn(runs: list[Run], pipe: ARImagePipeline) -> None:

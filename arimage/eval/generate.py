@@ -85,6 +85,7 @@ def make_config(
     height: int | None = None,
     width: int | None = None,
     negative_prompt: str | None = None,
+    order: str | None = None,
 ) -> dict:
     """The configuration of a run, with defaults filled in, as stored in config.json.
 
@@ -95,6 +96,7 @@ def make_config(
         decoding: as `parse_decoding` reads it; default: the pipeline's.
         sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
         negative_prompt: for all images, of models that take one.
+        order: of the tokens, of models that take one; default: the pipeline's.
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings.
@@ -111,12 +113,18 @@ def make_config(
         presets = [name for name in decoding_names() if decoding_to_dict(decoding_from_name(name)) == settings]
         decoding = presets[0] if presets else type(pipe.decoding).__name__
     else:
-        chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], sampling)
+        asked = sampling if order is None else {**sampling, "order": order}
+        chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], asked)
         settings = decoding_to_dict(chosen[decoding])
-    if negative_prompt is not None and not pipe.accepts_negative_prompt:
-        raise ValueError(f"{model} takes no negative_prompt: leave out --negative-prompt")
-    negative = {} if negative_prompt is None else {"negative_prompt": negative_prompt}
-    pipe.prepare(**condition(rows[-1:]), **negative, **sampling, height=height, width=width)
+    optional = {}
+    for name, value in (("negative_prompt", negative_prompt), ("order", order)):
+        if value is not None:
+            if not getattr(pipe, f"accepts_{name}"):
+                raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
+            optional[name] = value
+    if pipe.accepts_order:
+        optional.setdefault("order", pipe.order)  # pyright: ignore[reportAttributeAccessIssue]
+    pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)
     return {
         "model": model,
         "weights": weights_digest(pipe),
@@ -131,7 +139,7 @@ def make_config(
         "call_size": batch_size * min(max(len(rows) // (batch_size * CALLS), 1), BATCHES),
         "height": height,
         "width": width,
-        **negative,
+        **optional,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "machine": machine(pipe._execution_device),
     }
@@ -146,10 +154,9 @@ def condition(rows: list[dict]) -> dict[str, list]:
 
 def arguments(config: dict, rows: list[dict]) -> dict:
     """The arguments of the pipeline that generates `rows` of a run."""
-    negative = {"negative_prompt": config["negative_prompt"]} if "negative_prompt" in config else {}
     return {
         **condition(rows),
-        **negative,
+        **{name: config[name] for name in ("negative_prompt", "order") if name in config},
         **config["sampling"],
         "height": config["height"],
         "width": config["width"],

@@ -42,7 +42,8 @@ def judge(
     sampling: dict | None = None,
 ) -> dict:
     """How far `images` images are from the model's distribution: `deviation`, the fields of `Deviation`, and for a
-    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill.
+    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill. `sampling` are arguments of
+    `pipe.prepare` that override the checkpoint's.
 
     Raises:
         ValueError: if the images cannot be compared, see `cannot_judge`.
@@ -55,13 +56,16 @@ def judge(
     for start in range(0, images, 16):
         count = min(16, images - start)
         batch = take(condition, start, count)
-        model = pipe.prepare(**batch, **sampling).model
+        # The orders of images follow from their seeds.
+        generators = [torch.Generator().manual_seed(seed + image) for image in range(start, start + count)]
+        call = pipe.prepare(**batch, **sampling, generator=generators)
+        model = call.model
         counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
-        state = decode(counted, decoding, pipe.sampling(**sampling), seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
+        state = decode(counted, decoding, call.sampling, seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
         if counted is not model:
             fed += int(counted.fed)
             passes += int((state.accepted_per_step()[1:] > 0).sum())
-        places.append(token_places(model, pipe.sampling(**sampling), state.tokens))
+        places.append(token_places(model, call.sampling, state.tokens))
     found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))
     return {"deviation": dataclasses.asdict(found), **({"tokens_fed": fed / passes} if passes else {})}

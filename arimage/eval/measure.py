@@ -72,6 +72,7 @@ def measure(
     runs: int,
     seed: int,
     sampling: dict | None = None,
+    orders: dict[str, dict] | None = None,
 ) -> list[dict]:
     """One row per decoding, from `runs` calls with different seeds; the decodings take turns.
 
@@ -79,6 +80,7 @@ def measure(
         condition: the pipeline's argument "prompt" or "class_labels" with its values, which are cycled to fill a batch.
         decodings: what to measure, by the name for its row.
         sampling: arguments of `pipe.sampling` that override the checkpoint's.
+        orders: the pipeline's argument "order", by the name of a row.
 
     Returns:
         The decoding and, for each run: passes (forward passes that decided a token of the image, mean over the batch),
@@ -109,10 +111,11 @@ def measure(
     ]
     # The first call of each is not timed: it includes one-time setup.
     for run in tqdm(range(-1, runs), desc=f"batch {batch_size}", unit="run", disable=None, leave=False):
-        for row, decoding in zip(rows, decodings.values(), strict=True):
+        for row, (name, decoding) in zip(rows, decodings.items(), strict=True):
+            order = (orders or {}).get(name, {})
             generator = torch.Generator().manual_seed(seed + run)
             reset_peak_memory(device)
-            output = pipe(**batch, **sampling, decoding=decoding, generator=generator, output_type="pt")
+            output = pipe(**batch, **sampling, **order, decoding=decoding, generator=generator, output_type="pt")
             if run < 0:
                 continue
             stats = output.stats

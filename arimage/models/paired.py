@@ -69,17 +69,41 @@ class PairedModel(PrefixModel):
         """What tells the transformer the places of ranks [B, Q]: [B, Q, ...]."""
         raise NotImplementedError
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
-        """A cache with the condition in it, and the logits [G, B, V] of rank 0; see `TokenModel.prefill`."""
-        cache, logits = self.prefill_group(batch_size, 1, scratch)
-        return cache, logits[:, :, 0]
+    def prefill(
+        self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
+    ) -> tuple[PairedCache, torch.FloatTensor]:
+        """A cache with the condition and the known tokens `given` in it, and the logits [G, B, V] of the rank after them; see
+        `TokenModel.prefill`."""
+        if given is None:
+            cache, logits = self.prefill_group(batch_size, 1, scratch)
+            return cache, logits[:, :, 0]
+        cache, condition = self._open(batch_size, scratch)
+        (rows, length), count = self._prefix_mask.shape, given.shape[1]
+        ranks = torch.arange(count + 1, device=self.device).expand(batch_size, -1)
+        slots = torch.where(given < 0, -1, ranks[:, :-1])
+        prefix = torch.arange(cache.prefix - length, cache.prefix, device=self.device).expand(rows, -1)
+        fed = cache.index(both_places(slots))
+        # The first query, which belongs to the prefix, comes behind the tokens.
+        cache.write_next_at(torch.cat([prefix[:, :-1], fed[:, :count], prefix[:, -1:], fed[:, count:]], dim=1))
+        image = self._seen(cache, both_places(slots), self._seen_by(cache, slots))
+        seen = torch.cat([self.prefix(cache, 2 * count), image], dim=-1)
+        own = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        own = F.pad(own, (cache.prefix - length, seen.shape[-1] - cache.prefix)).expand(rows, -1, -1)
+        logits = self.transformer(
+            given.repeat(self.groups, 1),
+            at=self._per_row(self.encode(ranks[:, :-1])),
+            query_at=self._per_row(self.encode(ranks)),
+            mask=torch.cat([own[:, :-1], seen[:, :count], own[:, -1:], seen[:, count:]], dim=1),
+            condition=condition,
+            cache=cache,
+        )
+        known = (given >= 0).sum(1)
+        return cache, logits.unflatten(0, (self.groups, -1))[:, torch.arange(batch_size, device=self.device), known]
 
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
-        config, device = self.transformer.config, self.device
-        cache, condition, _ = self.open_prefill(
-            PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch
-        )
+        device = self.device
+        cache, condition = self._open(batch_size, scratch)
         rows, length = self._prefix_mask.shape
         index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
         # The queries after the first, which belongs to the prefix.
@@ -116,19 +140,30 @@ class PairedModel(PrefixModel):
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
         at_slots = positions if slots is None else torch.where(positions < 0, -1, slots)
-        place = torch.arange(cache.slots + cache.scratch, device=self.device)
-        if visible is None:
-            known = place // 2 <= at_slots[..., None]
-        else:
-            known = visible.repeat_interleave(2, dim=-1)
-        asks, own = place % 2 == 1, place == 2 * at_slots[..., None] + 1
-        if self.keeps_queries:
-            seen = torch.cat([known & ~own, known], dim=1)
-        else:
-            seen = torch.cat([known & ~asks, known & ~asks | own], dim=1)
+        seen = self._seen_by(cache, at_slots, visible)
         # Padding reads the first rank, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
         return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
+
+    def _open(self, batch_size: int, scratch: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
+        """An empty cache, and the conditions of its rows."""
+        config = self.transformer.config
+        return self.open_prefill(PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch)[:2]
+
+    def _seen_by(
+        self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None
+    ) -> torch.BoolTensor:
+        """Which places the tokens at `slots` [B, Q], -1 = nowhere, and the queries after them see: [B, 2 Q, places]; see
+        `TokenModel.forward`."""
+        place = torch.arange(cache.slots + cache.scratch, device=self.device)
+        if visible is None:
+            known = place // 2 <= slots[..., None]
+        else:
+            known = visible.repeat_interleave(2, dim=-1)
+        asks, own = place % 2 == 1, place == 2 * slots[..., None] + 1
+        if self.keeps_queries:
+            return torch.cat([known & ~own, known], dim=1)
+        return torch.cat([known & ~asks, known & ~asks | own], dim=1)
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: PairedCache, *, causal: bool = False

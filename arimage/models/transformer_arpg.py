@@ -2,6 +2,7 @@
 other half queries for any places read what it made of them."""
 
 import torch
+import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
@@ -145,10 +146,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     ) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
         of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
-        tokens of the ranks before r. Differentiable, for training."""
-        batch, count = tokens.shape
+        tokens of the ranks before r. An order [B, K] of fewer places gives the logits [B, K, vocab_size] of its ranks.
+        Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
+        batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
         start = prefix_mask.shape[1]
         length = start + count - 1
@@ -189,27 +191,60 @@ class ARPGTokenModel(PrefixModel):
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 
-    def _rotary_of(self, ranks: torch.LongTensor) -> torch.Tensor:
-        """The rotations [B, Q, head_dim / 2, 2] of ranks [B, Q]."""
-        return self._rotary[self._prefix_mask.shape[1] :][self.layout.places(ranks)]
+    def _per_row(self, ranks: torch.LongTensor) -> torch.Tensor:
+        """The rotations [rows, Q, head_dim / 2, 2] of ranks [B, Q]."""
+        return self._rotary[self._prefix_mask.shape[1] :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
-        """A cache with the condition in it, and the logits [G, B, V] of rank 0; see `TokenModel.prefill`."""
-        cache, logits = self.prefill_group(batch_size, 1, scratch)
-        return cache, logits[:, :, 0]
+    def _open(self, batch_size: int, scratch: int) -> tuple[SlotCache, dict[str, torch.Tensor], list[int]]:
+        """See `open_prefill`."""
+        config = self.transformer.config
+        return self.open_prefill(
+            SlotCache, batch_size, config.num_layers // 2 + 1, config.num_attention_heads, scratch
+        )
+
+    def prefill(
+        self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
+    ) -> tuple[SlotCache, torch.FloatTensor]:
+        """A cache with the condition and the known tokens `given` in it, and the logits [G, B, V] of the rank after them; see
+        `TokenModel.prefill`."""
+        if given is None:
+            cache, logits = self.prefill_group(batch_size, 1, scratch)
+            return cache, logits[:, :, 0]
+        cache, condition, copies = self._open(batch_size, scratch)
+        # Images of one prompt have known tokens of their own.
+        cache.take_rows(torch.tensor(copies, device=self.device))
+        condition, length = {name: value[copies] for name, value in condition.items()}, self._prefix_mask.shape[1]
+        prefix_seen, prefix_at = self.write_prefix(cache, condition), torch.arange(length, device=self.device)
+        ranks = torch.arange(given.shape[1], device=self.device).expand_as(given)
+        slots, after = torch.where(given < 0, -1, ranks), (given >= 0).sum(1, keepdim=True)
+        at = cache.slots_of(slots, None)
+        first = (prefix_at + cache.prefix - length).expand(len(copies), -1)
+        cache.write_next_at(torch.cat([first, cache.index(at)], dim=1))
+        # The query sees all known tokens, of which the last has the rank before it; without one, the condition only.
+        seen = cache.seen(torch.cat([at, after - 1], dim=1), None).repeat(self.groups, 1, 1)
+        seen = torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1)
+        logits = self.transformer(
+            given.repeat(self.groups, 1),
+            rotary=torch.cat(
+                [self._rotary[None, :length].expand(len(copies), -1, -1, -1), self._per_row(ranks)], dim=1
+            ),
+            mask=torch.cat([F.pad(prefix_seen, (0, seen.shape[-1] - cache.prefix)), seen[:, :-1]], dim=1),
+            query_rotary=self._per_row(after),
+            query_mask=seen[:, -1:],
+            condition=condition,
+            cache=cache,
+        )
+        return cache, logits.squeeze(1).unflatten(0, (self.groups, -1))
 
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
-        config, length = self.transformer.config, self._prefix_mask.shape[1]
-        layers, heads = config.num_layers // 2 + 1, config.num_attention_heads
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, layers, heads, scratch)
+        cache, condition, copies = self._open(batch_size, scratch)
+        length = self._prefix_mask.shape[1]
         mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
         logits = self.transformer(
             rotary=self._rotary[None, :length],
             mask=mask,
-            query_rotary=self._rotary_of(torch.arange(count, device=self.device).expand(batch_size, -1)).repeat(
-                self.groups, 1, 1, 1
-            ),
+            query_rotary=self._per_row(torch.arange(count, device=self.device).expand(batch_size, -1)),
             query_mask=mask[rows, -1:].expand(-1, count, -1),
             query_rows=rows,
             condition=condition,
@@ -258,9 +293,9 @@ class ARPGTokenModel(PrefixModel):
         )
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
-            rotary=self._rotary_of(ranks).repeat(self.groups, 1, 1, 1),
+            rotary=self._per_row(ranks),
             mask=seen,
-            query_rotary=self._rotary_of(asked).repeat(self.groups, 1, 1, 1),
+            query_rotary=self._per_row(asked),
             query_mask=query_seen,
             cache=cache,
         )

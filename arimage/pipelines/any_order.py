@@ -42,7 +42,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "transformer->vq"
     _optional_components = ["vq"]
     _saved_defaults = ("order",)
-    generates_groups = True
+    generates_groups = accepts_order = True
     # Made by each family.
     _token_model: Callable
 
@@ -88,17 +88,17 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         order: str | torch.LongTensor | None = None,
         height: int | None = None,
         width: int | None = None,
-        group_sizes: tuple[int, ...] | None = None,
+        groups: GroupDecoding | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `group_sizes` are those that the
-        "locality" order is made for; `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
+        """Check the arguments of a call, encode its condition, and return it with its model. `groups` are those that the "locality"
+        order is made for; `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
         num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
-        layout = self._layout(call, self.order if order is None else order, group_sizes)
+        layout = self._layout(call, self.order if order is None else order, groups)
         condition = self.encode_condition(*condition)
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
@@ -115,19 +115,21 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         call.model = model
         return call
 
-    def _layout(
-        self, call: GenerationCall, order: str | torch.LongTensor, group_sizes: tuple[int, ...] | None
-    ) -> Layout:
+    def _layout(self, call: GenerationCall, order: str | torch.LongTensor, groups: GroupDecoding | None) -> Layout:
         """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is put in
         order."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
-        count = shape[0] * shape[1]
+        count, known = shape[0] * shape[1], call.sampling.forced
+        generated = None if known is None else known < 0
         if isinstance(order, str):
             if order not in get_args(Order):
                 raise ValueError(
                     f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor"
                 )
-            places = order_of(order, shape, call.seeds, group_sizes or LOCALITY.sizes(count))
+            kept = None if generated is None else ~generated
+            first = 0 if kept is None else int(kept.sum(1).max())
+            sizes = LOCALITY.sizes(count) if groups is None else groups.sizes(count, first)
+            places = order_of(order, shape, call.seeds, sizes, kept)
         else:
             whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
             if not whole or order.shape not in ((count,), (batch, count)):
@@ -135,13 +137,12 @@ class AnyOrderPipeline(ClassOrTextPipeline):
                     f"order is {order!r}: give a LongTensor [{count}] or [{batch}, {count}], the place of each rank"
                 )
             places = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
-        known = call.sampling.forced
-        if known is None:
+        if known is None or generated is None:
             return Layout(shape, places)
         if places is None:
             places = torch.arange(count, device=known.device).expand(batch, -1)
-        generated = (known < 0).gather(1, places)
-        layout = Layout(shape, places.gather(1, generated.long().argsort(dim=1, stable=True)))
+        last = generated.gather(1, places)
+        layout = Layout(shape, places.gather(1, last.long().argsort(dim=1, stable=True)))
         call.sampling = replace(call.sampling, forced=layout.to_ranks(known))
         return layout
 
@@ -163,7 +164,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
             )
         decoding = self.decoding if decoding is None else as_decoding(decoding)
         if isinstance(decoding, GroupDecoding):
-            arguments["group_sizes"] = decoding.sizes(self.transformer.config.grid_size**2)
+            arguments["groups"] = decoding
         return super().generate(decoding=decoding, output_type=output_type, image=image, **arguments)
 
     @fill_docstring("")

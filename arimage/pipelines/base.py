@@ -74,6 +74,8 @@ class ARPipeline(DiffusionPipeline):
     generates_video = accepts_video = accepts_num_frames = False
     accepts_image = accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = True
     accepts_temperature = accepts_top_k = accepts_top_p = True
+    # Whether it generates tokens in the order that a call asks for, by default that of its attribute `order`.
+    accepts_order = False
     # Whether the model generates scale by scale, not token by token.
     generates_scales = False
     # Whether its tokens are continuous.

@@ -24,12 +24,15 @@ from .known import known_captions
 from .loop import OptimizerSettings
 from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
-from .transformer import TransformerSettings, train_transformer
+from .transformer import TransformerTask, train_transformer
+from .transformer_arpg import ARPGTask
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
 Settings = TypeVar("Settings")
 RECIPES = Path(__file__).parent / "recipes"
+# By the class of the transformer.
+TASKS = {"LlamaGenTransformer": TransformerTask, "ARPGTransformer": ARPGTask}
 
 
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
@@ -130,17 +133,20 @@ def run_transformer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
 ) -> ARImagePipeline:
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
-    `out`/model, in float16.
+    `out`/model, in float16. On the tokens of a `LlamaGenVQModel` it is a `LlamaGenTransformer` unless `class` says otherwise.
 
     Every report writes the model again, so that an interrupted run leaves its latest.
 
     Raises:
-        ValueError: if `out` has no trained tokenizer.
+        ValueError: if `out` has no trained tokenizer, or `class` is not one of `TASKS`.
     """
     out = Path(out)
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
+    model_class = part.get("class", "LlamaGenTransformer")
+    if model_class not in TASKS:
+        raise ValueError(f"the recipe's transformer is a {model_class}: choose the class from {', '.join(TASKS)}")
     plain, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     data = _with_scenes(recipe, "transformer", plain)
     known = known_captions(plain, data)
@@ -163,9 +169,11 @@ def run_transformer(
         pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
     else:
         vq = LlamaGenVQModel.from_pretrained(folder)
-        settings = _settings(TransformerSettings, part["optimizer"], part["training"], **samples)
+        task, start_from = TASKS[model_class], part.get("start_from")
+        settings = _settings(task.settings_class, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
-        pipe = train_transformer(*parts, out / "transformer", device, on_report=save)
+        more = {"on_report": save, "task_class": task, "start_from": start_from}
+        pipe = train_transformer(*parts, out / "transformer", device, **more)
     save(pipe)
     return pipe
 

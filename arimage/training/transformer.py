@@ -1,4 +1,4 @@
-"""Training of a text-conditional LlamaGen transformer, jointly with a small T5 encoder, on the tokens of an image tokenizer."""
+"""Training of a text-conditional transformer, jointly with a small T5 encoder, on the tokens of an image tokenizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..auto import AutoPipeline
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..options import fast_dtype
+from ..pipelines.base import ARImagePipeline
 from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -33,6 +35,14 @@ class TransformerSettings(CaptionSettings):
 class TransformerTask(CaptionTask):
     """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to `data`."""
 
+    transformer_class, pipeline_class = LlamaGenTransformer, LlamaGenPipeline
+    settings_class = TransformerSettings
+
+    @staticmethod
+    def starting_weights(trained: LlamaGenTransformer) -> dict[str, torch.Tensor]:
+        """The weights of `trained` under the names of this task's transformer, which takes those whose shapes agree."""
+        return trained.state_dict()
+
     def __init__(
         self, pipe: LlamaGenPipeline, data: ImageCaptions, heldout: ImageCaptions, settings: TransformerSettings
     ):
@@ -46,19 +56,25 @@ class TransformerTask(CaptionTask):
         batches = data.images.split(64)
         return torch.cat([vq.encode(to_unit_range(batch).to(vq.device)).flatten(1).cpu() for batch in batches])
 
-    def logits(self, captions: list[str], codes: torch.LongTensor, unconditional: torch.BoolTensor) -> torch.Tensor:
+    def logits(
+        self, captions: list[str], codes: torch.LongTensor, unconditional: torch.BoolTensor, **order
+    ) -> torch.Tensor:
         embeds, mask = left_pad(*self.embed(captions, self.settings.caption_length))
         unconditional = unconditional.to(codes.device)
         return self.transformer.predict(
-            codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional
+            codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional, **order
         )
 
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings = self.settings
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-        batch_size, length = settings.batch_size, self.codes.shape[1]
+    def batch_shape(self, generator: torch.Generator) -> tuple[int, int]:
+        """How many images a step trains on, and how many of their first tokens."""
+        settings, batch_size, length = self.settings, self.settings.batch_size, self.codes.shape[1]
         if torch.rand((), generator=generator) < settings.short_share and settings.short_tokens < length:
             batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
+        return batch_size, length
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        batch_size, length = self.batch_shape(generator)
         index, captions, unconditional = self.batch(batch_size, generator)
         codes = self.codes[index, :length]
         device, vocab_size = self.transformer.device, self.transformer.config.vocab_size
@@ -86,16 +102,31 @@ def train_transformer(
     settings: TransformerSettings,
     out: str | Path,
     device: str = "cpu",
-    on_report: Callable[[LlamaGenPipeline], None] | None = None,
-) -> LlamaGenPipeline:
-    """Train a text-conditional `LlamaGenTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
-    the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
+    on_report: Callable[[ARImagePipeline], None] | None = None,
+    *,
+    task_class: type[TransformerTask] = TransformerTask,
+    start_from: str | Path | None = None,
+) -> ARImagePipeline:
+    """Train a text-conditional transformer of `task_class`, made with the arguments `model_config`, and a `T5EncoderModel`
+    (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in
+    float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run. `start_from` names a trained
+    LlamaGen pipeline: its text tokenizer and text encoder are trained further, and the transformer begins with its weights
+    where names and shapes agree.
+
+    Raises:
+        ValueError: if `start_from` is not a LlamaGen pipeline with a text encoder.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
-    transformer = LlamaGenTransformer(
+    trained = None if start_from is None else AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
+    if trained is None:
+        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+    elif not isinstance(trained, LlamaGenPipeline) or trained.text_encoder is None:
+        raise ValueError(f"{start_from} is not a LlamaGen pipeline with a text encoder: start_from needs one")
+    else:
+        tokenizer, text_encoder = trained.tokenizer, trained.text_encoder
+    transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,
         num_condition_tokens=settings.caption_length,
@@ -104,10 +135,16 @@ def train_transformer(
         **model_config,
     )
     transformer.init_weights()
+    if trained is not None:
+        ours, theirs = transformer.state_dict(), task_class.starting_weights(trained.transformer)
+        shared = [name for name in ours if name in theirs and theirs[name].shape == ours[name].shape]
+        transformer.load_state_dict(ours | {name: theirs[name] for name in shared})
     for model in (transformer, text_encoder):
         nn.Module.to(model, device, fast_dtype(device))
-    pipe = LlamaGenPipeline(transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder)
-    task = TransformerTask(pipe, data, heldout, settings)
+    pipe = task_class.pipeline_class(
+        transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder
+    )
+    task = task_class(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
     task.fit(out, slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
     for model in (transformer, text_encoder):

@@ -79,9 +79,18 @@ class TableModel:
     def drafter(self):
         return TableDrafter(self)
 
-    def prefill(self, batch_size, scratch=0, return_features=False):
+    def prefill(self, batch_size, scratch=0, given=None, return_features=False):
         self.forward_passes += 1
-        outputs = TokenCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+        cache, logits = TokenCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+        if given is not None:
+            assert self.layout.order is not None
+            ranks, known = torch.arange(given.shape[1]).expand_as(given), (given >= 0).sum(1)
+            after = self.forward(given, torch.where(given < 0, -1, ranks), cache)
+            # It is the same forward pass.
+            self.forward_passes -= 1
+            last = after[:, torch.arange(batch_size), (known - 1).clamp(min=0)]
+            logits = torch.where(known[:, None] > 0, last, logits)
+        outputs = cache, logits
         none = torch.full((batch_size, 1), -1)
         return (*outputs, self.features(none, 0)[:, :, 0]) if return_features else outputs
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decoding.conftest import some_order
 from decoding.pairwise import pairwise
 from decoding.test_exactness import assert_follows, sample_images
 
@@ -133,3 +134,38 @@ def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, i
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes == 1 + 3
     forced[:, 9:] = -1
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes <= 1 + 2 + 3
+
+
+KNOWN_FIRST = {"none": 0, "some": 2, "all but one": 3}
+
+
+@pytest.mark.parametrize("known", KNOWN_FIRST)
+@pytest.mark.parametrize("name", EXACT)
+def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, known):
+    # The first ranks of each image are known, another number of them in every second one.
+    size, count = 20_000, KNOWN_FIRST[known]
+    model = table_model(**GRID, groups=2, order=some_order("random", GRID["grid"], size))
+    sampling = {"guidance_scale": 1.5, "top_p": 0.95}
+    forced = torch.full((size, 4), -1)
+    forced[::2, :count] = torch.tensor([2, 0, 1])[:count]
+    forced[1::2, :1] = 1
+    tokens = sample_images(model, EXACT[name], Sampling(**sampling, forced=forced), size, known)
+    for first in (0, 1):
+        given = forced[first].tolist()
+        assert_follows(tokens[first::2], model.joint_given(Sampling(**sampling), given), 3)
+
+
+def test_known_tokens_take_one_forward_pass(table_model):
+    model = table_model(**LARGER, order=some_order("random", LARGER["grid"], 6))
+    forced = some_forced(model, 6, share=1.0)
+    state = decode(model, DECODINGS["ar"], Sampling(forced=forced), SEEDS)
+    assert state.forward_passes == 1 and torch.equal(state.tokens, forced)
+    forced[:, 9:] = -1
+    state = decode(model, DECODINGS["ar"], Sampling(forced=forced), SEEDS)
+    assert state.accepted_per_step().tolist() == [[10] * 6, [1] * 6, [1] * 6]
+    # Whatever others know.
+    forced[0, 4:] = -1
+    state = decode(model, DECODINGS["ar"], Sampling(forced=forced), SEEDS)
+    assert state.accepted_per_step().T.tolist() == [[5] + [1] * 7] + [[10, 1, 1] + [0] * 5] * 5
+    passes = decode(model, DECODINGS["sjd-coupled"], Sampling(forced=forced), SEEDS).accepted_per_step()
+    assert (passes[0] == torch.tensor([5] + [10] * 5)).all()

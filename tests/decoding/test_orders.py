@@ -52,6 +52,17 @@ def test_the_next_token_of_the_farthest_order_is_one_of_those_farthest_from_all_
             assert distance[order[rank]] == max(distance)
 
 
+def test_what_is_known_comes_first_and_the_rest_is_far_from_it():
+    known = torch.rand(len(SEEDS), N, generator=torch.Generator().manual_seed(0)) < 0.3
+    for name in ("farthest", "locality"):
+        for order, kept in zip(order_of(name, SHAPE, SEEDS, GROUPS, known).tolist(), known, strict=True):
+            count = int(kept.sum())
+            assert sorted(order) == list(range(N)) and sorted(order[:count]) == kept.nonzero().flatten().tolist()
+            for rank in range(count, N if name == "farthest" else 0):
+                distance = [min(squared(place, other) for other in order[:rank]) for place in range(N)]
+                assert distance[order[rank]] == max(distance)
+
+
 def test_groups_of_the_locality_order_have_neighbours_and_keep_apart():
     for order in order_of("locality", SHAPE, SEEDS, GROUPS).tolist():
         start = 0

@@ -100,7 +100,9 @@ def test_the_locality_order_is_that_of_the_groups(pipe):
         )
         assert torch.equal(
             found[-1],
-            pipe.prepare(class_labels=3, order="locality", group_sizes=groups, generator=seeded(0)).layout.order,
+            pipe.prepare(
+                class_labels=3, order="locality", groups=GroupDecoding(groups), generator=seeded(0)
+            ).layout.order,
         )
     assert not torch.equal(found[0], found[-1])
 
@@ -180,6 +182,43 @@ def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
     logits = logits_of(pipe, tokens, call.layout.order, LABELS, 3.0)
     generated = tokens.flatten(1).gather(1, call.layout.order)[:, N - 4 :]
     assert torch.equal(logits[:, N - 4 :].argmax(-1), generated)
+
+
+def edit_of(*boxes):
+    """An image per box (first row, last row + 1), the rows of tokens that are generated again, as arguments of a call."""
+    side = GRID * tiny.SCALE_FACTOR
+    masks = torch.zeros(len(boxes), side, side)
+    for mask, (first, last) in zip(masks, boxes, strict=True):
+        mask[first * tiny.SCALE_FACTOR : last * tiny.SCALE_FACTOR] = 1
+    image = torch.rand(len(boxes), 3, side, side, generator=torch.Generator().manual_seed(0))
+    return {"image": image, "mask_image": masks, "guidance_scale": 2.0}
+
+
+@pytest.mark.parametrize("order", ["random", "farthest", "locality"])
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-tree"])
+def test_images_that_keep_more_or_less_are_what_they_are_alone(pipe, decoding, order):
+    settings, edit = {"decoding": decoding, "order": order, **LATENT}, edit_of((1, 2), (0, 3), (0, 4))
+    output = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), **settings, **edit)
+    # The kept tokens and one more by the prefill.
+    assert output.stats.accepted[0].tolist() == [N - GRID + 1, N - 3 * GRID + 1, 1]
+    if decoding == "ar":
+        assert output.stats.forward_passes == N
+    for i, label in enumerate(LABELS):
+        one = {name: value[i : i + 1] if name != "guidance_scale" else value for name, value in edit.items()}
+        alone = pipe(class_labels=label, generator=seeded(5 + i), **settings, **one)
+        assert torch.equal(alone.images[0], output.images[i])
+
+
+def test_kept_tokens_are_a_group_of_their_own(pipe):
+    settings = {"class_labels": LABELS, "generator": seeded(0, 1, 2), "order": "locality", **LATENT}
+    output = pipe(decoding=GroupDecoding(3), **settings, **edit_of((1, 3), (1, 3), (0, 2)))
+    sizes = GroupDecoding(3).sizes(N, N // 2)
+    assert sizes == (N // 2, *GroupDecoding(3).sizes(N // 2)) and len(sizes) == 4
+    assert output.stats.accepted.tolist() == [[size] * 3 for size in sizes]
+    everything = pipe(decoding=GroupDecoding(3), **settings, **edit_of(*[(0, 4)] * 3))
+    assert everything.stats.forward_passes == 3
+    with pytest.raises(ValueError, match="keep 4 to 8 tokens.*groups"):
+        pipe(decoding=GroupDecoding(3), **settings, **edit_of((1, 3), (1, 3), (0, 3)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

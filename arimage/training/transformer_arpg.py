@@ -1,0 +1,85 @@
+"""Training of a text-conditional ARPG transformer in many orders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ..decoding import order_of
+from ..models.transformer_arpg import ARPGTransformer
+from ..models.transformer_llamagen import LlamaGenTransformer
+from ..pipelines.pipeline_arpg import ARPGPipeline
+from .transformer import TransformerSettings, TransformerTask
+
+
+@dataclass(frozen=True)
+class ARPGSettings(TransformerSettings):
+    """How an ARPG transformer is trained, besides `TransformerSettings`, whose first tokens are those of an image's order.
+
+    Each image of a step has an order of its own: raster for `raster_share` of them, farthest for `farthest_share`, and random
+    for the others.
+    """
+
+    raster_share: float = 0.25
+    farthest_share: float = 0.25
+
+
+class ARPGTask(TransformerTask):
+    """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to `data`, in many orders."""
+
+    transformer_class, pipeline_class = ARPGTransformer, ARPGPipeline
+    settings_class = ARPGSettings
+
+    @staticmethod
+    def starting_weights(trained: LlamaGenTransformer) -> dict[str, torch.Tensor]:
+        """The first half of its blocks reads tokens, and what the others do besides attention starts the query blocks. The head
+        starts at zero: it was trained on other features."""
+        weights, half = trained.state_dict(), trained.config.num_layers // 2
+        del weights["head.weight"]
+        for name in [name for name in weights if name.startswith("blocks.")]:
+            _, layer, part = name.split(".", 2)
+            if int(layer) >= half:
+                weights[f"query_blocks.{int(layer) - half}.{part}"] = weights[name]
+        return weights
+
+    def orders(self, count: int, generator: torch.Generator) -> torch.LongTensor:
+        """The places by rank of `count` images, [B, N]."""
+        settings, side = self.settings, self.transformer.config.grid_size
+        seeds = torch.randint(2**62, (count,), generator=generator)
+        share = torch.rand(count, 1, generator=generator)
+        order = order_of("random", (side, side), seeds)
+        farthest = share[:, 0] < settings.farthest_share
+        order[farthest] = order_of("farthest", (side, side), seeds[farthest])
+        return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        batch_size, length = self.batch_shape(generator)
+        index, captions, unconditional = self.batch(batch_size, generator)
+        codes, order = self.codes[index], self.orders(batch_size, generator)[:, :length]
+        device, vocab_size = self.transformer.device, self.transformer.config.vocab_size
+        noisy = self.noisy(codes, vocab_size, step, generator).to(device)
+        logits = self.logits(captions, noisy, unconditional, order=order.to(device))
+        loss = F.cross_entropy(logits.flatten(0, 1), codes.gather(1, order).to(device).flatten())
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        shape, device = (self.transformer.config.grid_size,) * 2, self.transformer.device
+        index = torch.arange(len(self.heldout_captions))
+        orders = {"farthest": order_of("farthest", shape, index), "raster": None}
+        figures = {}
+        for name, order in orders.items():
+            losses = []
+            for part in index.split(32):
+                codes = self.heldout_codes[part]
+                captions = [self.heldout_captions[i] for i in part.tolist()]
+                ordered = None if order is None else order[part].to(device)
+                logits = self.logits(
+                    captions, codes.to(device), torch.zeros(len(part), dtype=torch.bool), order=ordered
+                )
+                target = codes if order is None else codes.gather(1, order[part])
+                losses.append(F.cross_entropy(logits.flatten(0, 1), target.to(device).flatten(), reduction="none"))
+            figures[f"held-out loss, {name}"] = float(torch.cat(losses).mean())
+        self.save_samples(out / "samples.png")
+        return figures

@@ -1,0 +1,156 @@
+"""The order of the tokens as an option of the commands and as a field of the demo's and the server's requests."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from arimage import cli
+from arimage.app.engine import Engine
+from arimage.app.protocol import Refused, Request
+from arimage.decoding import GroupDecoding
+from arimage.eval.run_folder import read_config
+
+
+SIZE = 4 * tiny.SCALE_FACTOR
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny.any_order_pipeline("arpg", "text").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def raster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raster")
+    tiny.text_pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder; returns its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def image_of(order, **arguments):
+    pipe = tiny.any_order_pipeline("arpg", "text")
+    seed = torch.Generator().manual_seed(0)
+    return np.asarray(pipe("tree", order=order, generator=seed, **arguments).images[0])
+
+
+def test_generate_takes_an_order(run, model, tmp_path):
+    assert run("generate", "tree", "--model", model, "--dtype", "float32", "--order", "raster", "--out", "one.png",
+               "--acceptance-map", "map.png", "--decoding", "ar")[0] == 0  # fmt: skip
+    assert np.array_equal(np.asarray(Image.open("one.png")), image_of("raster", decoding="ar"))
+    assert Image.open("map.png").width > SIZE
+
+
+def test_generate_edits_in_an_order(run, model):
+    image = Image.effect_noise((SIZE, SIZE), 80).convert("RGB")
+    mask = Image.new("L", image.size)
+    mask.paste(255, (2, 2, 6, 6))
+    image.save("image.png")
+    mask.save("mask.png")
+    asked = ("--image", "image.png", "--mask-image", "mask.png", "--order", "random")
+    code, _, said = run("generate", "tree", "--model", model, "--dtype", "float32", *asked, "--out", "one.png")
+    assert code == 0, said
+    assert np.array_equal(np.asarray(Image.open("one.png")), image_of("random", image=image, mask_image=mask))
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "eval generate", "eval compare"])
+def test_a_model_in_raster_order_takes_none(run, raster, command):
+    prompts = {"generate": ["tree"], "bench": ["--prompt", "tree"]}.get(
+        command, ["--prompts", "emoji", "--out", "run"]
+    )
+    code, _, said = run(*command.split(), *prompts, "--model", raster, "--order", "farthest")
+    assert code == 2 and "takes no order: leave out --order" in said and said.count("\n") == 1
+
+
+def test_bench_measures_every_order(run, model):
+    options = ("--decoding", "ar", "--decoding", "sjd-coupled", "--order", "raster", "--order", "farthest")
+    code, out, said = run(
+        "bench", "--model", model, "--prompt", "tree", *options, "--runs", 1, "--images", 2, "--out", "bench.json"
+    )
+    assert code == 0, said
+    names = [row["decoding"] for row in json.loads(open("bench.json").read())["rows"]]
+    assert names == ["ar, raster", "sjd-coupled, raster", "ar, farthest", "sjd-coupled, farthest"]
+    assert all(name in out for name in names)
+    assert run("bench-compare", "bench.json", "bench.json")[0] == 0
+
+
+def test_runs_are_compared_by_order(run, model, tmp_path):
+    (tmp_path / "prompts.txt").write_text("tree\na red heart\n")
+    asked = ("--model", model, "--prompts", "prompts.txt", "--dtype", "float32")
+    code, out, said = run(
+        "eval", "compare", *asked, "--decoding", "ar", "--order", "raster", "--order", "farthest", "--out", "both"
+    )
+    assert code == 0, said
+    assert "ar-raster" in out and "ar-farthest" in out
+    assert {read_config(tmp_path / "both" / f"ar-{order}")["order"] for order in ("raster", "farthest")} == {
+        "raster",
+        "farthest",
+    }
+    # A run without --order is of the model's own.
+    assert run("eval", "generate", *asked, "--decoding", "ar", "--out", "own")[0] == 0
+    assert read_config(tmp_path / "own")["order"] == "farthest"
+    for name in ("000000", "000001"):
+        pictures = [
+            np.asarray(Image.open(tmp_path / folder / "images" / f"{name}.png"))
+            for folder in ("own", "both/ar-farthest")
+        ]
+        assert np.array_equal(*pictures)
+
+
+def test_requests_have_an_order(model):
+    pipelines = {"any": tiny.any_order_pipeline("arpg", "text"), "raster": tiny.text_pipeline()}
+    engine = Engine(pipelines)
+    try:
+        assert engine.models["any"].order == "farthest" and engine.models["raster"].order is None
+        for order in ("raster", "random", None):
+            result = engine.submit(Request("any", "tree", order=order)).result(60)
+            assert np.array_equal(np.asarray(result.images[0]), image_of(order or "farthest"))
+            assert result.settings["order"] == (order or "farthest")
+        with pytest.raises(Refused, match="order"):
+            engine.submit(Request("any", "tree", order="spiral"))
+        with pytest.raises(Refused, match="does not accept order"):
+            engine.submit(Request("raster", "tree", order="raster"))
+        # Requests of different orders, edits among them, run next to each other.
+        image, mask = Image.effect_noise((SIZE, SIZE), 80).convert("RGB"), Image.new("L", (SIZE, SIZE))
+        mask.paste(255, (0, 0, SIZE, SIZE // 2))
+        edits = {"image": image, "mask_image": mask}
+        asked = [
+            {"order": "raster"},
+            {"order": "raster", **edits},
+            {"order": "farthest"},
+            {"order": "locality", **edits},
+        ]
+        tickets = [engine.submit(Request("any", "tree", **one)) for one in asked]
+        for ticket, one in zip(tickets, asked, strict=True):
+            assert np.array_equal(np.asarray(ticket.result(60).images[0]), image_of(**one))
+        groups = engine.submit(Request("any", "tree", order="locality", decoding="groups:groups=3", **edits)).result(
+            60
+        )
+        assert groups.passes == 4
+        assert np.array_equal(np.asarray(groups.images[0]), image_of("locality", decoding=GroupDecoding(3), **edits))
+    finally:
+        engine.close()
