@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
     from .group import GroupDecoding
-    from .interface import Decoding, GroupModel, LatentModel, ScaleModel, TokenModel, VectorModel
+    from .interface import (
+        CausalLatentModel,
+        Decoding,
+        GroupModel,
+        LatentModel,
+        MaskedLatentModel,
+        ScaleModel,
+        TokenModel,
+        VectorModel,
+    )
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
     from .next_scale import NextScaleDecoding
     from .orders import Order, order_of
     from .parallel_jacobi import ParallelJacobiDecoding
+    from .path_jacobi import PathJacobiDecoding
+    from .path_speculative import PathSpeculativeDecoding
     from .presets import (
         decoding_from_dict,
         decoding_from_name,
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AutoregressiveDecoding": ".autoregressive",
+    "CausalLatentModel": ".interface",
     "CollaborativeDecoding": ".collaborative",
     "Decoding": ".interface",
     "DecodingState": ".state",
@@ -51,11 +63,14 @@ _MODULES = {
     "LatentSampling": ".distribution",
     "LazyJacobiDecoding": ".lazy_jacobi",
     "MaskedDecoding": ".masked",
+    "MaskedLatentModel": ".interface",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "Order": ".orders",
     "PRESETS": ".names",
     "ParallelJacobiDecoding": ".parallel_jacobi",
+    "PathJacobiDecoding": ".path_jacobi",
+    "PathSpeculativeDecoding": ".path_speculative",
     "Sampling": ".distribution",
     "ScaleModel": ".interface",
     "SpeculativeJacobiDecoding": ".speculative_jacobi",
@@ -76,6 +91,7 @@ _MODULES = {
 __all__ = [
     "PRESETS",
     "AutoregressiveDecoding",
+    "CausalLatentModel",
     "CollaborativeDecoding",
     "Decoding",
     "DecodingState",
@@ -90,10 +106,13 @@ __all__ = [
     "LatentSampling",
     "LazyJacobiDecoding",
     "MaskedDecoding",
+    "MaskedLatentModel",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "Order",
     "ParallelJacobiDecoding",
+    "PathJacobiDecoding",
+    "PathSpeculativeDecoding",
     "Sampling",
     "ScaleModel",
     "SpeculativeJacobiDecoding",

@@ -6,8 +6,9 @@ import torch
 
 from ..kernels.coupling import sample
 from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
+from .interface import CausalLatentModel, TokenModel, generates_latents_in_turn, needs_tokens
 from .noise import Purpose, uniforms
+from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .state import DecodingState
 
 
@@ -43,20 +44,29 @@ class AutoregressiveState(DecodingState):
 
 @dataclass(frozen=True)
 class AutoregressiveDecoding:
-    """Sample the tokens one after another: N forward passes per image."""
+    """Sample the tokens one after another: N forward passes per image. Of a `CausalLatentModel` it samples continuous tokens, and
+    the last denoising step adds noise, as any other."""
 
     exact = True
 
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_tokens(model)
+    def supports(self, model: TokenModel | CausalLatentModel) -> str | None:
+        return None if generates_latents_in_turn(model) else needs_tokens(model)
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState:
+    def start(
+        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
+    ) -> AutoregressiveState | PathState:
+        if generates_latents_in_turn(model):
+            assert isinstance(sampling, LatentSampling)
+            return start_paths(model, sampling, seeds, window=1)
         cache, logits = model.prefill(len(seeds))
         state = AutoregressiveState.open(model, sampling, seeds, cache)
         decide_first(state, logits)
         return state
 
-    def step(self, state: AutoregressiveState) -> None:
+    def step(self, state: AutoregressiveState | PathState) -> None:
+        if isinstance(state, PathState):
+            step_window(state, "reflection")
+            return
         last, running = state.steps[:, None] - 1, ~state.finished
         positions = torch.where(running[:, None], last, -1)
         logits = state.model.forward(state.token_buffer.gather(1, last), positions, state.cache)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import LatentSampling, Sampling
-from .interface import LatentModel, needs_latents
+from .interface import MaskedLatentModel, needs_masked_latents
 from .noise import Purpose, normals, random_orders
 from .state import DecodingState
 
@@ -22,7 +22,7 @@ class MaskedState(DecodingState):
     # All images are at the same step.
     refillable = False
 
-    model: LatentModel
+    model: MaskedLatentModel
     sampling: LatentSampling
     order: torch.LongTensor
     known_buffer: torch.BoolTensor
@@ -65,10 +65,10 @@ class MaskedDecoding:
 
     exact = True
 
-    def supports(self, model: LatentModel) -> str | None:
-        return needs_latents(model)
+    def supports(self, model: MaskedLatentModel) -> str | None:
+        return needs_masked_latents(model)
 
-    def start(self, model: LatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
+    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
         """Decide the first set.
 
         Raises:
@@ -132,10 +132,7 @@ class MaskedDecoding:
         """Sample the tokens [B, Q, D] at `positions` [B, Q] by their `conditions` [G, B, Q, C]; `masked` [B] tokens of each image
         are left to the steps after this one."""
         sampling, dim = state.sampling, state.model.dim
-        share = torch.ones_like(masked, dtype=torch.float32)
-        if sampling.guidance_schedule == "linear":
-            share = 1 - masked.clamp(min=1) / state.model.num_tokens
-        guidance = (1 + (sampling.guidance_scale - 1) * share)[:, None, None]
+        guidance = sampling.guidance_at(1 - masked.clamp(min=1) / state.model.num_tokens)[:, None, None]
         steps, last = sampling.num_diffusion_steps, sampling.num_denoising_steps
         tokens = normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, last), dim)
         for step in reversed(range(last)):
@@ -144,4 +141,5 @@ class MaskedDecoding:
             if step > 0:
                 noise = normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), dim)
                 tokens = tokens + sampling.temperature * std * noise
+        state.head_calls += last
         return tokens

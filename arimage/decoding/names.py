@@ -103,6 +103,15 @@ PRESETS = {
     "few-step": Preset(
         "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
     ),
+    "path-jacobi": Preset(
+        "PathJacobiDecoding",
+        {"coupling": "path"},
+        True,
+        "like sjd-coupled of continuous tokens, but whole denoising paths are tested first",
+    ),
+    "path-speculative": Preset(
+        "PathSpeculativeDecoding", {}, True, "a smaller model drafts continuous tokens with their denoising paths"
+    ),
     "mar": Preset(
         "MaskedDecoding",
         {},
@@ -144,6 +153,8 @@ DEFAULTS = {
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
     "MaskedDecoding": {},
+    "PathJacobiDecoding": {"window": 32, "coupling": "reflection"},
+    "PathSpeculativeDecoding": {"window": 4},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},
