@@ -25,6 +25,7 @@ from .loop import OptimizerSettings
 from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
+from .transformer_latent_llama import LatentLlamaSettings, train_latent_llama
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
@@ -161,6 +162,11 @@ def run_transformer(
         training = recipe["transformer"]["training"] | part["training"]
         settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
         pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
+    elif part.get("class") == "LatentLlamaTransformer":
+        vq = LlamaGenVQModel.from_pretrained(folder)
+        settings = _settings(LatentLlamaSettings, part["optimizer"], part["training"], **samples)
+        parts = (part["model"], part.get("drafter"), recipe["text_encoder"], vq, data, heldout_data, settings)
+        pipe = train_latent_llama(*parts, out, device, on_report=save)
     else:
         vq = LlamaGenVQModel.from_pretrained(folder)
         settings = _settings(TransformerSettings, part["optimizer"], part["training"], **samples)
