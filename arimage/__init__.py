@@ -13,6 +13,7 @@ _EXPORTS = {
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
+    "ContinuousSpeculativeDecoding": "decoding",
     "CosmosPipeline": "pipelines.pipeline_cosmos",
     "CosmosTransformer": "models.transformer_cosmos",
     "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
@@ -69,6 +70,7 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "ContinuousSpeculativeDecoding",
     "CosmosPipeline",
     "CosmosTransformer",
     "CosmosVideoTokenizer",
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from .decoding import (
         AutoregressiveDecoding,
         CollaborativeDecoding,
+        ContinuousSpeculativeDecoding,
         DraftTreeDecoding,
         ExactAcceptance,
         FewStepDecoding,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
+    from .continuous_speculative import ContinuousSpeculativeDecoding
     from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
@@ -50,6 +51,7 @@ _MODULES = {
     "AutoregressiveDecoding": ".autoregressive",
     "CausalLatentModel": ".interface",
     "CollaborativeDecoding": ".collaborative",
+    "ContinuousSpeculativeDecoding": ".continuous_speculative",
     "Decoding": ".interface",
     "DecodingState": ".state",
     "DraftTreeDecoding": ".draft_tree",
@@ -93,6 +95,7 @@ __all__ = [
     "AutoregressiveDecoding",
     "CausalLatentModel",
     "CollaborativeDecoding",
+    "ContinuousSpeculativeDecoding",
     "Decoding",
     "DecodingState",
     "DraftTreeDecoding",

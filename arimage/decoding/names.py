@@ -119,6 +119,20 @@ PRESETS = {
         "sets of continuous tokens in a random order, each in one forward pass",
         "2406.11838",
     ),
+    "mar-disa": Preset(
+        "MaskedDecoding",
+        {"diffusion_steps": (50, 5)},
+        False,
+        "like mar, with fewer and fewer denoising steps",
+        "2505.20297",
+    ),
+    "cspd": Preset(
+        "ContinuousSpeculativeDecoding",
+        {},
+        False,
+        "like mar, a smaller model drafts several sets per forward pass, which does not see them",
+        "2411.11925",
+    ),
 }
 # The settings of every method, and of the acceptances that are settings themselves, with their defaults.
 DEFAULTS = {
@@ -152,7 +166,8 @@ DEFAULTS = {
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
-    "MaskedDecoding": {},
+    "MaskedDecoding": {"diffusion_steps": None},
+    "ContinuousSpeculativeDecoding": {"window": 4, "target_share": 0.05, "heat": 42.0},
     "PathJacobiDecoding": {"window": 32, "coupling": "reflection"},
     "PathSpeculativeDecoding": {"window": 4},
     "ExactAcceptance": {},

@@ -6,6 +6,7 @@ from typing import get_args
 from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
+from .continuous_speculative import ContinuousSpeculativeDecoding
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
 from .group import GroupDecoding
@@ -36,13 +37,14 @@ _METHODS = {
         NextScaleDecoding,
         CollaborativeDecoding,
         MaskedDecoding,
+        ContinuousSpeculativeDecoding,
         PathJacobiDecoding,
         PathSpeculativeDecoding,
         FewStepDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
-_FOR_LATENTS = ("MaskedDecoding",)
+_FOR_LATENTS = ("MaskedDecoding", "ContinuousSpeculativeDecoding")
 _FOR_PATHS = ("PathJacobiDecoding", "PathSpeculativeDecoding")
 _FOR_VECTORS = ("FewStepDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
