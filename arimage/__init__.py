@@ -13,6 +13,7 @@ _EXPORTS = {
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
+    "ContinuousSpeculativeDecoding": "decoding",
     "CosmosPipeline": "pipelines.pipeline_cosmos",
     "CosmosTransformer": "models.transformer_cosmos",
     "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
@@ -28,6 +29,8 @@ _EXPORTS = {
     "JanusPipeline": "pipelines.pipeline_janus",
     "LPDPipeline": "pipelines.pipeline_lpd",
     "LPDTransformer": "models.transformer_lpd",
+    "LatentLlamaPipeline": "pipelines.pipeline_latent_llama",
+    "LatentLlamaTransformer": "models.transformer_latent_llama",
     "LazyJacobiDecoding": "decoding",
     "LlamaGenDDPipeline": "pipelines.pipeline_llamagen_dd",
     "LlamaGenDDTransformer": "models.transformer_llamagen_dd",
@@ -42,6 +45,8 @@ _EXPORTS = {
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
+    "PathJacobiDecoding": "decoding",
+    "PathSpeculativeDecoding": "decoding",
     "RandARPipeline": "pipelines.pipeline_randar",
     "RandARTransformer": "models.transformer_randar",
     "Sampling": "decoding",
@@ -65,6 +70,7 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "ContinuousSpeculativeDecoding",
     "CosmosPipeline",
     "CosmosTransformer",
     "CosmosVideoTokenizer",
@@ -80,6 +86,8 @@ __all__ = [
     "JanusPipeline",
     "LPDPipeline",
     "LPDTransformer",
+    "LatentLlamaPipeline",
+    "LatentLlamaTransformer",
     "LazyJacobiDecoding",
     "LlamaGenDDPipeline",
     "LlamaGenDDTransformer",
@@ -94,6 +102,8 @@ __all__ = [
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "ParallelJacobiDecoding",
+    "PathJacobiDecoding",
+    "PathSpeculativeDecoding",
     "RandARPipeline",
     "RandARTransformer",
     "Sampling",
@@ -116,6 +126,7 @@ if TYPE_CHECKING:
     from .decoding import (
         AutoregressiveDecoding,
         CollaborativeDecoding,
+        ContinuousSpeculativeDecoding,
         DraftTreeDecoding,
         ExactAcceptance,
         FewStepDecoding,
@@ -126,6 +137,8 @@ if TYPE_CHECKING:
         NeighbourAcceptance,
         NextScaleDecoding,
         ParallelJacobiDecoding,
+        PathJacobiDecoding,
+        PathSpeculativeDecoding,
         Sampling,
         SpeculativeJacobiDecoding,
         TreeJacobiDecoding,
@@ -137,6 +150,7 @@ if TYPE_CHECKING:
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_cosmos import CosmosTransformer
+    from .models.transformer_latent_llama import LatentLlamaTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_llamagen_dd import LlamaGenDDTransformer
     from .models.transformer_lpd import LPDTransformer
@@ -150,6 +164,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_janus import JanusPipeline
+    from .pipelines.pipeline_latent_llama import LatentLlamaPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
     from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
     from .pipelines.pipeline_lpd import LPDPipeline

@@ -19,6 +19,7 @@ PIPELINES = {
     "LlamaGenDDPipeline": "pipeline_llamagen_dd",
     "VARDDPipeline": "pipeline_var_dd",
     "MARPipeline": "pipeline_mar",
+    "LatentLlamaPipeline": "pipeline_latent_llama",
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",

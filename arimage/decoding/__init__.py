@@ -9,11 +9,21 @@ if TYPE_CHECKING:
     from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
+    from .continuous_speculative import ContinuousSpeculativeDecoding
     from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
     from .group import GroupDecoding
-    from .interface import Decoding, GroupModel, LatentModel, ScaleModel, TokenModel, VectorModel
+    from .interface import (
+        CausalLatentModel,
+        Decoding,
+        GroupModel,
+        LatentModel,
+        MaskedLatentModel,
+        ScaleModel,
+        TokenModel,
+        VectorModel,
+    )
     from .layout import Layout
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from .next_scale import NextScaleDecoding
     from .orders import order_of
     from .parallel_jacobi import ParallelJacobiDecoding
+    from .path_jacobi import PathJacobiDecoding
+    from .path_speculative import PathSpeculativeDecoding
     from .presets import (
         decoding_from_dict,
         decoding_from_name,
@@ -37,7 +49,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AutoregressiveDecoding": ".autoregressive",
+    "CausalLatentModel": ".interface",
     "CollaborativeDecoding": ".collaborative",
+    "ContinuousSpeculativeDecoding": ".continuous_speculative",
     "Decoding": ".interface",
     "DecodingState": ".state",
     "DraftTreeDecoding": ".draft_tree",
@@ -51,11 +65,14 @@ _MODULES = {
     "LatentSampling": ".distribution",
     "LazyJacobiDecoding": ".lazy_jacobi",
     "MaskedDecoding": ".masked",
+    "MaskedLatentModel": ".interface",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "Order": ".names",
     "PRESETS": ".names",
     "ParallelJacobiDecoding": ".parallel_jacobi",
+    "PathJacobiDecoding": ".path_jacobi",
+    "PathSpeculativeDecoding": ".path_speculative",
     "Sampling": ".distribution",
     "ScaleModel": ".interface",
     "SpeculativeJacobiDecoding": ".speculative_jacobi",
@@ -76,7 +93,9 @@ _MODULES = {
 __all__ = [
     "PRESETS",
     "AutoregressiveDecoding",
+    "CausalLatentModel",
     "CollaborativeDecoding",
+    "ContinuousSpeculativeDecoding",
     "Decoding",
     "DecodingState",
     "DraftTreeDecoding",
@@ -90,10 +109,13 @@ __all__ = [
     "LatentSampling",
     "LazyJacobiDecoding",
     "MaskedDecoding",
+    "MaskedLatentModel",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "Order",
     "ParallelJacobiDecoding",
+    "PathJacobiDecoding",
+    "PathSpeculativeDecoding",
     "Sampling",
     "ScaleModel",
     "SpeculativeJacobiDecoding",

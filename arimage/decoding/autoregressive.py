@@ -7,8 +7,9 @@ import torch
 
 from ..kernels.coupling import sample
 from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
+from .interface import CausalLatentModel, TokenModel, generates_latents_in_turn, needs_tokens
 from .noise import Purpose, uniforms
+from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .state import CursorState, DecodingState
 
 
@@ -71,20 +72,29 @@ class AutoregressiveState(CursorState):
 
 @dataclass(frozen=True)
 class AutoregressiveDecoding:
-    """Sample the tokens one after another: N forward passes per image."""
+    """Sample the tokens one after another: N forward passes per image. Of a `CausalLatentModel` it samples continuous tokens, and
+    the last denoising step adds noise, as any other."""
 
     exact = True
 
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_tokens(model)
+    def supports(self, model: TokenModel | CausalLatentModel) -> str | None:
+        return None if generates_latents_in_turn(model) else needs_tokens(model)
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState:
+    def start(
+        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
+    ) -> AutoregressiveState | PathState:
+        if generates_latents_in_turn(model):
+            assert isinstance(sampling, LatentSampling)
+            return start_paths(model, sampling, seeds, window=1)
         cache, logits, known = prefill(model, sampling, len(seeds))
         state = AutoregressiveState.open(model, sampling, seeds, cache, cursor=known + 1)
         decide_first(state, logits, known)
         return state
 
-    def step(self, state: AutoregressiveState) -> None:
+    def step(self, state: AutoregressiveState | PathState) -> None:
+        if isinstance(state, PathState):
+            step_window(state, "reflection")
+            return
         position, running = state.cursor[:, None], ~state.finished
         last = position - 1
         positions = torch.where(running[:, None], last, -1)

@@ -194,10 +194,10 @@ class LatentSampling(Sampling):
         guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1 disable it.
         temperature: what the noise of the denoising steps is multiplied by, >= 1e-6.
         guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant" does not.
-        num_inference_steps: forward passes of the transformer per image, 1 .. N.
+        num_inference_steps: forward passes of a `MaskedLatentModel` per image, 1 .. N; for no other model.
         num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of the
             training steps, from the least noise to the most.
-        forced: float32 [B, N, D], known tokens, NaN = to be sampled. Sampled ones depend on all of them.
+        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled ones depend on all of them.
 
     Raises:
         ValueError: if a setting is out of its range.
@@ -226,6 +226,11 @@ class LatentSampling(Sampling):
                 f"num_diffusion_steps is {steps!r}: give a whole number of at least 2, or several as a list"
             )
         object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
+
+    def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
+        """The guidance scales where `share` of the tokens, 0 to 1, are decided."""
+        share = share if self.guidance_schedule == "linear" else torch.ones_like(share)
+        return 1 + (self.guidance_scale - 1) * share
 
     @property
     def num_denoising_steps(self) -> int:

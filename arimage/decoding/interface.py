@@ -191,7 +191,8 @@ class VectorModel(Protocol):
 
 
 class LatentModel(Protocol):
-    """A masked model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] in any order.
+    """A model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] that a denoising head
+    samples, given what the network says of them. It is a `MaskedLatentModel` or a `CausalLatentModel`.
 
     Attributes:
         num_tokens: N tokens per image.
@@ -205,6 +206,33 @@ class LatentModel(Protocol):
     device: torch.device
     network: object
 
+    def denoise(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """Mean and standard deviation [B, Q, D] of noisy tokens [B, Q, D] after the denoising step `step`, of which 0 is the last,
+        by their conditions [G, B, Q, C] and the guidance scales [B, 1 or Q, 1]. All in float32."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same bound to the `images` [M] of its own, in this order."""
+        ...
+
+
+class MaskedLatentModel(LatentModel, Protocol):
+    """A `LatentModel` whose tokens are generated in any order.
+
+    Attributes:
+        drafter: a smaller model of the same tokens, bound to the same images; None where there is none.
+    """
+
+    @property
+    def drafter(self) -> "MaskedLatentModel | None": ...
+
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
     ) -> torch.Tensor:
@@ -215,25 +243,51 @@ class LatentModel(Protocol):
         """
         ...
 
-    def denoise(
-        self,
-        step: int,
-        tokens: torch.FloatTensor,
-        conditions: torch.Tensor,
-        guidance: torch.FloatTensor,
-        num_diffusion_steps: int | tuple[int, ...],
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """Mean and standard deviation [B, Q, D] of noisy tokens [B, Q, D] after the denoising step `step`, of which 0 is the last,
-        by their conditions [G, B, Q, C] and the guidance scales [B, 1, 1]. All in float32."""
+
+class CausalLatentModel(LatentModel, Protocol):
+    """A `LatentModel` whose tokens are generated one after the other, with a cache. The standard deviations that `denoise` returns
+    are those of the step alone, numbers above 0 that broadcast to [B, Q, D]: neither tokens nor conditions change them.
+
+    Attributes:
+        layout: the `Layout` of the tokens.
+        drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None where there
+            is none.
+    """
+
+    layout: Layout
+
+    @property
+    def drafter(self) -> "CausalLatentModel | None": ...
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.Tensor]:
+        """A cache of N + `scratch` slots with the condition in it, and what the denoising head is told of the token of rank 0,
+        conditions [G, B, C]."""
         ...
 
-    def take(self, images: torch.LongTensor) -> Self:
-        """The same bound to the `images` [M] of its own, in this order."""
+    def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: Any) -> torch.Tensor:
+        """Feed the token `tokens[b, j]` [D] of rank `positions[b, j]`; return the conditions [G, B, Q, C] of the ranks after
+        them. A query sees the slots 0 .. its own. Writing again overwrites, and a position of -1 is padding, as in
+        `TokenModel.forward`."""
+        ...
+
+    def denoise_paths(
+        self,
+        paths: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int,
+    ) -> torch.FloatTensor:
+        """The means [B, Q, S, D] of `denoise` after every one of the S steps, for tokens before each of them, `paths`
+        [B, Q, S, D], of which [:, :, 0] are those before the last step. One call of the head."""
+        ...
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
         ...
 
 
 Model = TokenModel | ScaleModel | VectorModel | LatentModel
-_VECTORS, _LATENTS = "it generates vectors from noise: use few-step", "its tokens are continuous: use mar"
+_VECTORS = "it generates vectors from noise: use few-step"
 
 
 class Drafter(Protocol):
@@ -310,6 +364,11 @@ def generates_latents(model: Model) -> TypeGuard[LatentModel]:
     return hasattr(model, "denoise")
 
 
+def generates_latents_in_turn(model: Model) -> TypeGuard[CausalLatentModel]:
+    """Whether `model` is a `CausalLatentModel`."""
+    return generates_latents(model) and hasattr(model, "prefill")
+
+
 def generates_tokens(model: Model) -> TypeGuard[TokenModel]:
     """Whether `model` is a `TokenModel`."""
     return not generates_scales(model) and not generates_vectors(model) and not generates_latents(model)
@@ -319,7 +378,10 @@ def needs_tokens(model: Model) -> str | None:
     """Why a decoding that generates token by token cannot run on `model`, or None."""
     if generates_scales(model):
         return "it generates whole scales: use next-scale or code"
-    return _VECTORS if generates_vectors(model) else _LATENTS if generates_latents(model) else None
+    if generates_latents(model):
+        names = "ar, sjd-coupled or path-jacobi" if generates_latents_in_turn(model) else "mar"
+        return f"its tokens are continuous: use {names}"
+    return _VECTORS if generates_vectors(model) else None
 
 
 def needs_scales(model: Model) -> str | None:
@@ -329,9 +391,16 @@ def needs_scales(model: Model) -> str | None:
     return needs_tokens(model) or "it generates token by token: use ar, sjd-coupled or the like"
 
 
-def needs_latents(model: Model) -> str | None:
-    """Why a decoding that generates continuous tokens cannot run on `model`, or None."""
-    return None if generates_latents(model) else needs_tokens(model) or needs_scales(model)
+def needs_masked_latents(model: Model) -> str | None:
+    """Why a decoding that generates sets of continuous tokens cannot run on `model`, or None."""
+    if generates_latents(model) and not generates_latents_in_turn(model):
+        return None
+    return needs_tokens(model) or needs_scales(model)
+
+
+def needs_latents_in_turn(model: Model) -> str | None:
+    """Why a decoding that generates one continuous token after the other cannot run on `model`, or None."""
+    return None if generates_latents_in_turn(model) else needs_tokens(model) or needs_scales(model)
 
 
 def needs_groups(model: Model) -> str | None:

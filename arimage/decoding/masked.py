@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import LatentSampling, Sampling
-from .interface import LatentModel, needs_latents
+from .interface import MaskedLatentModel, needs_masked_latents
 from .noise import Purpose, normals, random_orders
 from .state import DecodingState
 
@@ -22,7 +22,7 @@ class MaskedState(DecodingState):
     # All images are at the same step.
     refillable = False
 
-    model: LatentModel
+    model: MaskedLatentModel
     sampling: LatentSampling
     order: torch.LongTensor
     known_buffer: torch.BoolTensor
@@ -53,6 +53,103 @@ def masked_counts(tokens: int, steps: int) -> list[int]:
     return [*counts, 0]
 
 
+def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch.LongTensor) -> MaskedState:
+    """A state in which only the known tokens are decided.
+
+    Raises:
+        ValueError: if there are more steps than tokens.
+    """
+    size, steps = model.num_tokens, sampling.num_inference_steps
+    if steps > size:
+        raise ValueError(f"num_inference_steps is {steps}: give at most {size}, as many as an image has tokens")
+    order, unknown = random_orders(seeds, size), [size] * len(seeds)
+    known = torch.zeros_like(order, dtype=torch.bool)
+    tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device)
+    if sampling.forced is not None:
+        known = ~sampling.forced.isnan().any(-1)
+        tokens[:, :size] = torch.where(known[..., None], sampling.forced, 0)
+        # What is known counts as decided first.
+        order = order.gather(1, known.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
+        unknown = (~known).sum(1).tolist()
+    rows = [masked_counts(count, steps) for count in unknown]
+    length = max(2, *map(len, rows))
+    rows = [row + [0] * (length - len(row)) for row in rows]
+    state = MaskedState.open(
+        model,
+        sampling,
+        seeds,
+        None,
+        order=order,
+        known_buffer=F.pad(known, (0, 1)),
+        masked=torch.tensor(rows, device=seeds.device).T.contiguous(),
+        sizes=[
+            (size - min(row[k] for row in rows), max(row[k] - row[k + 1] for row in rows)) for k in range(length - 1)
+        ],
+    )
+    state.token_buffer = tokens
+    return state
+
+
+def next_set(state: MaskedState) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+    """The positions [B, Q] of the next set, which of them are of the image's set at all, and how many tokens [B] are left to the
+    sets after it."""
+    before, after = state.masked[state.taken], state.masked[state.taken + 1]
+    ranks = after[:, None] + torch.arange(state.sizes[state.taken][1], device=state.model.device)
+    positions = state.order.gather(1, ranks.clamp(max=state.model.num_tokens - 1))
+    return positions, ranks < before[:, None], after
+
+
+def conditions_of(
+    state: MaskedState, model: MaskedLatentModel, positions: torch.LongTensor, known: torch.BoolTensor, count: int
+) -> torch.Tensor:
+    """What the head of `model` is told of `positions` [B, Q] by the tokens that are `known` [B, N], at most `count` per image:
+    [G, B, Q, C]."""
+    conditions = model.forward(state.tokens, known, count, padded=state.sampling.forced is not None)
+    where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
+    return conditions.gather(2, where)
+
+
+def write_set(
+    state: MaskedState, positions: torch.LongTensor, live: torch.BoolTensor, tokens: torch.FloatTensor
+) -> None:
+    """Decide the tokens [B, Q, D] of the next set, and let the set after it be the next."""
+    model = state.model
+    state.invalid |= (~tokens.isfinite().all(-1) & live).any(1)
+    places = torch.where(live, positions, model.num_tokens)
+    state.token_buffer.scatter_(1, places[..., None].expand(-1, -1, model.dim), tokens)
+    state.known_buffer.scatter_(1, places, True)
+    state.taken += 1
+
+
+def denoise(
+    state: MaskedState,
+    model: MaskedLatentModel,
+    conditions: torch.Tensor,
+    positions: torch.LongTensor,
+    masked: torch.LongTensor,
+    diffusion_steps: int | tuple[int, ...] | None = None,
+) -> tuple[torch.FloatTensor, list[torch.FloatTensor]]:
+    """Sample the tokens [B, Q, D] at `positions` [B, Q] by their `conditions` [G, B, Q, C], where `masked` [B] tokens of each image
+    are left to the steps after this one; and the standard deviations [B, Q, D] of the steps, that of the last first. The last step
+    returns its mean. `diffusion_steps` are by default those of the sampling settings."""
+    sampling = state.sampling
+    guidance = sampling.guidance_at(1 - masked.clamp(min=1) / model.num_tokens)[:, None, None]
+    steps = sampling.num_diffusion_steps if diffusion_steps is None else diffusion_steps
+    last, stds = sum(steps) if isinstance(steps, tuple) else steps, []
+
+    def noise(step: int) -> torch.FloatTensor:
+        return normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), model.dim)
+
+    tokens = noise(last)
+    for step in reversed(range(last)):
+        tokens, std = model.denoise(step, tokens, conditions, guidance, steps)
+        stds.append(std)
+        if step > 0:
+            tokens = tokens + sampling.temperature * std * noise(step)
+    state.head_calls += last
+    return tokens, stds[::-1]
+
+
 @dataclass(frozen=True)
 class MaskedDecoding:
     """Generate sets of continuous tokens in a random order, as MAR (https://arxiv.org/abs/2406.11838) does: a forward pass of the
@@ -61,87 +158,57 @@ class MaskedDecoding:
     The sampling settings say in how many passes (`num_inference_steps`, sets that grow by a cosine) and in how many denoising
     steps. It is exact in the sense that it samples from what the model defines at these numbers of steps: the tokens of a set are
     sampled independently of each other, so other numbers are other distributions.
+
+    Attributes:
+        diffusion_steps: the denoising steps of the first set and of the last, with those between on a line, as in DiSA
+            (https://arxiv.org/abs/2505.20297): the more is known, the fewer it takes. Not exact, without a bound. None takes as
+            many for all sets as the sampling settings say.
+
+    Raises:
+        ValueError: if a setting is not among these.
     """
 
-    exact = True
+    diffusion_steps: tuple[int, int] | None = None
 
-    def supports(self, model: LatentModel) -> str | None:
-        return needs_latents(model)
+    def __post_init__(self):
+        steps = self.diffusion_steps
+        if steps is None:
+            return
+        whole = isinstance(steps, list | tuple) and all(type(count) is int and count >= 2 for count in steps)
+        if not whole or len(steps) != 2:
+            raise ValueError(f"diffusion_steps is {steps!r}: give two whole numbers of at least 2, or None")
+        # JSON has lists only.
+        object.__setattr__(self, "diffusion_steps", tuple(steps))
 
-    def start(self, model: LatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
+    @property
+    def exact(self) -> bool:
+        return self.diffusion_steps is None
+
+    def supports(self, model: MaskedLatentModel) -> str | None:
+        return needs_masked_latents(model)
+
+    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
         """Decide the first set.
 
         Raises:
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        size, steps = model.num_tokens, sampling.num_inference_steps
-        if steps > size:
-            raise ValueError(f"num_inference_steps is {steps}: give at most {size}, as many as an image has tokens")
-        order, unknown = random_orders(seeds, size), [size] * len(seeds)
-        known = torch.zeros_like(order, dtype=torch.bool)
-        tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device)
-        if sampling.forced is not None:
-            known = ~sampling.forced.isnan().any(-1)
-            tokens[:, :size] = torch.where(known[..., None], sampling.forced, 0)
-            # What is known counts as decided first.
-            order = order.gather(1, known.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
-            unknown = (~known).sum(1).tolist()
-        rows = [masked_counts(count, steps) for count in unknown]
-        length = max(2, *map(len, rows))
-        rows = [row + [0] * (length - len(row)) for row in rows]
-        state = MaskedState.open(
-            model,
-            sampling,
-            seeds,
-            None,
-            order=order,
-            known_buffer=F.pad(known, (0, 1)),
-            masked=torch.tensor(rows, device=seeds.device).T.contiguous(),
-            sizes=[
-                (size - min(row[k] for row in rows), max(row[k] - row[k + 1] for row in rows))
-                for k in range(length - 1)
-            ],
-        )
-        state.token_buffer = tokens
+        state = open_masked(model, sampling, seeds)
         self.step(state)
         return state
 
     def step(self, state: MaskedState) -> None:
-        model, size = state.model, state.model.num_tokens
-        before, after = state.masked[state.taken], state.masked[state.taken + 1]
-        visible, count = state.sizes[state.taken]
-        padded = state.sampling.forced is not None
-        conditions = model.forward(state.tokens, state.decided, visible, padded=padded)
-        ranks = after[:, None] + torch.arange(count, device=model.device)
-        live = ranks < before[:, None]
-        positions = state.order.gather(1, ranks.clamp(max=size - 1))
-        where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
-        tokens = self.denoise(state, conditions.gather(2, where), positions, after)
-        state.invalid |= (~tokens.isfinite().all(-1) & live).any(1)
-        places = torch.where(live, positions, size)
-        state.token_buffer.scatter_(1, places[..., None].expand(-1, -1, model.dim), tokens)
-        state.known_buffer.scatter_(1, places, True)
-        state.record(before - after)
+        positions, live, after = next_set(state)
+        conditions = conditions_of(state, state.model, positions, state.decided, state.sizes[state.taken][0])
+        tokens, _ = denoise(state, state.model, conditions, positions, after, self._steps_of(state))
+        write_set(state, positions, live, tokens)
+        state.record(live.sum(1))
         torch.eq(after, 0, out=state.finished)
-        state.taken += 1
 
-    def denoise(
-        self, state: MaskedState, conditions: torch.Tensor, positions: torch.LongTensor, masked: torch.LongTensor
-    ) -> torch.FloatTensor:
-        """Sample the tokens [B, Q, D] at `positions` [B, Q] by their `conditions` [G, B, Q, C]; `masked` [B] tokens of each image
-        are left to the steps after this one."""
-        sampling, dim = state.sampling, state.model.dim
-        share = torch.ones_like(masked, dtype=torch.float32)
-        if sampling.guidance_schedule == "linear":
-            share = 1 - masked.clamp(min=1) / state.model.num_tokens
-        guidance = (1 + (sampling.guidance_scale - 1) * share)[:, None, None]
-        steps, last = sampling.num_diffusion_steps, sampling.num_denoising_steps
-        tokens = normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, last), dim)
-        for step in reversed(range(last)):
-            tokens, std = state.model.denoise(step, tokens, conditions, guidance, steps)
-            # The last step returns its mean.
-            if step > 0:
-                noise = normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), dim)
-                tokens = tokens + sampling.temperature * std * noise
-        return tokens
+    def _steps_of(self, state: MaskedState) -> int | None:
+        """The denoising steps of the next set."""
+        if self.diffusion_steps is None:
+            return None
+        first, last = self.diffusion_steps
+        return round(first + (last - first) * state.taken / max(len(state.sizes) - 1, 1))

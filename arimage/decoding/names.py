@@ -107,12 +107,35 @@ PRESETS = {
     "few-step": Preset(
         "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
     ),
+    "path-jacobi": Preset(
+        "PathJacobiDecoding",
+        {"coupling": "path"},
+        True,
+        "like sjd-coupled of continuous tokens, but whole denoising paths are tested first",
+    ),
+    "path-speculative": Preset(
+        "PathSpeculativeDecoding", {}, True, "a smaller model drafts continuous tokens with their denoising paths"
+    ),
     "mar": Preset(
         "MaskedDecoding",
         {},
         True,
         "sets of continuous tokens in a random order, each in one forward pass",
         "2406.11838",
+    ),
+    "mar-disa": Preset(
+        "MaskedDecoding",
+        {"diffusion_steps": (50, 5)},
+        False,
+        "like mar, with fewer and fewer denoising steps",
+        "2505.20297",
+    ),
+    "cspd": Preset(
+        "ContinuousSpeculativeDecoding",
+        {},
+        False,
+        "like mar, a smaller model drafts several sets per forward pass, which does not see them",
+        "2411.11925",
     ),
 }
 # The settings of every method, and of the acceptances that are settings themselves, with their defaults.
@@ -147,7 +170,10 @@ DEFAULTS = {
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
-    "MaskedDecoding": {},
+    "MaskedDecoding": {"diffusion_steps": None},
+    "ContinuousSpeculativeDecoding": {"window": 4, "target_share": 0.05, "heat": 42.0},
+    "PathJacobiDecoding": {"window": 32, "coupling": "reflection"},
+    "PathSpeculativeDecoding": {"window": 4},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},

@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     ORDER = 6
     NOISE = 7
     DENOISE = 8
+    CANDIDATE = 9
 
 
 def uniforms(

@@ -6,6 +6,7 @@ from typing import get_args
 from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
+from .continuous_speculative import ContinuousSpeculativeDecoding
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
 from .group import GroupDecoding
@@ -15,6 +16,8 @@ from .masked import MaskedDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding
 from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
+from .path_jacobi import PathJacobiDecoding
+from .path_speculative import PathSpeculativeDecoding
 from .speculative_jacobi import SpeculativeJacobiDecoding
 from .tree_jacobi import TreeJacobiDecoding
 from .zipar import ZipARDecoding
@@ -34,21 +37,31 @@ _METHODS = {
         NextScaleDecoding,
         CollaborativeDecoding,
         MaskedDecoding,
+        ContinuousSpeculativeDecoding,
+        PathJacobiDecoding,
+        PathSpeculativeDecoding,
         FewStepDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
-_FOR_LATENTS = ("MaskedDecoding",)
+_FOR_LATENTS = ("MaskedDecoding", "ContinuousSpeculativeDecoding")
+_FOR_PATHS = ("PathJacobiDecoding", "PathSpeculativeDecoding")
 _FOR_VECTORS = ("FewStepDecoding",)
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(scales: bool | None = None, groups: bool = False, latents: bool = False) -> list[str]:
+def decoding_names(
+    scales: bool | None = None, groups: bool = False, latents: bool = False, paths: bool = False
+) -> list[str]:
     """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), which are
-    those for a `GroupModel` too if `groups`; or with `latents` those for a `LatentModel`."""
+    those for a `GroupModel` too if `groups`; or with `latents` those for a `MaskedLatentModel`, with `paths` those for a
+    `CausalLatentModel`."""
+    if paths:
+        both = "ar", "sjd-coupled"
+        return [name for name, preset in PRESETS.items() if name in both or preset.method in _FOR_PATHS]
     if scales is None and not latents:
         return list(PRESETS)
-    others = _FOR_VECTORS if groups else (*_FOR_VECTORS, GroupDecoding.__name__)
+    others = (*_FOR_VECTORS, *_FOR_PATHS, *([] if groups else [GroupDecoding.__name__]))
     methods = {name: preset.method for name, preset in PRESETS.items()}
     kind = bool(scales), latents
     return [

@@ -43,6 +43,7 @@ class Slots:
         names: the image in each row, None in an idle one.
         state: what is decided; None before the first image.
         begins, steps: the forward passes so far: prefills, one for images that begin together, and steps.
+        head_calls: calls of denoising heads so far, one after the other.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Slots:
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
         self.state: Any = None
-        self.begins = self.steps = 0
+        self.begins = self.steps = self.head_calls = 0
         self._compiled = compiled
         # The step before which the image of each row began.
         self._began: list[int] = []
@@ -87,6 +88,7 @@ class Slots:
         decoding = self.state.starter(self.decoding) if running else self.decoding
         state = decoding.start(images.model, images.sampling, images.seeds)
         self.begins += 1
+        self.head_calls += state.head_calls
         if running:
             self._resize(max(len(self.names), running + count))
             rows = [row for row, name in enumerate(self.names) if name is None][:count]
@@ -109,7 +111,9 @@ class Slots:
         """One forward pass of the running images."""
         if not self._fixed and self.state.refillable:
             self._resize(len(self.running))
+        before = self.state.head_calls
         self._take_step(self.state)
+        self.head_calls += self.state.head_calls - before
         self.steps += 1
         if self.steps % INTERVAL == 0:
             self.state.adapt()

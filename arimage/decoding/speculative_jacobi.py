@@ -10,8 +10,9 @@ from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .adaptive_window import AdaptiveWindow
 from .distribution import Sampling
-from .interface import TokenModel
+from .interface import CausalLatentModel, TokenModel, generates_latents_in_turn
 from .noise import Purpose, exponentials, uniforms
+from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .settings import check_number, check_settings
 from .step_seconds import SIZES, step_seconds
 from .window import Init, WindowState, decided_end, needs_window, open_window, resize_window, slide_window
@@ -52,6 +53,9 @@ class SpeculativeJacobiDecoding:
     model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded distribution whatever the
     test. Where the distribution of one token, given those before it, is off by a total variation of at most e, that of an
     image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
+
+    Of a `CausalLatentModel` it couples denoising paths, as `PathJacobiDecoding` does: with the coupled refresh, an exact acceptance
+    and a window that is a number. `init` means nothing there.
 
     Attributes:
         window: drafts per step, >= 1; 1 is autoregressive decoding. "auto" uses the size that decides the most tokens per
@@ -98,10 +102,18 @@ class SpeculativeJacobiDecoding:
     def exact(self) -> bool:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
-    def supports(self, model: TokenModel) -> str | None:
+    def supports(self, model: TokenModel | CausalLatentModel) -> str | None:
+        if generates_latents_in_turn(model):
+            plain = self.exact and self.refresh == "coupled" and self.window != "auto"
+            return None if plain else "its tokens are continuous: use sjd-coupled with a window that is a number"
         return needs_window(model, self.init) or self.acceptance.supports(model)
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState:
+    def start(
+        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
+    ) -> JacobiState | PathState:
+        if generates_latents_in_turn(model):
+            assert isinstance(sampling, LatentSampling) and self.window != "auto"
+            return start_paths(model, sampling, seeds, self.window)
         accepts, adaptive = self.acceptance.bind(model), None
         if self.window == "auto":
             adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens, model.device)
@@ -133,7 +145,10 @@ class SpeculativeJacobiDecoding:
 
         return step_seconds(model, len(seeds), sampling.guided, start)
 
-    def step(self, state: JacobiState) -> None:
+    def step(self, state: JacobiState | PathState) -> None:
+        if isinstance(state, PathState):
+            step_window(state, "reflection")
+            return
         positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
         live, before = positions < state.model.num_tokens, positions - 1
         previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import Sampling
-from .interface import Decoding, Model, generates_tokens
+from .interface import Decoding, Model, generates_latents_in_turn, generates_tokens
 
 
 @dataclass
@@ -24,11 +24,14 @@ class DecodingState:
             finished.
         accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided.
         invalid: bool [B], whether probabilities of the image were not finite.
+        head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
         image_dims: the dimension of the images of tensors where it is not the first.
         refillable: whether finished images may be replaced by others, see `put`.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    # Set by those that have a denoising head.
+    head_calls = 0
     refillable: ClassVar[bool] = True
 
     model: Model
@@ -148,7 +151,7 @@ class DecodingState:
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
         kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
-        assert generates_tokens(self.model) and generates_tokens(other.model)
+        assert generates_tokens(self.model) or generates_latents_in_turn(self.model)
         moved = self.model.put(rows, other.model)
         self.cache.put(rows, other.cache)
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))

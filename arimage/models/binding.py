@@ -68,7 +68,6 @@ class PrefixModel:
         condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
         self.transformer, self.layout, self.groups = transformer, layout, 2 if guided else 1
         self.num_tokens = layout.num_tokens
-        self.vocab_size = transformer.config.vocab_size
         self.network = transformer
         self._prefix_mask = transformer.prefix_mask(**condition)
         # The conditions, and which of them each row has.
@@ -76,6 +75,10 @@ class PrefixModel:
         self.device = self._prefix_mask.device
         # The tokenizer may be offloaded.
         self.codebook = None if codebook is None else codebook.to(self.device)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.transformer.config.vocab_size
 
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""

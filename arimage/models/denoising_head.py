@@ -43,6 +43,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         condition_dim (`int`): C, the width of what the transformer says of it.
         hidden_size, num_layers (`int`): the head's shape.
         num_train_timesteps (`int`): the diffusion steps of training.
+        learned_variance (`bool`): whether it predicts a place of the log-variance at all.
     """
 
     _keep_in_fp32_modules = [
@@ -63,6 +64,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         hidden_size: int = 1024,
         num_layers: int = 6,
         num_train_timesteps: int = 1000,
+        learned_variance: bool = True,
     ):
         super().__init__()
         self.input_projection = Linear(token_dim, hidden_size)
@@ -71,10 +73,11 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         self.condition_projection = Linear(condition_dim, hidden_size)
         self.blocks = nn.ModuleList(HeadBlock(hidden_size) for _ in range(num_layers))
         self.output_modulation = Linear(hidden_size, 2 * hidden_size)
-        self.output_projection = Linear(hidden_size, 2 * token_dim)
+        self.output_projection = Linear(hidden_size, (1 + learned_variance) * token_dim)
 
     def forward(self, tokens: torch.Tensor, timesteps: torch.Tensor, conditions: torch.Tensor) -> torch.FloatTensor:
-        """The predicted noise and the place of the log-variance (-1 the least, 1 the largest), float32 [..., 2 D].
+        """The predicted noise, or what a head was trained to predict of it, and if it is learned the place of the log-variance (-1
+        the least, 1 the largest), float32 [..., D or 2 D].
 
         Args:
             tokens: noisy tokens [..., D].
@@ -111,6 +114,10 @@ class DiffusionTables:
     log_variances: tuple[float, ...]
     mean_of_clean: tuple[float, ...]
     mean_of_noisy: tuple[float, ...]
+
+    def middle_std(self, step: int) -> float:
+        """The geometric mean of the least and the largest standard deviation of a step, for heads that learn none."""
+        return math.exp((self.log_variances[step] + math.log(self.betas[step])) / 4)
 
     def transition(
         self, step: int, tokens: torch.Tensor, noise: torch.Tensor, place: torch.Tensor

@@ -143,19 +143,27 @@ class MARTransformer(ModelMixin, ConfigMixin):
 
 
 class MARLatentModel:
-    """A `LatentModel` (see `arimage.decoding.interface`): a `MARTransformer` and its head with the classes of one call.
+    """A `MaskedLatentModel` (see `arimage.decoding.interface`): a `MARTransformer` and its head with the classes of one call.
 
     Args:
         transformer: the `MARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         head: the `DenoisingHead`, likewise.
         class_labels: int64 [B], one per image.
         guided: also compute what no class in particular gives.
+        drafter: the same of a smaller transformer, with the same classes.
     """
 
     def __init__(
-        self, transformer: nn.Module, head: nn.Module, class_labels: torch.LongTensor, *, guided: bool = False
+        self,
+        transformer: nn.Module,
+        head: nn.Module,
+        class_labels: torch.LongTensor,
+        *,
+        guided: bool = False,
+        drafter: "MARLatentModel | None" = None,
     ):
         self.transformer, self.head, self.network = transformer, head, transformer
+        self.drafter = drafter
         self.groups, self.device = 2 if guided else 1, class_labels.device
         config = transformer.config
         self.num_tokens, self.dim = config.grid_size**2, config.token_dim
@@ -166,12 +174,13 @@ class MARLatentModel:
         """See `LatentModel.take`."""
         other = copy.copy(self)
         other._labels = self._labels[rows_of(images, self.groups, len(self._labels) // self.groups)]
+        other.drafter = None if self.drafter is None else self.drafter.take(images)
         return other
 
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
     ) -> torch.Tensor:
-        """Conditions [G, B, N, C]; see `LatentModel.forward`."""
+        """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
         tokens, visible = tokens.repeat(self.groups, 1, 1), visible.repeat(self.groups, 1)
         return self.transformer(tokens, visible, count, self._labels, padded=padded).unflatten(0, (self.groups, -1))
 

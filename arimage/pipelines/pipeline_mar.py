@@ -28,6 +28,18 @@ EXAMPLE_DOC_STRING = """
 """
 
 
+def _check_head(transformer: MARTransformer | None, head: DenoisingHead | None) -> None:
+    if transformer is None or head is None:
+        return
+    theirs = head.config.token_dim, head.config.condition_dim
+    ours = transformer.config.token_dim, transformer.config.decoder_hidden_size
+    if theirs != ours:
+        raise ValueError(
+            f"the head has tokens and conditions of widths {theirs}, the transformer {ours}: load the two that were "
+            "trained together"
+        )
+
+
 class MARPipeline(ClassOrTextPipeline):
     """Images of a class by MAR, and changes of a given image.
 
@@ -36,14 +48,17 @@ class MARPipeline(ClassOrTextPipeline):
         head (`DenoisingHead`): denoises a token, given what the transformer says of it.
         vae (`AutoencoderKL`): turns tokens into images. All three are needed to generate.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
+        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model of the same tokens and
+            classes, for `ContinuousSpeculativeDecoding`.
 
     Raises:
         ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "transformer->head->vae"
-    # Small, and called a hundred times per forward pass of the transformer.
-    _exclude_from_cpu_offload = ["head"]
+    _optional_components = ["drafter", "drafter_head"]
+    # Small, or run between forward passes of the transformer.
+    _exclude_from_cpu_offload = ["head", "drafter", "drafter_head"]
     _accepts_no_class = True
     generates_latents = True
     accepts_guided_tokens = accepts_top_k = accepts_top_p = False
@@ -54,16 +69,21 @@ class MARPipeline(ClassOrTextPipeline):
         head: DenoisingHead,
         vae: AutoencoderKL,
         id2label: dict[int, str] | None = None,
+        drafter: MARTransformer | None = None,
+        drafter_head: DenoisingHead | None = None,
     ):
         super().__init__()
-        if transformer is not None and head is not None:
-            theirs = head.config.token_dim, head.config.condition_dim
-            ours = transformer.config.token_dim, transformer.config.decoder_hidden_size
-            if theirs != ours:
-                raise ValueError(
-                    f"the head has tokens and conditions of widths {theirs}, the transformer {ours}: load the two that were "
-                    "trained together"
-                )
+        _check_head(transformer, head)
+        _check_head(drafter, drafter_head)
+        if (drafter is None) != (drafter_head is None):
+            raise ValueError("a drafter has a transformer and a head: give drafter and drafter_head, or neither")
+        if drafter is not None and transformer is not None:
+            for name in ("token_dim", "patch_size", "grid_size", "num_classes"):
+                theirs, ours = drafter.config[name], transformer.config[name]
+                if theirs != ours:
+                    raise ValueError(
+                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens and classes"
+                    )
         if transformer is not None and vae is not None:
             width = vae.config["latent_channels"] * transformer.config.patch_size**2
             if width != transformer.config.token_dim:
@@ -71,7 +91,7 @@ class MARPipeline(ClassOrTextPipeline):
                     f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of {width}: load "
                     "the two that were trained together"
                 )
-        self.register_modules(transformer=transformer, head=head, vae=vae)
+        self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
         self.name_classes(id2label)
         self.generation_config = {
             "guidance_scale": 1.0,
@@ -92,7 +112,7 @@ class MARPipeline(ClassOrTextPipeline):
 
     @property
     def decoding_names(self) -> list[str]:
-        return decoding_names(latents=True)
+        return [name for name in decoding_names(latents=True) if name != "cspd" or self.drafter is not None]
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -107,7 +127,7 @@ class MARPipeline(ClassOrTextPipeline):
     def compile(self, **options) -> None:
         """Compile the forward passes of the transformer and of the head with `torch.compile`; `options` are its own. A step runs
         the head a hundred times, so it is not compiled as a whole."""
-        for part in (self.transformer, self.head):
+        for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
             part.compile(**options)
 
     def sampling(self, **settings) -> LatentSampling:
@@ -133,7 +153,10 @@ class MARPipeline(ClassOrTextPipeline):
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         labels = call.per_image(self.encode_condition(*condition)["class_labels"])
-        call.model = MARLatentModel(self.transformer, self.head, labels, guided=call.guided)
+        drafter = None
+        if self.drafter is not None:
+            drafter = MARLatentModel(self.drafter, self.drafter_head, labels, guided=call.guided)
+        call.model = MARLatentModel(self.transformer, self.head, labels, guided=call.guided, drafter=drafter)
         return call
 
     def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:

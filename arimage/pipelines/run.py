@@ -68,6 +68,7 @@ class CallRun:
         passes = self.slots.forward_passes - self._idle_steps
         return DecodingStats(
             forward_passes=passes,
+            head_calls=self.slots.head_calls,
             tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
             exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,

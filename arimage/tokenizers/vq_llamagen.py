@@ -207,13 +207,22 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         Raises:
             ValueError: if a side of the images is not divisible by `scale_factor`.
         """
+        return self.nearest(self.encode_latents(images))
+
+    @apply_forward_hook
+    def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
+        """Images as for `encode` to the unit vectors [B, codebook_dim, H / f, W / f] of which codes are the nearest.
+
+        Raises:
+            ValueError: if a side of the images is not divisible by `scale_factor`.
+        """
         height, width = images.shape[-2:]
         if height % self.scale_factor or width % self.scale_factor:
             raise ValueError(
                 f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of {self.scale_factor}"
             )
         encoded = self.in_tiles(self.encoder, images, before=self.scale_factor, after=1)
-        return self.nearest(self.quant_conv(encoded))
+        return F.normalize(self.quant_conv(encoded), dim=1)
 
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all codes [V, codebook_dim]."""

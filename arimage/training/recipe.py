@@ -26,6 +26,7 @@ from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerTask, train_transformer
 from .transformer_arpg import ARPGTask
+from .transformer_latent_llama import LatentLlamaSettings, train_latent_llama
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
@@ -167,6 +168,11 @@ def run_transformer(
         training = recipe["transformer"]["training"] | part["training"]
         settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
         pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
+    elif part.get("class") == "LatentLlamaTransformer":
+        vq = LlamaGenVQModel.from_pretrained(folder)
+        settings = _settings(LatentLlamaSettings, part["optimizer"], part["training"], **samples)
+        parts = (part["model"], part.get("drafter"), recipe["text_encoder"], vq, data, heldout_data, settings)
+        pipe = train_latent_llama(*parts, out, device, on_report=save)
     else:
         vq = LlamaGenVQModel.from_pretrained(folder)
         task, start_from = TASKS[model_class], part.get("start_from")

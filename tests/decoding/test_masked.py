@@ -5,6 +5,7 @@ import math
 import pytest
 import tiny_mar
 import torch
+from continuous_kit import energy_p_value
 from models.test_fake_cuda import built, config_of
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,8 +28,8 @@ class GaussianModel:
     V, SLOPE, SHIFT, MEANS = 0.5, 0.8, 0.6, (0.3, -0.7)
     num_tokens, dim, device, network = 2, 1, torch.device("cpu"), None
 
-    def __init__(self, groups=1):
-        self.groups = groups
+    def __init__(self, groups=1, drafter=None):
+        self.groups, self.drafter = groups, drafter
 
     def forward(self, tokens, visible, count, *, padded=False):
         assert (visible.sum(1) <= count).all() and (padded or (visible.sum(1) == count).all())
@@ -126,6 +127,62 @@ def test_every_step_decides_a_token_until_none_is_left(tokens, steps):
     counts = masked_counts(tokens, steps)
     assert counts[0] == tokens and counts[-1] == 0 and len(counts) == max(1, min(tokens, steps)) + 1
     assert all(before > after for before, after in zip(counts, counts[1:], strict=False)) or tokens == 0
+
+
+class OtherGaussianModel(GaussianModel):
+    SLOPE, MEANS = 0.7, (0.25, -0.6)
+
+
+def cspd_state(count=COUNT, **settings):
+    model, sampling = (
+        GaussianModel(drafter=OtherGaussianModel()),
+        LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS),
+    )
+    return decode(model, decoding_from_name("cspd", **settings), sampling, torch.arange(count))
+
+
+def correlation(state):
+    tokens = state.tokens[..., 0] - torch.tensor(GaussianModel.MEANS)
+    return float(torch.corrcoef(tokens.T)[0, 1])
+
+
+def test_continuous_speculative_decoding_loses_what_the_drafts_would_tell():
+    """The control that must fail: its model never sees the drafts that it tests."""
+    sampling = LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS)
+    exact = [decode(GaussianModel(), MaskedDecoding(), sampling, SEEDS + first) for first in (0, COUNT)]
+    drafted, alone = cspd_state(window=2, target_share=0.0), cspd_state(target_share=1.0)
+    assert (drafted.forward_passes, alone.forward_passes) == (1, 2)
+    assert torch.equal(alone.tokens, exact[0].tokens)
+    found = [energy_p_value(state.tokens[:500], exact[1].tokens[:500]) for state in (exact[0], alone, drafted)]
+    assert found[0] > 0.01 and found[1] > 0.01 and found[2] < 1 / 190
+    assert abs(correlation(exact[0]) - correlation(exact[1])) < 0.02 and correlation(exact[0]) > 0.4
+
+
+def test_continuous_speculative_decoding_tests_one_token_at_a_time():
+    # Every draft is seen before the next is made, and a heat of 1 rejects nearly all: the model's own tokens, with some noise.
+    state = cspd_state(window=1, target_share=0.0, heat=1.0)
+    own = decode(
+        GaussianModel(), MaskedDecoding(), LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS), SEEDS
+    )
+    assert state.forward_passes == 2 and (state.tokens - own.tokens).abs().median() < 0.1
+    # The drafter's own tokens, where all are accepted.
+    drafter = decode(
+        OtherGaussianModel(), MaskedDecoding(), LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS), SEEDS
+    )
+    assert torch.equal(cspd_state(window=2, target_share=0.0, heat=1e6).tokens, drafter.tokens)
+
+
+def test_denoising_steps_may_fall_from_set_to_set():
+    state = decode(
+        GaussianModel(),
+        MaskedDecoding((6, 3)),
+        LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS),
+        SEEDS[:3],
+    )
+    assert state.head_calls == 9 and not MaskedDecoding((6, 3)).exact and MaskedDecoding().exact
+    for steps in ((6,), (6, 1), 6, (6, 2.5)):
+        with pytest.raises(ValueError, match="diffusion_steps"):
+            MaskedDecoding(steps)
 
 
 def mar(images=3, guided=True):

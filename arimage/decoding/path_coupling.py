@@ -1,0 +1,284 @@
+"""Coupling of denoising paths: how a `CausalLatentModel` generates several continuous tokens per forward pass, exactly.
+
+A path is all that a token is before and after each of its S denoising steps, from noise to the clean token. The head gives the
+density of a whole path, which it does not give of the clean token.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from .distribution import LatentSampling
+from .interface import CausalLatentModel
+from .noise import Purpose, normals, uniforms
+from .state import CursorState
+
+
+Coupling = Literal["reflection", "path"]
+# How many paths are sampled at once where one of a residual distribution is needed.
+CANDIDATES = 32
+
+
+@dataclass
+class PathState(CursorState):
+    """Adds to `CursorState`, for a window of W positions and S denoising steps:
+
+    Attributes:
+        window: W.
+        paths: float32 [B, N + W, S + 1, D], the path of each position, [:, :, 0] its clean token; where there is none, the noise
+            that it begins with and that its steps add.
+        means: float32 [B, N + W, S, D], the means of the distributions that the steps of the path were sampled from.
+        held: bool [B, N + W], which positions have a path.
+        stds: float32 [S, 1], the standard deviations of the steps.
+        conditions: [G, B, N + W, C], what the head was told when it sampled the path; None where nothing asks for it.
+
+    `tokens` are float32 [B, N, D], those that nothing is known of zeros.
+    """
+
+    image_dims = {"accepted": 1, "conditions": 1}
+
+    model: CausalLatentModel
+    sampling: LatentSampling
+    window: int
+    paths: torch.FloatTensor
+    means: torch.FloatTensor
+    held: torch.BoolTensor
+    stds: torch.FloatTensor
+    conditions: torch.Tensor | None
+
+    @property
+    def step_shape(self) -> Hashable:
+        return None
+
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int]:
+        return self.cursor.max() - 1, self.window
+
+    def guidance(self, positions: torch.LongTensor) -> torch.FloatTensor:
+        """The guidance scales [B, Q, 1] of `positions` [B, Q]."""
+        return self.sampling.guidance_at(positions / self.model.num_tokens)[..., None]
+
+    def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
+        """What `values` [B, P, ...] hold of `positions` [B, Q]."""
+        return values[torch.arange(len(positions), device=positions.device)[:, None], positions]
+
+    def write_paths(self, positions: torch.LongTensor, paths: torch.FloatTensor, means: torch.FloatTensor) -> None:
+        """Let `positions` [B, Q] have `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D]; those behind the window begin
+        as copies of its last token."""
+        images = torch.arange(len(positions), device=positions.device)[:, None]
+        self.paths[images, positions], self.means[images, positions] = paths, means
+        self.held[images, positions] = True
+        self.token_buffer[images, positions] = paths[:, :, 0]
+        behind = positions[:, -1:] + torch.arange(1, self.window + 1, device=positions.device)
+        self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)
+
+    def check_paths(self, paths: torch.FloatTensor, live: torch.BoolTensor) -> None:
+        """Images where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B, Q] become `invalid`."""
+        self.invalid |= (~paths[:, :, 0].isfinite().all(-1) & live).any(1)
+
+
+def start_paths(
+    model: CausalLatentModel,
+    sampling: LatentSampling,
+    seeds: torch.LongTensor,
+    window: int,
+    state_class: type[PathState] = PathState,
+    *,
+    keep_conditions: bool = False,
+    **buffers,
+) -> PathState:
+    """Prefill and decide rank 0. `buffers` are the fields that `state_class` adds to `PathState`."""
+    cache, conditions = model.prefill(len(seeds))
+    window, steps = min(window, model.num_tokens), sampling.num_denoising_steps
+    size = model.num_tokens + window
+    every = torch.arange(size, device=model.device).expand(len(seeds), -1)
+    noise = [
+        normals(seeds, every, Purpose.DENOISE, torch.full_like(seeds, step), model.dim) for step in range(steps + 1)
+    ]
+    paths = torch.stack(noise, dim=2)
+    groups, *_, width = conditions.shape
+    state = state_class.open(
+        model,
+        sampling,
+        seeds,
+        cache,
+        cursor=torch.zeros_like(seeds),
+        window=window,
+        paths=paths,
+        means=torch.zeros_like(paths[:, :, 1:]),
+        held=torch.zeros_like(every, dtype=torch.bool),
+        stds=torch.zeros(steps, 1, device=model.device),
+        conditions=conditions.new_zeros(groups, len(seeds), size, width) if keep_conditions else None,
+        **buffers,
+    )
+    state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device)
+    first = every[:, :1]
+    path, means, state.stds = sample_paths(
+        model, sampling, conditions[:, :, None], state.guidance(first), paths[:, :1]
+    )
+    state.head_calls += steps
+    state.check_paths(path, torch.ones_like(first, dtype=torch.bool))
+    state.write_paths(first, path, means)
+    if state.conditions is not None:
+        state.conditions[:, :, 0] = conditions
+    state.advance(torch.ones_like(seeds))
+    return state
+
+
+def sample_paths(
+    model: CausalLatentModel,
+    sampling: LatentSampling,
+    conditions: torch.Tensor,
+    guidance: torch.FloatTensor,
+    noise: torch.FloatTensor,
+) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.FloatTensor]:
+    """Paths [B, Q, S + 1, D] by their `conditions` [G, B, Q, C], their `guidance` [B, Q, 1] and their noise [B, Q, S + 1, D]; the
+    means [B, Q, S, D] of the steps and their standard deviations [S, 1]."""
+    path, means, stds = [noise[:, :, -1]], [], []
+    for step in reversed(range(noise.shape[2] - 1)):
+        mean, std = model.denoise(step, path[-1], conditions, guidance, sampling.num_diffusion_steps)
+        std = sampling.temperature * std
+        path.append(mean + std * noise[:, :, step])
+        means.append(mean)
+        stds.append(std.flatten()[:1])
+    return torch.stack(path[::-1], 2), torch.stack(means[::-1], 2), torch.stack(stds[::-1])
+
+
+def log_ratio(
+    paths: torch.FloatTensor, means: torch.FloatTensor, others: torch.FloatTensor, stds: torch.FloatTensor
+) -> torch.FloatTensor:
+    """The logarithm [B, Q] of the density of `paths` [B, Q, S + 1, D] where steps have `means` [B, Q, S, D], over that where they
+    have the means `others`."""
+    tokens = paths[:, :, :-1]
+    return ((means - others) * (tokens - (means + others) / 2) / stds.square()).sum((-2, -1))
+
+
+def step_window(state: PathState, coupling: Coupling) -> None:
+    """Evaluate the window, couple its paths to their new distributions, and decide those up to the first whose token changed."""
+    model, batch = state.model, len(state.seeds)
+    offsets = torch.arange(state.window, device=model.device)
+    positions = state.cursor[:, None] + offsets
+    live, before = positions < model.num_tokens, positions - 1
+    conditions = model.forward(state.row(state.token_buffer, before), torch.where(live, before, -1), state.cache)
+    couple = reflect_paths if coupling == "reflection" else test_paths
+    paths, means, kept = couple(state, positions, live, conditions)
+    state.check_paths(paths, live)
+    if state.conditions is not None:
+        images = torch.arange(batch, device=model.device)[:, None]
+        state.conditions[:, images, positions] = conditions
+    last = positions[:, -1:]
+    end = torch.where(kept, last, positions).amin(1) + 1
+    state.write_paths(positions, paths, means)
+    state.advance(end.clamp(max=model.num_tokens))
+
+
+def reflect_paths(
+    state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
+) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
+    """Paths [B, W, S + 1, D] of `positions` [B, W] by `conditions` [G, B, W, C], their means, and which tokens stayed [B, W].
+
+    A new path runs next to the held one. After each step the two meet as often as is possible; where they do not, the noise of the
+    new one is that of the held one, reflected, so that they may meet later.
+    """
+    guidance, held = state.guidance(positions), state.row(state.held, positions)[..., None]
+    before, means = state.row(state.paths, positions), state.row(state.means, positions)
+    steps = means.shape[2]
+    numbers = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, steps).log()
+    path, new_means, kept = [before[:, :, -1]], [], held[..., 0]
+    for step in reversed(range(steps)):
+        mean, _ = state.model.denoise(step, path[-1], conditions, guidance, state.sampling.num_diffusion_steps)
+        std, token = state.stds[step], before[:, :, step]
+        # Where no path is held, the new one takes its noise.
+        draft = torch.where(held, token, mean + std * token)
+        old = torch.where(held, means[:, :, step], mean)
+        noise, gap = (draft - old) / std, (old - mean) / std
+        kept = numbers[..., step] <= -(gap * (noise + gap / 2)).sum(-1)
+        direction = F.normalize(gap, dim=-1)
+        reflected = noise - 2 * (direction * noise).sum(-1, keepdim=True) * direction
+        path.append(torch.where(kept[..., None], draft, mean + std * reflected))
+        new_means.append(mean)
+    state.head_calls += steps
+    return torch.stack(path[::-1], 2), torch.stack(new_means[::-1], 2), kept & held[..., 0]
+
+
+def test_paths(
+    state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
+) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
+    """As `reflect_paths`; a held path stays as a whole with the ratio of its densities, or else is sampled from the residual
+    distribution."""
+    held = state.row(state.held, positions) & live
+    paths, means = state.row(state.paths, positions), state.row(state.means, positions)
+    guidance, diffusion = state.guidance(positions), state.sampling.num_diffusion_steps
+    new_means = state.model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
+    numbers = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 1)[..., 0].log()
+    kept = held & (numbers <= log_ratio(paths, new_means, means, state.stds))
+    state.head_calls += 1
+    assert state.conditions is not None
+    old = torch.stack([state.row(group, positions) for group in state.conditions])
+
+    def old_means(candidates, images, slots):
+        return state.model.denoise_paths(candidates, old[:, images, slots], guidance[images, slots], diffusion)
+
+    sample_again(state, positions, conditions, live & ~held, held & ~kept, old_means, paths, new_means)
+    return paths, new_means, kept
+
+
+def sample_again(
+    state: PathState,
+    positions: torch.LongTensor,
+    conditions: torch.Tensor,
+    fresh: torch.BoolTensor,
+    rejected: torch.BoolTensor,
+    draft_means: Callable[[torch.FloatTensor, torch.LongTensor, torch.LongTensor], torch.FloatTensor],
+    paths: torch.FloatTensor,
+    means: torch.FloatTensor,
+) -> None:
+    """Write new `paths` [B, W, S + 1, D] and their `means` [B, W, S, D] by the `conditions` [G, B, W, C] of `positions` [B, W]: of
+    those that are `fresh` with the noise that `paths` hold, of those that are `rejected` from the residual distribution,
+    max(p - q, 0) of paths p now and q drafted, up to a factor. Reads the device, since nobody knows how many candidates it takes.
+
+    Args:
+        draft_means: the means [R, K, S, D] under which paths [R, K, S, D] before their steps would have been drafted, at the
+            images [R, 1] and columns [R, 1] of the window.
+    """
+    guidance, (size, dim) = state.guidance(positions), (paths.shape[2], paths.shape[3])
+    images, slots = fresh.nonzero(as_tuple=True)
+    noise, tries = paths[images, slots], 0
+    todo = rejected.nonzero(as_tuple=True)
+    while len(images) or len(todo[0]):
+        at = positions[todo][:, None]
+        # As a step that no pass and no other try has.
+        count = state.steps[todo[0]] + tries * len(state.accepted)
+        more = normals(state.seeds[todo[0]], at, Purpose.CANDIDATE, count, CANDIDATES * size * dim)
+        chosen = [part.repeat_interleave(CANDIDATES) for part in todo]
+        rows = torch.cat([images, chosen[0]]), torch.cat([slots, chosen[1]])
+        found, found_means, _ = sample_paths(
+            state.model,
+            state.sampling,
+            conditions[:, rows[0], rows[1]][:, :, None],
+            guidance[rows][:, None],
+            torch.cat([noise, more.view(-1, size, dim)])[:, None],
+        )
+        state.head_calls += size - 1
+        found, found_means = found[:, 0], found_means[:, 0]
+        paths[images, slots], means[images, slots] = found[: len(images)], found_means[: len(images)]
+        found, found_means = (
+            part[len(images) :].unflatten(0, (-1, CANDIDATES)) if len(todo[0]) else part[:0, None]
+            for part in (found, found_means)
+        )
+        if len(todo[0]):
+            drafted = draft_means(found[:, :, 1:], todo[0][:, None], todo[1][:, None])
+            state.head_calls += 1
+            ratio = log_ratio(found, drafted, found_means, state.stds).exp()
+            numbers = uniforms(state.seeds[todo[0]], at, Purpose.REFRESH, count, CANDIDATES)[:, 0]
+            # Paths that are not finite pass, so that the image is refused in the end.
+            passes = ~(numbers < ratio)
+            hit, first = passes.any(1), passes.to(torch.uint8).argmax(1)
+            row = torch.arange(len(hit), device=hit.device)
+            done = todo[0][hit], todo[1][hit]
+            paths[done], means[done] = found[row, first][hit], found_means[row, first][hit]
+            todo = todo[0][~hit], todo[1][~hit]
+        images, slots, noise, tries = images[:0], slots[:0], noise[:0], tries + 1

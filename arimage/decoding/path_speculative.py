@@ -1,0 +1,109 @@
+"""Speculative decoding of continuous tokens: a smaller model drafts denoising paths, and the model tests them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .distribution import LatentSampling, Sampling
+from .interface import CausalLatentModel, needs_latents_in_turn
+from .noise import Purpose, uniforms
+from .path_coupling import PathState, log_ratio, sample_again, sample_paths, start_paths
+from .settings import check_settings
+
+
+@dataclass
+class PathDraftState(PathState):
+    """Adds to `PathState`: `draft_cache`, the cache of the drafter. Undecided positions hold no paths."""
+
+    draft_cache: Any
+
+    def select(self, rows: torch.LongTensor) -> None:
+        super().select(rows)
+        self.draft_cache.expand(rows)
+
+    def put(self, rows: torch.LongTensor, other: "PathDraftState") -> bool:
+        self.draft_cache.put(rows, other.draft_cache)
+        return super().put(rows, other)
+
+
+@dataclass(frozen=True)
+class PathSpeculativeDecoding:
+    """Speculative decoding of a `CausalLatentModel` with a drafter, exact.
+
+    The drafter generates `window` tokens one after the other. One forward pass of the model then sees all of them, and one call of
+    its head gives the density of every draft's whole denoising path. A draft is accepted with the ratio of the densities; the first
+    that is not is sampled from the residual distribution, by rejection, 32 candidates at a time. Where all are accepted, one more
+    token is sampled. The last denoising step adds noise, as in `PathJacobiDecoding`. `forward_passes` counts those of the model, not of
+    the drafter; `head_calls` counts both heads.
+
+    Attributes:
+        window: drafts per step, >= 1.
+
+    Raises:
+        ValueError: if the setting is not among these.
+    """
+
+    window: int = 4
+
+    exact = True
+
+    def __post_init__(self):
+        check_settings(self, {"window": 1})
+
+    def supports(self, model: CausalLatentModel) -> str | None:
+        reason = needs_latents_in_turn(model)
+        return reason or ("it has no drafter: give the pipeline one" if model.drafter is None else None)
+
+    def start(self, model: CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> PathState:
+        assert isinstance(sampling, LatentSampling) and model.drafter is not None
+        draft_cache, _ = model.drafter.prefill(len(seeds))
+        # The window also holds the token that follows the drafts.
+        return start_paths(
+            model, sampling, seeds, min(self.window, model.num_tokens) + 1, PathDraftState, draft_cache=draft_cache
+        )
+
+    def step(self, state: PathDraftState) -> None:
+        model, drafter, sampling = state.model, state.model.drafter, state.sampling
+        assert drafter is not None
+        positions = state.cursor[:, None] + torch.arange(state.window, device=model.device)
+        live, before = positions < model.num_tokens, positions - 1
+        guidance, noise = state.guidance(positions), state.row(state.paths, positions)
+        # The drafter has not seen the token before the last where that one followed its drafts.
+        at = torch.where(live[:, :1], torch.cat([before[:, :1] - 1, before[:, :1]], dim=1), -1)
+        token = state.row(state.token_buffer, at.clamp(min=0))
+        fed, drafts, draft_means, draft_conditions = [token[:, 1:]], [], [], []
+        for j in range(state.window - 1):
+            told = drafter.forward(token, at, state.draft_cache)[:, :, -1:]
+            path, means, _ = sample_paths(drafter, sampling, told, guidance[:, j : j + 1], noise[:, j : j + 1])
+            token = path[:, :, 0]
+            for parts, part in zip(
+                (drafts, draft_means, draft_conditions, fed), (path, means, told, token), strict=True
+            ):
+                parts.append(part)
+            at = torch.where(live[:, j + 1 : j + 2], positions[:, j : j + 1], -1)
+            state.head_calls += noise.shape[2] - 1
+        # The last path is none yet.
+        paths = torch.cat([*drafts, noise[:, -1:]], dim=1)
+        conditions = model.forward(torch.cat(fed, dim=1), torch.where(live, before, -1), state.cache)
+        drafted, told = torch.cat(draft_means, dim=1), torch.cat(draft_conditions, dim=2)
+        diffusion = sampling.num_diffusion_steps
+        means = model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
+        state.head_calls += 1
+        numbers = uniforms(state.seeds, positions[:, :-1], Purpose.VERIFY, state.steps, 1)[..., 0].log()
+        passes = numbers <= log_ratio(paths[:, :-1], means[:, :-1], drafted, state.stds)
+        # Whether all drafts before were accepted: the first of the others is sampled again.
+        reached = torch.cat([torch.ones_like(passes[:, :1]), passes.cumprod(1).bool()], dim=1)
+        rejected = live & reached
+        rejected[:, :-1] &= ~passes
+        fresh = rejected.clone()
+        fresh[:, :-1], rejected[:, -1] = False, False
+
+        def means_of_drafts(candidates, images, slots):
+            return drafter.denoise_paths(candidates, told[:, images, slots], guidance[images, slots], diffusion)
+
+        sample_again(state, positions, conditions, fresh, rejected, means_of_drafts, paths, means)
+        state.check_paths(paths, live & reached)
+        images = torch.arange(len(positions), device=positions.device)[:, None]
+        state.token_buffer[images, positions] = paths[:, :, 0]
+        state.advance((state.cursor + reached.sum(1)).clamp(max=model.num_tokens))

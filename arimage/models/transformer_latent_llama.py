@@ -1,0 +1,262 @@
+"""A Llama decoder over continuous tokens in raster order, with a head that denoises the next one: the kind of model that SphereAR
+(https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711) are."""
+
+from typing import Self
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from .binding import PrefixModel, check_raster
+from .cache import SlotCache
+from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
+from .layers import Linear, additive
+from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
+
+
+class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+    """A next-token transformer of continuous tokens and its denoising head, conditioned on a class or on text.
+
+    The head predicts the velocity of a token, sqrt(a) noise - sqrt(1 - a) token where a is the share of the token's variance that is
+    left, and the standard deviations of the denoising steps are fixed. `from_pretrained` keeps the head in float32.
+
+    Args:
+        conditioning (`str`): "class" or "text".
+        grid_size (`int`): tokens along each side of the image.
+        patch_size (`int`): a token is a square of so many places of the image tokenizer along each side.
+        token_dim (`int`): D, the width of a token: channels of the image tokenizer times the area of a patch.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
+            head must be a multiple of 4.
+        num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
+        head_hidden_size, num_head_layers (`int`): the denoising head's shape.
+        num_train_timesteps (`int`): the diffusion steps of training.
+        num_classes (`int`): classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix; 1 for classes.
+        caption_dim (`int`): width of the text embeddings.
+        dropout (`float`): of residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+    _keep_in_fp32_modules = ["denoising_head"]
+
+    @register_to_config
+    def __init__(
+        self,
+        conditioning: str = "class",
+        grid_size: int = 16,
+        patch_size: int = 1,
+        token_dim: int = 16,
+        hidden_size: int = 768,
+        intermediate_size: int = 2048,
+        num_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        head_hidden_size: int = 1024,
+        num_head_layers: int = 6,
+        num_train_timesteps: int = 1000,
+        num_classes: int = 1000,
+        num_condition_tokens: int = 1,
+        caption_dim: int = 2048,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_heads(hidden_size, num_attention_heads)
+        self.add_condition()
+        self.input_projection = Linear(token_dim, hidden_size)
+        self.input_norm = RMSNorm(hidden_size, norm_eps)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.denoising_head = DenoisingHead(
+            token_dim=token_dim,
+            condition_dim=hidden_size,
+            hidden_size=head_hidden_size,
+            num_layers=num_head_layers,
+            num_train_timesteps=num_train_timesteps,
+            learned_variance=False,
+        )
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 0.02) everywhere, zeros where blocks of the head are modulated and at its end."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        head = self.denoising_head
+        for layer in (*(block.modulation for block in head.blocks), head.output_modulation, head.output_projection):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self,
+        tokens: torch.Tensor | None = None,
+        *,
+        rotary: torch.Tensor,
+        mask: torch.BoolTensor,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: SlotCache | None = None,
+        first_query: int = 0,
+    ) -> torch.Tensor:
+        """One forward pass over a prefix, over tokens, or over both: what the head is told of the token after each position,
+        [B, T - first_query, hidden_size].
+
+        Args:
+            tokens: [B, Q, token_dim].
+            rotary, mask, condition, cache, first_query: as in `LlamaGenTransformer.forward`.
+        """
+        parts = [] if condition is None else [self.embed_condition(**condition)]
+        if tokens is not None:
+            parts.append(self.input_norm(self.input_projection(tokens.to(self.dtype))))
+        hidden = torch.cat(parts, dim=1)
+        scores = additive(mask, hidden.dtype)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary, scores, cache, layer)
+        return self.norm(hidden[:, first_query:])
+
+    def predict(self, tokens: torch.Tensor, **condition) -> torch.Tensor:
+        """What the head is told of tokens [B, N, token_dim] in raster order, [B, N, hidden_size], each by the condition (arguments of
+        `embed_condition`) and the tokens before it. Differentiable, for training."""
+        batch, count, _ = tokens.shape
+        prefix_mask = self.prefix_mask(**condition)
+        start = prefix_mask.shape[1]
+        length = start + count - 1
+        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
+        mask[:, :, :start] &= prefix_mask[:, None]
+        # A masked condition token would see nothing and become NaN.
+        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        grid = (self.config.grid_size,) * 2
+        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, :length]
+        return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=start - 1)
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+
+def velocity(tokens: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy tokens that keep the share `kept` of the variance of `tokens`, and the velocity that a head should predict for them."""
+    return kept.sqrt() * tokens + (1 - kept).sqrt() * noise, kept.sqrt() * noise - (1 - kept).sqrt() * tokens
+
+
+class LatentLlamaModel(PrefixModel):
+    """A `CausalLatentModel` (see `arimage.decoding.interface`): a `LatentLlamaTransformer` with the conditions of one call.
+
+    Args:
+        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.
+        drafter: the same of a smaller transformer, with the same conditions.
+
+    Raises:
+        ValueError: if the layout has three dimensions, or an order.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        layout,
+        *,
+        drafter: "LatentLlamaModel | None" = None,
+        **settings,
+    ):
+        check_raster(layout, "this model")
+        super().__init__(transformer, condition, layout, **settings)
+        self.drafter, self.dim = drafter, transformer.config.token_dim
+        theta = transformer.config.rope_theta
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+
+    def merge_prompts(self) -> None:
+        super().merge_prompts()
+        if self.drafter is not None:
+            self.drafter.merge_prompts()
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """See `LatentModel.take`."""
+        other = super().take(images)
+        if self.drafter is not None:
+            other.drafter = self.drafter.take(images)
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        if self.drafter is not None and other.drafter is not None:
+            self.drafter.put(images, other.drafter)
+        return super().put(images, other)
+
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
+        """A cache with the condition in it, and the conditions [G, B, C] of position 0; see `CausalLatentModel.prefill`."""
+        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        heads = config.num_key_value_heads or config.num_attention_heads
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
+        conditions = self.transformer(
+            rotary=self._rotary[None, :length],
+            mask=self.write_prefix(cache, condition),
+            condition=condition,
+            cache=cache,
+            first_query=length - 1,
+        )
+        if len(conditions) < len(copies):
+            cache.take_rows(torch.tensor(copies, device=self.device))
+            conditions = conditions[copies]
+        return cache, conditions.squeeze(1).unflatten(0, (self.groups, -1))
+
+    def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
+        """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
+        slots = cache.slots_of(positions, None)
+        cache.write_next_at(cache.index(slots))
+        seen = cache.seen(slots, None).repeat(self.groups, 1, 1)
+        conditions = self.transformer(
+            tokens.repeat(self.groups, 1, 1),
+            # Padding is rotated as the last position.
+            rotary=self._rotary[self._prefix_mask.shape[1] :][positions].repeat(self.groups, 1, 1, 1),
+            mask=torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1),
+            cache=cache,
+        )
+        return conditions.unflatten(0, (self.groups, -1))
+
+    def denoise(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """See `LatentModel.denoise`; one standard deviation [1]."""
+        tables = self._tables(num_diffusion_steps)
+        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device)
+        mean = self._mean(tokens, timesteps, conditions, guidance, *self._coefficients(tables, [step], tokens))
+        return mean, torch.full((1,), tables.middle_std(step), device=tokens.device)
+
+    def denoise_paths(
+        self,
+        paths: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+    ) -> torch.FloatTensor:
+        """See `CausalLatentModel.denoise_paths`."""
+        tables = self._tables(num_diffusion_steps)
+        timesteps = torch.tensor(tables.timesteps, device=paths.device)
+        coefficients = self._coefficients(tables, range(len(tables.timesteps)), paths)
+        return self._mean(paths, timesteps, conditions[:, :, :, None], guidance[:, :, None], *coefficients)
+
+    def _tables(self, num_diffusion_steps: int | tuple[int, ...]) -> DiffusionTables:
+        return diffusion_tables(num_diffusion_steps, self.transformer.config.num_train_timesteps)
+
+    def _coefficients(self, tables: DiffusionTables, steps, like: torch.Tensor) -> list[torch.Tensor]:
+        """How much of the noisy token and of the predicted velocity the next mean holds, [S, 1] each."""
+        of_token, of_velocity = [], []
+        for step in steps:
+            kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
+            of_token.append(clean * kept**0.5 + tables.mean_of_noisy[step])
+            of_velocity.append(-clean * (1 - kept) ** 0.5)
+        return [torch.tensor(values, device=like.device)[:, None] for values in (of_token, of_velocity)]
+
+    def _mean(self, tokens, timesteps, conditions, guidance, of_token, of_velocity):
+        """The mean of what follows noisy `tokens` [..., D] by `conditions` [G, ..., C]."""
+        head = self.transformer.denoising_head
+        velocity = head(tokens.expand(self.groups, *tokens.shape), timesteps, conditions)
+        guided = velocity[0] if self.groups == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
+        return of_token * tokens + of_velocity * guided

@@ -1,0 +1,154 @@
+"""Training of a text-conditional transformer of continuous tokens, jointly with a small T5 encoder, and of its drafter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..models.denoising_head import diffusion_tables
+from ..models.transformer_latent_llama import LatentLlamaTransformer, velocity
+from ..options import fast_dtype
+from ..pipelines.class_or_text import left_pad
+from ..pipelines.pipeline_latent_llama import LatentLlamaPipeline
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .data import ImageCaptions, to_unit_range
+
+
+@dataclass(frozen=True)
+class LatentLlamaSettings(CaptionSettings):
+    """How a transformer of continuous tokens is trained, besides `CaptionSettings`; `code_noise`, `noisy_share` and what belongs to
+    them mean nothing.
+
+    The head sees every token at `noises` random steps of the diffusion per forward pass of the transformer. A drafter is trained
+    for `drafter_steps`.
+    """
+
+    noises: int = 4
+    drafter_steps: int = 0
+
+
+class LatentLlamaTask(CaptionTask):
+    """Teaches `transformer`, and the text encoder of `pipe` unless it is frozen, the vectors that the `vq` of `pipe` gives to
+    `data`."""
+
+    def __init__(
+        self,
+        pipe: LatentLlamaPipeline,
+        transformer: LatentLlamaTransformer,
+        data: ImageCaptions,
+        heldout: ImageCaptions,
+        settings: LatentLlamaSettings,
+    ):
+        super().__init__(pipe, data, heldout, settings, "sjd-coupled")
+        self.transformer, self.text_encoder = transformer, pipe.text_encoder
+        # Not a buffer: it follows from the config.
+        self.kept = torch.tensor(diffusion_tables(self._timesteps, self._timesteps).alphas_cumprod)
+        self.tokens, self.heldout_tokens = self.encode(data), self.encode(heldout)
+
+    @property
+    def _timesteps(self) -> int:
+        return self.transformer.config.num_train_timesteps
+
+    @torch.no_grad()
+    def encode(self, data: ImageCaptions) -> torch.FloatTensor:
+        pipe = self.frozen.pipe
+        batches = [to_unit_range(batch).to(pipe.vq.device) for batch in data.images.split(64)]
+        return torch.cat([pipe.to_tokens(pipe.vq.encode_latents(batch)).cpu() for batch in batches])
+
+    def errors(
+        self,
+        captions: list[str],
+        tokens: torch.FloatTensor,
+        unconditional: torch.BoolTensor,
+        generator: torch.Generator,
+    ) -> torch.FloatTensor:
+        """Squared errors [B, N, noises, D] of the velocity of tokens [B, N, D], each at several random steps of the diffusion."""
+        embeds, mask = left_pad(*self.embed(captions, self.settings.caption_length))
+        conditions = self.transformer.predict(
+            tokens,
+            prompt_embeds=embeds,
+            prompt_attention_mask=mask,
+            unconditional=unconditional.to(tokens.device),
+        )
+        shape = *tokens.shape[:2], self.settings.noises
+        timesteps = torch.randint(self._timesteps, shape, generator=generator)
+        noise = torch.randn(*shape, tokens.shape[2], generator=generator).to(tokens.device)
+        kept = self.kept[timesteps].to(tokens.device)[..., None]
+        noisy, expected = velocity(tokens[:, :, None], noise, kept)
+        head = self.transformer.denoising_head
+        return F.mse_loss(head(noisy, timesteps.to(tokens.device), conditions[:, :, None]), expected, reduction="none")
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        index, captions, unconditional = self.batch(self.settings.batch_size, generator)
+        tokens = self.tokens[index].to(self.transformer.device)
+        loss = self.errors(captions, tokens, unconditional, generator).mean()
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        losses, generator = [], torch.Generator().manual_seed(self.settings.seed)
+        for index in torch.arange(len(self.heldout_captions)).split(32):
+            tokens = self.heldout_tokens[index].to(self.transformer.device)
+            captions = [self.heldout_captions[i] for i in index.tolist()]
+            unconditional = torch.zeros(len(index), dtype=torch.bool)
+            losses.append(self.errors(captions, tokens, unconditional, generator).mean((1, 2, 3)))
+        if self.transformer is self.frozen.pipe.transformer:
+            self.save_samples(out / "samples.png")
+        return {"held-out loss": float(torch.cat(losses).mean())}
+
+
+def train_latent_llama(
+    model_config: dict,
+    drafter_config: dict | None,
+    text_config: dict,
+    vq: LlamaGenVQModel,
+    data: ImageCaptions,
+    heldout: ImageCaptions,
+    settings: LatentLlamaSettings,
+    out: str | Path,
+    device: str = "cpu",
+    on_report: Callable[[LatentLlamaPipeline], None] | None = None,
+) -> LatentLlamaPipeline:
+    """Train a text-conditional `LatentLlamaTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
+    the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a drafter (`drafter_config`, None for none);
+    returns the pipeline with the averaged weights, in float32.
+
+    `out` keeps checkpoints, logs, curves and samples; a second call resumes an interrupted run.
+    """
+    torch.manual_seed(settings.seed)
+    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+
+    def new(config: dict) -> LatentLlamaTransformer:
+        patch = config.get("patch_size", 1)
+        transformer = LatentLlamaTransformer(
+            conditioning="text",
+            caption_dim=text_encoder.config.d_model,
+            num_condition_tokens=settings.caption_length,
+            token_dim=vq.config.codebook_dim * patch**2,
+            grid_size=data.images.shape[-1] // vq.scale_factor // patch,
+            **config,
+        )
+        transformer.init_weights()
+        return nn.Module.to(transformer, device, fast_dtype(device))
+
+    transformer = new(model_config)
+    nn.Module.to(text_encoder, device, fast_dtype(device))
+    parts = {"vq": vq.to(device), "tokenizer": tokenizer, "text_encoder": text_encoder}
+    pipe = LatentLlamaPipeline(transformer, **parts)
+    hook = None if on_report is None else lambda: on_report(pipe)
+    task = LatentLlamaTask(pipe, transformer, data, heldout, settings)
+    task.fit(Path(out) / "transformer", slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
+    if drafter_config is not None:
+        drafter = new(drafter_config)
+        text_encoder.requires_grad_(False)
+        optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
+        task = LatentLlamaTask(pipe, drafter, data, heldout, replace(settings, optimizer=optimizer))
+        task.fit(Path(out) / "drafter")
+        pipe = LatentLlamaPipeline(transformer, **parts, drafter=drafter.float())
+    for model in (transformer, text_encoder):
+        model.float()
+    return pipe
