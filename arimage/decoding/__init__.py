@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
+    from .flow import FlowDecoding
     from .group import GroupDecoding
     from .interface import Decoding, GroupModel, LatentModel, ScaleModel, TokenModel, VectorModel
     from .layout import Layout
@@ -43,6 +44,7 @@ _MODULES = {
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
     "FewStepDecoding": ".few_step",
+    "FlowDecoding": ".flow",
     "GroupAcceptance": ".acceptance",
     "GroupDecoding": ".group",
     "GroupModel": ".interface",
@@ -82,6 +84,7 @@ __all__ = [
     "DraftTreeDecoding",
     "ExactAcceptance",
     "FewStepDecoding",
+    "FlowDecoding",
     "GroupAcceptance",
     "GroupDecoding",
     "GroupModel",

@@ -103,6 +103,9 @@ PRESETS = {
     "few-step": Preset(
         "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
     ),
+    "flow": Preset(
+        "FlowDecoding", {}, True, "a distilled model guesses all tokens, and its teacher verifies them", "2412.17153"
+    ),
     "mar": Preset(
         "MaskedDecoding",
         {},
@@ -143,6 +146,7 @@ DEFAULTS = {
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
+    "FlowDecoding": {"window": 32, "starts": (0,)},
     "MaskedDecoding": {},
     "ExactAcceptance": {},
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},

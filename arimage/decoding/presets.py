@@ -8,6 +8,7 @@ from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
+from .flow import FlowDecoding
 from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
@@ -35,11 +36,12 @@ _METHODS = {
         CollaborativeDecoding,
         MaskedDecoding,
         FewStepDecoding,
+        FlowDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
 _FOR_LATENTS = ("MaskedDecoding",)
-_FOR_VECTORS = ("FewStepDecoding",)
+_FOR_VECTORS = ("FewStepDecoding", "FlowDecoding")
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 

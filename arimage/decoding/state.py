@@ -26,10 +26,12 @@ class DecodingState:
         invalid: bool [B], whether probabilities of the image were not finite.
         image_dims: the dimension of the images of tensors where it is not the first.
         refillable: whether finished images may be replaced by others, see `put`.
+        student_passes: forward passes of a student that drafts, at the start of these images.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
     refillable: ClassVar[bool] = True
+    student_passes = 0
 
     model: Model
     sampling: Sampling

@@ -19,6 +19,7 @@ class DecodingStats:
     Attributes:
         forward_passes: forward passes of the transformer over a batch, prefills included; with `batch_size` images that begin
             together share a prefill.
+        student_passes: forward passes of a distilled student that guesses for the transformer, which are not among these.
         tokens_per_pass: tokens of all images divided by `forward_passes` and the number of images in a batch; 1 for
             autoregressive decoding of one batch.
         exact: whether the decoding samples exactly from the model's distribution, and no callback replaced tokens.
@@ -29,6 +30,7 @@ class DecodingStats:
     """
 
     forward_passes: int
+    student_passes: int
     tokens_per_pass: float
     exact: bool
     prefill_seconds: float

@@ -68,6 +68,7 @@ class CallRun:
         passes = self.slots.forward_passes - self._idle_steps
         return DecodingStats(
             forward_passes=passes,
+            student_passes=self.slots.begins * self.slots.state.student_passes,
             tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
             exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,
