@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .distribution import LatentSampling, Sampling
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
+    from .flow import FlowDecoding
     from .group import GroupDecoding
     from .interface import (
         CausalLatentModel,
@@ -57,6 +58,7 @@ _MODULES = {
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
     "FewStepDecoding": ".few_step",
+    "FlowDecoding": ".flow",
     "GroupAcceptance": ".acceptance",
     "GroupDecoding": ".group",
     "GroupModel": ".interface",
@@ -101,6 +103,7 @@ __all__ = [
     "DraftTreeDecoding",
     "ExactAcceptance",
     "FewStepDecoding",
+    "FlowDecoding",
     "GroupAcceptance",
     "GroupDecoding",
     "GroupModel",

@@ -116,6 +116,9 @@ PRESETS = {
     "path-speculative": Preset(
         "PathSpeculativeDecoding", {}, True, "a smaller model drafts continuous tokens with their denoising paths"
     ),
+    "flow": Preset(
+        "FlowDecoding", {}, True, "a distilled model guesses all tokens, and its teacher verifies them", "2412.17153"
+    ),
     "mar": Preset(
         "MaskedDecoding",
         {},
@@ -170,6 +173,7 @@ DEFAULTS = {
     "NextScaleDecoding": {"more_smooth": False},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
+    "FlowDecoding": {"window": 32, "starts": (0,)},
     "MaskedDecoding": {"diffusion_steps": None},
     "ContinuousSpeculativeDecoding": {"window": 4, "target_share": 0.05, "heat": 42.0},
     "PathJacobiDecoding": {"window": 32, "coupling": "reflection"},

@@ -9,6 +9,7 @@ from .collaborative import CollaborativeDecoding
 from .continuous_speculative import ContinuousSpeculativeDecoding
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
+from .flow import FlowDecoding
 from .group import GroupDecoding
 from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
@@ -41,12 +42,13 @@ _METHODS = {
         PathJacobiDecoding,
         PathSpeculativeDecoding,
         FewStepDecoding,
+        FlowDecoding,
     )
 }
 _FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
 _FOR_LATENTS = ("MaskedDecoding", "ContinuousSpeculativeDecoding")
 _FOR_PATHS = ("PathJacobiDecoding", "PathSpeculativeDecoding")
-_FOR_VECTORS = ("FewStepDecoding",)
+_FOR_VECTORS = ("FewStepDecoding", "FlowDecoding")
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 

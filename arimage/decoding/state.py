@@ -27,12 +27,14 @@ class DecodingState:
         head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
         image_dims: the dimension of the images of tensors where it is not the first.
         refillable: whether finished images may be replaced by others, see `put`.
+        student_passes: forward passes of a student that drafts, at the start of these images.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
     # Set by those that have a denoising head.
     head_calls = 0
     refillable: ClassVar[bool] = True
+    student_passes = 0
 
     model: Model
     sampling: Sampling

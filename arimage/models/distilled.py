@@ -24,18 +24,18 @@ class VectorHead(nn.Module):
         return self.linear(torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale + 1))
 
 
-def known_flags(start: int, count: int, device: torch.device) -> torch.LongTensor:
-    """1 for the class and the vectors before `start`, 0 for the noise after them: [1 + count]."""
-    return (torch.arange(1 + count, device=device) <= start).long()
+def known_flags(start: int, count: int, device: torch.device, prefix: int = 1) -> torch.LongTensor:
+    """1 for the `prefix` (a class, or a text) and the vectors before `start`, 0 for the noise after them: [prefix + count]."""
+    return (torch.arange(prefix + count, device=device) < prefix + start).long()
 
 
 class DistilledModel:
-    """A `VectorModel` (see `arimage.decoding.interface`): a student with the classes of one call.
+    """A `VectorModel` (see `arimage.decoding.interface`): a student with the conditions of one call.
 
     Args:
         transformer: a `LlamaGenDDTransformer` or `VARDDTransformer`, or what `torch.compile` made of it. Every forward pass
             calls it.
-        class_labels: one id per image, [B].
+        condition: arguments of its forward pass, one row per image, such as class_labels [B].
         offsets: how many vectors come before each level, and their number N as the last.
         codebook: the vectors of the tokens [V, D].
         layout: the `Layout` of the tokens; None for maps.
@@ -45,36 +45,36 @@ class DistilledModel:
     def __init__(
         self,
         transformer: nn.Module,
-        class_labels: torch.LongTensor,
+        condition: dict[str, torch.Tensor],
         offsets: Sequence[int],
         codebook: torch.Tensor,
         *,
         layout: Any = None,
         teacher: Any = None,
     ):
-        self.transformer, self.class_labels = transformer, class_labels
+        self.transformer, self.condition = transformer, condition
         self.offsets: Sequence[int] = tuple(offsets)
         self.layout, self.teacher, self.network = layout, teacher, transformer
         self.num_tokens, self.vocab_size = self.offsets[-1], transformer.config.vocab_size
         self.codes_until = transformer.config.codes_until
-        self.device = class_labels.device
+        self.device = next(iter(condition.values())).device
         # The tokenizer may be offloaded.
         self.codebook = codebook.to(self.device, torch.float32)
         self.noise: torch.FloatTensor | None = None
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `VectorModel.predict`."""
-        return self.transformer(vectors, class_labels=self.class_labels, start=start)
+        return self.transformer(vectors, start=start, **self.condition)
 
     def take(self, images: torch.LongTensor) -> "DistilledModel":
         """See `VectorModel.take`."""
         other = copy.copy(self)
-        other.class_labels = self.class_labels[images]
+        other.condition = {name: value[images] for name, value in self.condition.items()}
         other.noise = None if self.noise is None else self.noise[images]
         other.teacher = None if self.teacher is None else self.teacher.take(images)
         return other
 
     def merge_prompts(self) -> None:
-        """Let the teacher prefill equal classes once. Reads the device."""
+        """Let the teacher prefill equal conditions once. Reads the device."""
         if self.teacher is not None:
             self.teacher.merge_prompts()

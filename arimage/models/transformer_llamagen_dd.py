@@ -7,10 +7,17 @@ from torch import nn
 
 from .distilled import VectorHead, known_flags
 from .layers import Linear, additive
-from .transformer_llamagen import Block, RMSNorm, rotary_table
+from .transformer_llamagen import (
+    Block,
+    ClassOrTextCondition,
+    LlamaGenTransformer,
+    RMSNorm,
+    check_heads,
+    rotary_table,
+)
 
 
-class LlamaGenDDTransformer(ModelMixin, ConfigMixin):
+class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The decoder of LlamaGen, fed with vectors instead of tokens: those of known tokens, then noise. It returns the vectors of all
     tokens in one causal forward pass, each at the position of its noise. The defaults are the published LlamaGen-DD-B.
 
@@ -20,7 +27,9 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin):
             head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
+        conditioning (`str`): "class" or "text", as in the teacher.
         num_classes (`int`): classes.
+        num_condition_tokens, caption_dim (`int`): length of the prefix and width of the text embeddings, for "text".
         codes_until (`int`, *optional*): how many tokens, from the first, the checkpoint takes from its code head; the rest are
             vectors. For `FewStepDecoding`.
         dropout (`float`): of embeddings and residual branches, in training.
@@ -45,14 +54,13 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin):
         rope_theta: float = 10000.0,
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
+        conditioning: str = "class",
+        num_condition_tokens: int = 1,
+        caption_dim: int = 2048,
     ):
         super().__init__()
-        if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
-            raise ValueError(
-                f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
-            )
-        # One more than there are classes, as in the teacher.
-        self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        check_heads(hidden_size, num_attention_heads)
+        self.add_condition()
         self.input_projection = Linear(codebook_dim, hidden_size)
         self.known_embedding = nn.Embedding(2, hidden_size)
         self.embedding_dropout = nn.Dropout(dropout)
@@ -61,26 +69,49 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin):
         self.head = Linear(hidden_size, vocab_size, bias=False)
         self.vector_head = VectorHead(hidden_size, codebook_dim)
 
+    @classmethod
+    def for_teacher(cls, teacher: LlamaGenTransformer, codebook: torch.Tensor) -> "LlamaGenDDTransformer":
+        """A student to be trained, with the weights of its teacher, in float32. Vectors of the `codebook` [V, codebook_dim] mean to
+        it about what their tokens mean to the teacher."""
+        shape = {name: value for name, value in teacher.config.items() if not name.startswith("_")}
+        count, width = codebook.shape
+        student = cls(**shape, codebook_dim=width, codes_until=teacher.config.grid_size**2)
+        own = student.state_dict()
+        shared = {name: value.float() for name, value in teacher.state_dict().items() if name in own}
+        student.load_state_dict({**own, **shared})
+        vectors = torch.cat([codebook.float(), codebook.new_ones(count, 1).float()], dim=1)
+        fitted = torch.linalg.lstsq(vectors.cpu(), teacher.token_embedding.weight.detach().float().cpu()).solution
+        with torch.no_grad():
+            student.input_projection.weight.copy_(fitted[:width].T)
+            student.input_projection.bias.copy_(fitted[width])
+        nn.init.zeros_(student.known_embedding.weight)
+        return student
+
     def forward(
-        self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int
+        self, vectors: torch.Tensor, *, start: int, **condition: torch.Tensor
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their codes, in
         float32.
 
         Args:
             vectors: [B, N, codebook_dim] in raster order, those of known tokens before `start` and noise from it on.
-            class_labels: ids of classes [B].
             start: how many tokens are known.
+            condition: arguments of `embed_condition`.
         """
-        config, condition = self.config, self.class_embedding(class_labels)
-        hidden = torch.cat([condition[:, None], self.input_projection(vectors.to(self.dtype))], dim=1)
-        hidden = hidden + self.known_embedding(known_flags(start, vectors.shape[1], vectors.device))
-        hidden, length = self.embedding_dropout(hidden), hidden.shape[1]
+        config, prefix, visible = self.config, self.embed_condition(**condition), self.prefix_mask(**condition)
+        (batch, count), width = visible.shape, vectors.shape[1]
+        hidden = torch.cat([prefix, self.input_projection(vectors.to(self.dtype))], dim=1)
+        hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
+        hidden, length = self.embedding_dropout(hidden), count + width
         head_dim = config.hidden_size // config.num_attention_heads
-        rotary = rotary_table(head_dim, (config.grid_size,) * 2, 1, config.rope_theta, vectors.device)[None]
-        causal = torch.ones(1, length, length, dtype=torch.bool, device=vectors.device).tril()
-        scores = additive(causal, hidden.dtype)
+        rotary = rotary_table(head_dim, (config.grid_size,) * 2, count, config.rope_theta, vectors.device)[None]
+        mask = torch.ones(length, length, dtype=torch.bool, device=vectors.device).tril().repeat(batch, 1, 1)
+        mask[:, :, :count] &= visible[:, None]
+        # A masked condition token would see nothing and become NaN.
+        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        scores = additive(mask, hidden.dtype)
         for block in self.blocks:
             hidden = block(hidden, rotary, scores)
-        hidden = hidden[:, 1:]
-        return self.vector_head(hidden, condition).float(), self.head(self.norm(hidden)).float()
+        hidden = hidden[:, count:]
+        mean = (prefix * visible[..., None]).sum(1) / visible.sum(1, keepdim=True)
+        return self.vector_head(hidden, mean.to(prefix.dtype)).float(), self.head(self.norm(hidden)).float()

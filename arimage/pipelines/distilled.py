@@ -1,20 +1,22 @@
 """What the pipelines of the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share."""
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from ..decoding import FewStepDecoding
+from ..decoding import Decoding, FewStepDecoding
 from ..decoding.interface import generates_vectors
 from ..models.distilled import DistilledModel
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline
+from .class_or_text import ClassOrTextPipeline, left_pad
+from .docstrings import fill_docstring
+from .output import ImagePipelineOutput
 
 
 class DistilledPipeline(ClassOrTextPipeline):
-    """Base of class-conditional pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
-    `bind_model(call, class_labels)`, the `DistilledModel` of a call."""
+    """Base of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
+    `bind_model(call, condition)`, the `DistilledModel` of a call."""
 
     generates_vectors = True
     accepts_image = accepts_mask_image = False
@@ -32,42 +34,46 @@ class DistilledPipeline(ClassOrTextPipeline):
                 raise ValueError(
                     f"the {name} has {tokens} tokens, the image tokenizer {codes}: load the two that were trained together"
                 )
-        if teacher is not None and teacher.config.conditioning != "class":
-            raise ValueError(
-                "the teacher is conditioned on text: load the one that the transformer was distilled from"
-            )
+        if teacher is not None and transformer is not None:
+            own, other = transformer.config.get("conditioning", "class"), teacher.config.conditioning
+            if own != other:
+                raise ValueError(
+                    f"the teacher is conditioned on {other}, the transformer on {own}: load the one that it was distilled from"
+                )
         self.register_modules(transformer=transformer, vq=vq, teacher=teacher)
         self.name_classes(id2label)
         self.decoding = FewStepDecoding()
 
     @property
-    def num_classes(self) -> int | None:
-        return None if self.transformer is None else self.transformer.config.num_classes
-
-    @property
     def decoding_names(self) -> list[str]:
-        return ["few-step"]
+        return ["few-step", "flow"] if self.teacher is not None and not self.generates_scales else ["few-step"]
 
-    def bind_model(self, call: GenerationCall, class_labels: torch.LongTensor) -> DistilledModel:
+    def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError
 
     @torch.no_grad()
     def prepare(
         self,
         prompt: str | list[str] | None = None,
-        class_labels: Any = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
         *,
         noise: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
         height: int | None = None,
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
         """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
         guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, None, None
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
-        call.bind(self.bind_model(call, **self.encode_condition(*condition)))
+        condition = self.encode_condition(*condition)
+        if "prompt_embeds" in condition:
+            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
+            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        call.bind(self.bind_model(call, condition))
         if noise is not None:
             shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
             if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
@@ -76,3 +82,44 @@ class DistilledPipeline(ClassOrTextPipeline):
             assert generates_vectors(call.model)
             call.model.noise = noise.to(self._execution_device, torch.float32)
         return call
+
+    @fill_docstring("")
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        noise: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the teacher
+        and change nothing where it takes no part. The tokens of the output are the nearest of the vectors.
+
+        Args:
+            {class_or_text}
+            {noise}
+            {prompt_embeds}
+            {common}
+                `"vectors"` [B, N, D] is what the image tokenizer decodes to pixels, in the order of the tokens.
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        return type(self).generate(**locals())

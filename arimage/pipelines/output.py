@@ -20,6 +20,7 @@ class DecodingStats:
         forward_passes: forward passes of the transformer over a batch, prefills included; with `batch_size` images that begin
             together share a prefill.
         head_calls: calls of the denoising heads of a model of continuous tokens, one after the other; 0 for other models.
+        student_passes: forward passes of a distilled student that guesses for the transformer, which are not among these.
         tokens_per_pass: tokens of all images divided by `forward_passes` and the number of images in a batch; 1 for
             autoregressive decoding of one batch.
         exact: whether the decoding samples exactly from the model's distribution, and no callback replaced tokens.
@@ -31,6 +32,7 @@ class DecodingStats:
 
     forward_passes: int
     head_calls: int
+    student_passes: int
     tokens_per_pass: float
     exact: bool
     prefill_seconds: float

@@ -1,31 +1,15 @@
 """VAR-DD (https://arxiv.org/abs/2412.17153): images of a class in one or two forward passes."""
 
 import itertools
-from collections.abc import Callable
 
 import torch
 
-from ..decoding import Decoding
 from ..models.distilled import DistilledModel
 from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..models.transformer_var_dd import VARDDTransformer
 from ..tokenizers.vq_var import VARVQModel
 from .call import GenerationCall
 from .distilled import DistilledPipeline
-from .docstrings import fill_docstring
-from .output import ImagePipelineOutput
-
-
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> from arimage import FewStepDecoding, VARDDPipeline
-
-        >>> # written by `arimage convert var-dd`
-        >>> pipe = VARDDPipeline.from_pretrained("path/to/var-dd-d16")
-        >>> image = pipe("golden retriever", decoding=FewStepDecoding(starts=(0, 5))).images[0]
-        ```
-"""
 
 
 class VARDDPipeline(DistilledPipeline):
@@ -64,12 +48,12 @@ class VARDDPipeline(DistilledPipeline):
     def image_sizes(self) -> list[tuple[int, int]]:
         return [(self.vq.config.scales[-1] * self.vq.scale_factor,) * 2]
 
-    def bind_model(self, call: GenerationCall, class_labels: torch.LongTensor) -> DistilledModel:
+    def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         teacher = None
         if self.teacher is not None:
-            teacher = VARScaleModel(self.teacher, self.vq, {"class_labels": class_labels}, guided=call.guided)
+            teacher = VARScaleModel(self.teacher, self.vq, condition, guided=call.guided)
         offsets = itertools.accumulate((side**2 for side in self.vq.config.scales), initial=0)
-        return DistilledModel(self.transformer, class_labels, [*offsets], self.vq.code_vectors(), teacher=teacher)
+        return DistilledModel(self.transformer, condition, [*offsets], self.vq.code_vectors(), teacher=teacher)
 
     def _maps(self, parts: torch.Tensor) -> list[torch.Tensor]:
         """Tokens or vectors [B, N, ...] of all scales as one map [B, p, p, ...] per scale."""
@@ -92,43 +76,3 @@ class VARDDPipeline(DistilledPipeline):
         for scale, vectors in enumerate(maps):
             latents = self.vq.accumulate(scale, latents, vectors)
         return self.vq.decode_latents(latents)
-
-    @fill_docstring(EXAMPLE_DOC_STRING)
-    def __call__(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        noise: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
-        r"""
-        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the teacher
-        and change nothing without `teacher_start`. The tokens of the output are the nearest of the vectors.
-
-        Args:
-            {class_or_text}
-            {noise}
-            {common}
-                `"vectors"` [B, N, D] is what the image tokenizer decodes to pixels, from coarse to fine.
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
-        """
-        return type(self).generate(**locals())

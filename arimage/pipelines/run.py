@@ -69,6 +69,7 @@ class CallRun:
         return DecodingStats(
             forward_passes=passes,
             head_calls=self.slots.head_calls,
+            student_passes=self.slots.begins * self.slots.state.student_passes,
             tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
             exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,

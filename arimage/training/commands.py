@@ -58,6 +58,26 @@ def drafter(
     run_drafter(load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype), data, heldout, out)
 
 
+@train_app.command("distill")
+def distill(
+    out: Out,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text file, a prompt per line. Default: the classes or captions of the model.")
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model is the
+    student with its teacher."""
+    from .recipe import load_recipe, run_distill
+
+    if prompts is not None and not prompts.is_file():
+        raise ValueError(f"--prompts is {prompts}, which is no file: give a text file with a prompt per line")
+    run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out)
+
+
 @train_app.command("collaborate")
 def collaborate(
     data: Train,

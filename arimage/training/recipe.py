@@ -14,11 +14,13 @@ import torch
 from ..decoding import decoding_from_name
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .distill import DistillSettings, train_distill
 from .drafter import DrafterSettings, train_drafter
 from .known import known_captions
 from .loop import OptimizerSettings
@@ -217,6 +219,38 @@ def run_drafter(
     return pipe
 
 
+def run_distill(
+    recipe: dict, pipe: LlamaGenPipeline, prompts: str | Path | None, out: str | Path
+) -> LlamaGenDDPipeline:
+    """Distil the transformer of `pipe` by `recipe`; the student and its teacher lie in `out`/model, in float16.
+
+    Args:
+        prompts: a text file with a prompt per line; None for the classes of `pipe`, or the captions that it knows.
+
+    Raises:
+        ValueError: if `pipe` is no LlamaGen, or there are no prompts.
+    """
+    if not isinstance(pipe, LlamaGenPipeline):
+        raise ValueError(f"--model is a {type(pipe).__name__}: give a LlamaGenPipeline to distil")
+    part, out = recipe["distill"], Path(out)
+    settings = _settings(DistillSettings, part["optimizer"], part["training"])
+    if prompts is not None:
+        if pipe.num_classes is not None:
+            raise ValueError(f"--prompts is {prompts}, and this model generates classes: leave it out")
+        chosen = [line for line in Path(prompts).read_text(encoding="utf-8").splitlines() if line.strip()]
+    elif pipe.num_classes is not None:
+        chosen = [*range(pipe.num_classes)]
+    else:
+        chosen = [] if pipe.known_captions is None else [*pipe.known_captions.pictures]
+    if not chosen:
+        raise ValueError("there are no prompts: give --prompts a text file with one per line")
+    student = train_distill(
+        pipe, chosen, settings, out / "distill", on_report=lambda it: save_float16(it, out / "model")
+    )
+    save_float16(student, out / "model")
+    return student
+
+
 def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
     """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
     halves = {
@@ -224,6 +258,9 @@ def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
         for name, part in pipe.components.items()
     }
     half = type(pipe)(**halves)
+    # Not a component.
+    if pipe.config.get("id2label") is not None:
+        half.register_to_config(id2label=pipe.config.id2label)
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")

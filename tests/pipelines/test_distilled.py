@@ -13,7 +13,16 @@ from safetensors.torch import load_file
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, Sampling, VARPipeline
+from arimage import (
+    AutoPipeline,
+    FewStepDecoding,
+    FlowDecoding,
+    LlamaGenDDPipeline,
+    LlamaGenDDTransformer,
+    LlamaGenPipeline,
+    Sampling,
+    VARPipeline,
+)
 from arimage.convert import convert_llamagen_dd, convert_var_dd
 from arimage.decoding import decode
 from arimage.pipelines.call import GenerationCall
@@ -164,7 +173,7 @@ def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
         ]
         on_gpu, seeds = type(pipe)(*parts), torch.zeros(3, dtype=torch.long)
         call = GenerationCall(Sampling(guidance_scale=2.0, top_k=5), seeds, (8, 8))
-        call.model = on_gpu.bind_model(call, torch.zeros(3, dtype=torch.long))
+        call.model = on_gpu.bind_model(call, {"class_labels": torch.zeros(3, dtype=torch.long)})
         state = decoding.start(call.model, call.sampling, seeds)
         while state.taken < len(state.passes):
             vectors = state.vectors
@@ -174,6 +183,82 @@ def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
             assert state.vectors is vectors
         assert state.vectors.is_cuda and state.vectors.dtype == torch.float32
         assert on_gpu.decode_result(call, state.vectors).shape == (3, 3, 8, 8)
+
+
+def with_teacher(kind):
+    """A student, its teacher alone, and what both are asked for."""
+    if kind == "class":
+        pipe = tiny.distilled_pipeline("llamagen")
+        return pipe, LlamaGenPipeline(pipe.teacher, pipe.vq), {"class_labels": [3, 3, 5]}
+    alone = tiny.text_pipeline()
+    student = LlamaGenDDTransformer.for_teacher(alone.transformer, alone.vq.code_vectors())
+    texts = {"tokenizer": alone.tokenizer, "text_encoder": alone.text_encoder}
+    pipe = LlamaGenDDPipeline(student, alone.vq, alone.transformer, **texts)
+    return pipe, alone, {"prompt": ["a red heart", "a tree", "a tree"]}
+
+
+@pytest.mark.parametrize("kind", ["class", "text"])
+def test_a_verified_student_generates_what_its_teacher_does_alone(kind):
+    pipe, alone, condition = with_teacher(kind)
+    for one in (pipe, alone):
+        one.set_progress_bar_config(disable=True)
+    options = {"guidance_scale": 2.0, "top_k": 5, "top_p": 0.9, "temperature": 0.8, "output_type": "pt"}
+    options |= {**condition, "decoding": FlowDecoding(window=5)}
+    expected, found = (one(**options, generator=seeded(1)) for one in (alone, pipe))
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.images, expected.images, atol=1e-5, rtol=0)
+    assert found.stats.exact and (found.stats.student_passes, expected.stats.student_passes) == (1, 0)
+    assert (found.stats.accepted.sum(0) == 16).all() and found.stats.forward_passes <= 16
+    few = pipe(**options, generator=seeded(1), batch_size=2)
+    assert torch.equal(few.tokens, expected.tokens) and few.stats.student_passes == 2
+    twice = pipe(**options | {"decoding": FlowDecoding(16, starts=(0, 6))}, generator=seeded(1))
+    assert torch.equal(twice.tokens, expected.tokens) and twice.stats.student_passes == 2
+    pipe.compile(backend="eager")
+    assert torch.equal(pipe(**options, generator=seeded(1)).tokens, expected.tokens)
+
+
+def test_a_student_reads_texts():
+    pipe, _, condition = with_teacher("text")
+    pipe.set_progress_bar_config(disable=True)
+    together = pipe(**condition, generator=seeded(0), output_type="pt")
+    assert together.stats.forward_passes == 1 and not torch.equal(*together.images[1:])
+    embeds, mask = pipe.encode_prompt(condition["prompt"])
+    given = {"prompt_embeds": embeds, "prompt_attention_mask": mask, "output_type": "pt"}
+    torch.testing.assert_close(pipe(**given, generator=seeded(0)).images, together.images, atol=1e-5, rtol=0)
+    noise = torch.randn(1, 16, 4, generator=seeded(3))
+    images = [pipe(text, noise=noise, output_type="pt").images for text in condition["prompt"]]
+    assert torch.equal(images[1], images[2]) and not torch.equal(images[0], images[1])
+    with pytest.raises(ValueError, match="teacher"):
+        LlamaGenDDPipeline(pipe.transformer, pipe.vq, tiny.transformer("class"))
+
+
+@torch.no_grad()
+def test_a_student_begins_with_what_vectors_mean_to_its_teacher():
+    pipe, alone, _ = with_teacher("text")
+    vectors = pipe.vq.code_vectors()
+    embedding, found = alone.transformer.token_embedding.weight, pipe.transformer.input_projection(vectors)
+    # What is left is not in the span of the vectors.
+    columns = torch.cat([vectors, torch.ones(len(vectors), 1)], dim=1)
+    torch.testing.assert_close(columns.T @ (embedding - found), torch.zeros(5, 32), atol=1e-3, rtol=0)
+    for name, value in alone.transformer.state_dict().items():
+        if name in pipe.transformer.state_dict():
+            assert torch.equal(pipe.transformer.state_dict()[name], value), name
+
+
+def test_a_verifying_step_stays_on_a_fake_gpu_in_bfloat16():
+    pipe, decoding = tiny.distilled_pipeline("llamagen"), FlowDecoding(4)
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        parts = [
+            built(lambda part=part: type(part)(**config_of(lambda: part)), dtype)
+            for part, dtype in ((pipe.transformer, BFLOAT16), (pipe.vq, torch.float32), (pipe.teacher, BFLOAT16))
+        ]
+        on_gpu, seeds = type(pipe)(*parts), torch.zeros(3, dtype=torch.long)
+        call = GenerationCall(Sampling(guidance_scale=2.0, top_k=5), seeds, (8, 8))
+        call.model = on_gpu.bind_model(call, {"class_labels": torch.zeros(3, dtype=torch.long)})
+        state = decoding.start(call.model, call.sampling, seeds)
+        with DeviceOnly():
+            decoding.step(state)
+        assert state.vectors.is_cuda and on_gpu.decode_result(call, state.vectors).shape == (3, 3, 8, 8)
 
 
 @FAMILIES

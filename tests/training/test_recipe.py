@@ -17,7 +17,7 @@ from arimage.training.tokenizer import TokenizerSettings
 from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
 
 
-COMMANDS = ["tokenizer", "transformer", "drafter", "collaborate", "classifier", "all"]
+COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "collaborate", "classifier", "all"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -27,6 +27,9 @@ COMMANDS = ["tokenizer", "transformer", "drafter", "collaborate", "classifier", 
 def test_a_recipe_without_its_parts_is_refused_before_any_work(monkeypatch, capsys, tmp_path, command, contents):
     (tmp_path / "mine.toml").write_text(contents)
     options = {"--recipe": tmp_path / "mine.toml", "--data": "x", "--heldout": "x", "--out": tmp_path / "run"}
+    if command == "distill":
+        # Its data are what the model generates.
+        del options["--data"], options["--heldout"]
     words = [str(word) for pair in options.items() for word in pair]
     monkeypatch.setattr(sys, "argv", ["arimage", "train", command, *words])
     with pytest.raises(SystemExit, match="2"):

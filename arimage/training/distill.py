@@ -1,0 +1,191 @@
+"""Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its teacher makes of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from tqdm import tqdm
+
+from ..decoding import FewStepDecoding, FlowDecoding
+from ..decoding.noise import Purpose, normals
+from ..models.transformer_llamagen_dd import LlamaGenDDTransformer
+from ..options import fast_dtype
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
+from .data import save_grid
+from .loop import OptimizerSettings, fit
+
+
+PAIRS = "pairs.safetensors"
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """How a student is trained. The authors' training code and hyper-parameters are not public; these are ours.
+
+    The data are pairs of noise and tokens, `noises_per_prompt` for each prompt, which the teacher generates by `FlowDecoding`
+    with its default sampling settings, `pair_batch_size` images at a time with the given `window`. Each step takes `batch_size`
+    of them and a start, the first of `starts` in `first_share` of the steps and else another: tokens before it are given as
+    their vectors, the others as their noise. The loss, of the others, is the cross-entropy of the tokens and, weighted by
+    `vector_weight`, the squared error of the vectors.
+    """
+
+    optimizer: OptimizerSettings
+    batch_size: int = 32
+    noises_per_prompt: int = 6
+    pair_batch_size: int = 64
+    window: int = 32
+    starts: tuple[int, ...] = (0, 80)
+    first_share: float = 0.75
+    vector_weight: float = 1.0
+    seed: int = 0
+
+
+class DistillTask(nn.Module):
+    """Teaches `student` the pairs of `pipe` for the `prompts`, texts or ids of classes. `out` keeps the pairs."""
+
+    def __init__(
+        self,
+        student: LlamaGenDDTransformer,
+        pipe: LlamaGenPipeline,
+        prompts: Sequence[str] | Sequence[int],
+        settings: DistillSettings,
+        out: Path,
+    ):
+        super().__init__()
+        self.student, self.settings = student, settings
+        # Not a module: the pipeline is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(pipe=pipe)
+        self.prompts, self.codebook = list(prompts), pipe.vq.code_vectors().detach().float()
+        self.condition = self.encode()
+        # The last round of noise is held out, for some prompts.
+        rounds = settings.noises_per_prompt
+        self.index = torch.arange(len(prompts)).repeat(rounds + 1)[: rounds * len(prompts) + 32]
+        self.seeds, self.tokens = self.pairs(out / PAIRS)
+        self.count = rounds * len(prompts)
+
+    @property
+    def _argument(self) -> str:
+        return "prompt" if self.frozen.pipe.num_classes is None else "class_labels"
+
+    @torch.no_grad()
+    def encode(self) -> dict[str, torch.Tensor]:
+        """The conditions of all prompts, one row each."""
+        batches = [
+            self.frozen.pipe.prepare(
+                **{self._argument: self.prompts[start : start + 64]}, guidance_scale=1.0
+            ).model.condition
+            for start in range(0, len(self.prompts), 64)
+        ]
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def pairs(self, path: Path) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Seeds [M], which the noise is made from, and the teacher's tokens [M, N].
+
+        Raises:
+            ValueError: if `path` holds the pairs of other prompts or settings.
+        """
+        pipe, settings = self.frozen.pipe, self.settings
+        made_by = json.dumps([self.prompts, pipe.generation_config, len(self.index), settings.seed])
+        if path.is_file():
+            with safe_open(path, "pt") as file:
+                if file.metadata() != {"made_by": made_by}:
+                    raise ValueError(f"{path} holds the pairs of other prompts or settings: give another --out")
+                return file.get_tensor("seeds"), file.get_tensor("tokens")
+        decoding, seeds, tokens = FlowDecoding(settings.window), [], []
+        batches = list(enumerate(self.index.split(settings.pair_batch_size)))
+        for number, index in tqdm(batches, desc="pairs", unit="batch", disable=None):
+
+            def generator(number=number):
+                return torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
+
+            prompts = [self.prompts[i] for i in index.tolist()]
+            images = pipe(**{self._argument: prompts}, generator=generator(), decoding=decoding, output_type="latent")
+            seeds.append(pipe.prepare_seeds(generator(), len(index)).cpu())
+            tokens.append(images.tokens.flatten(1).cpu())
+        found = {"seeds": torch.cat(seeds), "tokens": torch.cat(tokens)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(found, path, {"made_by": made_by})
+        return found["seeds"], found["tokens"]
+
+    def predict(
+        self, pairs: torch.LongTensor, start: int
+    ) -> tuple[torch.LongTensor, torch.FloatTensor, torch.FloatTensor]:
+        """The teacher's tokens [B, N] of `pairs` [B], and the student's vectors and logits, with the tokens before `start`."""
+        device = self.student.device
+        tokens, seeds = self.tokens[pairs].to(device), self.seeds[pairs].to(device)
+        condition = {name: value[self.index[pairs]].to(device) for name, value in self.condition.items()}
+        ranks = torch.arange(tokens.shape[1], device=device)
+        noise = normals(seeds, ranks.expand_as(tokens), Purpose.NOISE, None, self.codebook.shape[1])
+        known = self.codebook[tokens[:, :start]]
+        vectors, logits = self.student(torch.cat([known, noise[:, start:]], dim=1), start=start, **condition)
+        return tokens, vectors, logits
+
+    def losses(self, pairs: torch.LongTensor, start: int) -> dict[str, torch.Tensor]:
+        """The losses, and the share of the tokens that the student foresees."""
+        tokens, vectors, logits = self.predict(pairs, start)
+        tokens, vectors, logits = tokens[:, start:], vectors[:, start:], logits[:, start:]
+        return {
+            "code loss": F.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
+            "vector loss": (vectors - self.codebook[tokens]).square().sum(-1).mean(),
+            "foreseen": (logits.argmax(-1) == tokens).float().mean(),
+        }
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        settings = self.settings
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        pairs = torch.randint(self.count, (settings.batch_size,), generator=generator)
+        first, other = torch.rand(2, generator=generator).tolist()
+        later = settings.starts[1:] or settings.starts
+        start = settings.starts[0] if first < settings.first_share else later[int(other * len(later))]
+        figures = self.losses(pairs, start)
+        loss = figures["code loss"] + settings.vector_weight * figures["vector loss"]
+        return loss, {name: value.detach() for name, value in figures.items()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        """The figures of noise that is held out, and pictures of the teacher, above, and of the student in one pass, below."""
+        pairs = torch.arange(self.count, len(self.index))
+        tokens, _, logits = self.predict(pairs, 0)
+        vq, shown = self.frozen.pipe.vq, min(8, len(pairs))
+        shape = (self.student.config.grid_size,) * 2
+        both = torch.cat([tokens[:shown], logits[:shown].argmax(-1)]).unflatten(1, shape)
+        save_grid((vq.decode(both).float() / 2 + 0.5).clamp(0, 1), out / "samples.png", columns=shown)
+        return {f"held-out {name}": float(value) for name, value in self.losses(pairs, 0).items()}
+
+
+def train_distill(
+    pipe: LlamaGenPipeline,
+    prompts: Sequence[str] | Sequence[int],
+    settings: DistillSettings,
+    out: str | Path,
+    on_report: Callable[[LlamaGenDDPipeline], None] | None = None,
+) -> LlamaGenDDPipeline:
+    """Distil the transformer of `pipe` for the `prompts`, texts or ids of classes; returns the averaged student, in float32, and
+    its teacher as a pipeline.
+
+    `out` keeps pairs, checkpoint, log, curve and samples; a second call resumes an interrupted run.
+
+    Raises:
+        ValueError: if `starts` does not fit the images, or `out` holds the pairs of other prompts or settings.
+    """
+    decoding, count = FewStepDecoding(settings.starts), pipe.transformer.config.grid_size**2
+    if settings.starts[-1] >= count:
+        raise ValueError(f"starts is {settings.starts}: give less than the {count} tokens of an image")
+    torch.manual_seed(settings.seed)
+    student = LlamaGenDDTransformer.for_teacher(pipe.transformer, pipe.vq.code_vectors())
+    nn.Module.to(student, pipe.device, fast_dtype(str(pipe.device)))
+    task = DistillTask(student, pipe, prompts, settings, Path(out))
+    labels = pipe.config.get("id2label")
+    distilled = LlamaGenDDPipeline(student, pipe.vq, pipe.transformer, labels, pipe.tokenizer, pipe.text_encoder)
+    distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
+    distilled.decoding = decoding
+    fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(distilled))
+    student.float()
+    return distilled

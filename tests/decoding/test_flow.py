@@ -1,0 +1,165 @@
+"""A student guesses, its teacher verifies: the images are those of the teacher alone, whatever the student guesses."""
+
+import copy
+
+import pytest
+import torch
+from decoding.conftest import some_order
+from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
+
+from arimage.decoding import FlowDecoding, Sampling, decode, decoding_from_text, decoding_to_text
+from arimage.decoding.flow import flow
+from arimage.decoding.noise import normals
+
+
+class Student:
+    """Guesses what its kind says for the images of a `TableModel`, its teacher.
+
+    "random" guesses anything, "constant" the last token, "perfect" what the teacher generates from the same noise and
+    "spoiled" the same but for the third token; "broken" returns NaN.
+    """
+
+    noise = None
+
+    def __init__(self, teacher, kind="random", decoding=None, sampling=None, seeds=None):
+        self.teacher, self.kind, self.calls = teacher, kind, 0
+        self.num_tokens, self.vocab_size = teacher.num_tokens, teacher.vocab_size
+        self.offsets = range(teacher.num_tokens + 1)
+        self.codes_until = teacher.num_tokens
+        self.device, self.network, self.codebook = teacher.device, None, teacher.codebook
+        if kind in ("perfect", "spoiled"):
+            self.known = decode(teacher, decoding, sampling, seeds).tokens
+            if kind == "spoiled":
+                self.known[:, 2] = (self.known[:, 2] + 1) % self.vocab_size
+
+    @property
+    def forward_passes(self):
+        return self.teacher.forward_passes
+
+    def joint(self, sampling):
+        return self.teacher.joint(sampling)
+
+    def predict(self, vectors, start):
+        self.calls += 1
+        if self.kind == "random":
+            # Of all noise, that of later tokens too.
+            generator = torch.Generator().manual_seed(self.calls)
+            mixing = torch.randn(self.num_tokens, self.num_tokens, self.vocab_size, generator=generator)
+            logits = torch.einsum("bm,mnv->bnv", vectors[..., 0], mixing)
+        elif self.kind == "constant":
+            logits = torch.arange(self.vocab_size).float().expand(*vectors.shape[:2], -1)
+        elif self.kind == "broken":
+            logits = vectors.new_full((*vectors.shape[:2], self.vocab_size), torch.nan)
+        else:
+            logits = torch.nn.functional.one_hot(self.known, self.vocab_size).float()
+        return vectors, logits
+
+
+FEW = ["top-k", "everything"]
+# The others, and many more images.
+CASES = [(name, 20_000) for name in FEW] + [
+    pytest.param(name, 200_000, marks=pytest.mark.slow, id=f"{name}-many") for name in SAMPLINGS
+]
+
+
+@pytest.mark.parametrize(("sampling", "size"), CASES)
+def test_images_follow_the_teacher_whatever_the_student_guesses(table_model, sampling, size):
+    case, sampling = sampling, SAMPLINGS[sampling]
+    teacher = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
+    tokens = sample_images(Student(teacher), FlowDecoding(3), sampling, size, case)
+    assert_follows(tokens, teacher.joint(sampling), teacher.vocab_size)
+
+
+def test_images_follow_a_teacher_of_any_order_with_known_tokens(table_model):
+    size, forced = 20_000, [1, 0, -1, -1, -1, -1]
+    teacher = table_model(grid=(2, 3), vocab_size=2, order=some_order("random", (2, 3), size))
+    sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
+    tokens = sample_images(Student(teacher), FlowDecoding(2), sampling, size)
+    assert_follows(tokens, teacher.joint_given(Sampling(top_p=0.95), forced), teacher.vocab_size)
+
+
+def too_few_steps(probabilities, noise, codebook):
+    return flow(probabilities, noise, codebook, 1)
+
+
+def noise_of_the_first_token(seeds, positions, purpose, steps, count):
+    return normals(seeds, torch.zeros_like(positions), purpose, steps, count)
+
+
+@pytest.mark.parametrize(
+    ("name", "flaw"), [("flow", too_few_steps), ("normals", noise_of_the_first_token)], ids=["steps", "noise"]
+)
+def test_the_check_finds(name, flaw, table_model, monkeypatch):
+    monkeypatch.setattr("arimage.decoding.flow." + name, flaw)
+    teacher = table_model()
+    tokens = sample_images(teacher, FlowDecoding(), Sampling(), 20_000)
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_follows(tokens, teacher.joint(Sampling()), teacher.vocab_size)
+
+
+@pytest.mark.parametrize("kind", ["random", "constant", "perfect", "spoiled", "broken"])
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_guesses_change_the_passes_and_nothing_else(table_model, kind, window):
+    sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(20)
+    teacher, decoding = table_model(grid=(2, 4), vocab_size=3, groups=2), FlowDecoding(window)
+    alone = decode(teacher, FlowDecoding(), sampling, seeds)
+    student = Student(teacher, kind, decoding, sampling, seeds)
+    state = decode(student, decoding, sampling, seeds)
+    assert torch.equal(state.tokens, alone.tokens)
+    assert torch.equal(state.vectors, teacher.codebook[state.tokens])
+    assert student.calls == state.student_passes == 1 and alone.student_passes == 0
+    if kind == "perfect":
+        assert (state.steps == 1 + -(-7 // window)).all()
+    elif kind == "spoiled" and window > 1:
+        # The prefill, the step that corrects the third token, and the others.
+        assert (state.steps >= 3).all()
+        assert state.accepted_per_step()[1].tolist() == [2] * 20
+
+
+def test_an_image_depends_on_its_seed_alone(table_model):
+    seeds, sampling = torch.tensor([5, 2, -(2**63), 2**63 - 1]), Sampling(guidance_scale=1.5)
+    teacher, decoding = table_model(grid=(2, 4), groups=2), FlowDecoding(3)
+    together = decode(teacher, decoding, sampling, seeds)
+    for i, seed in enumerate(seeds):
+        state = decode(teacher, decoding, sampling, seed[None])
+        assert torch.equal(state.tokens[0], together.tokens[i]) and state.steps[0] == together.steps[i]
+
+
+def test_known_tokens_stay(table_model):
+    teacher, seeds = table_model(grid=(2, 3)), torch.arange(50)
+    forced = torch.tensor([-1, 2, -1, -1, 0, 1]).expand(50, -1)
+    for model in (teacher, Student(teacher)):
+        tokens = decode(model, FlowDecoding(4), Sampling(forced=forced), seeds).tokens
+        assert torch.equal(torch.where(forced < 0, -1, tokens), forced)
+
+
+def test_the_flow_keeps_the_probabilities_and_the_noise_tells_the_token():
+    generator = torch.Generator().manual_seed(0)
+    codebook = torch.nn.functional.normalize(torch.randn(12, 4, generator=generator), dim=-1)
+    probabilities = torch.rand(12, generator=generator).square()
+    probabilities = probabilities / probabilities.sum()
+    noise = torch.randn(10_000, 4, generator=generator)
+    weights = flow(probabilities.expand(10_000, -1), noise, codebook)
+    # Six standard errors of the mean, and the error of the integration.
+    assert (weights.mean(0) - probabilities).abs().max() < 6 * 0.5 / 100 + 1e-3
+    assert weights.max(-1).values.mean() > 0.95
+    finer = flow(probabilities.expand(10_000, -1), noise, codebook, 48)
+    assert (weights - finer).abs().sum(-1).mean() / 2 < 1e-3
+
+
+def test_what_it_cannot_verify_is_refused(table_model):
+    teacher, decoding = table_model(), FlowDecoding()
+    student = Student(teacher)
+    assert decoding.supports(student) is None and decoding.supports(teacher) is None
+    student.teacher = None
+    assert "teacher" in decoding.supports(student)
+    blind = copy.copy(teacher)
+    blind.codebook = None
+    assert "codebook" in decoding.supports(blind)
+    assert "starts" in FlowDecoding(starts=(0, 9)).supports(Student(teacher))
+    with pytest.raises(ValueError, match="starts"):
+        FlowDecoding(starts=(1,))
+    with pytest.raises(ValueError, match="window"):
+        FlowDecoding(0)
+    text = "flow:window=64,starts=0+80"
+    assert decoding_to_text(decoding_from_text(text)) == text

@@ -1,0 +1,134 @@
+"""A student learns what its teacher makes of noise, goes on after an interruption, and is saved with its teacher."""
+
+import sys
+
+import pytest
+import tiny
+import torch
+
+from arimage import AutoPipeline, LlamaGenDDPipeline, cli
+from arimage.training import commands, loop
+from arimage.training import distill as distill_module
+from arimage.training import recipe as recipe_module
+from arimage.training.distill import DistillSettings, train_distill
+from arimage.training.loop import OptimizerSettings
+
+
+PROMPTS = ["a red heart", "a green tree"]
+SETTINGS = DistillSettings(
+    OptimizerSettings(steps=24, learning_rate=1e-2, warmup_steps=4, ema_decay=0.8),
+    batch_size=8,
+    noises_per_prompt=3,
+    pair_batch_size=5,
+    starts=(0, 6),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    """The curve costs more than the training."""
+    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+
+
+def train(out, prompts=PROMPTS, settings=SETTINGS):
+    return train_distill(tiny.text_pipeline(), prompts, settings, out)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+        figures, loss = [], distill_module.DistillTask.loss
+
+        def recorded(self, step):
+            value, found = loss(self, step)
+            figures.append({name: float(one) for name, one in found.items()})
+            return value, found
+
+        monkeypatch.setattr(distill_module.DistillTask, "loss", recorded)
+        out = tmp_path_factory.mktemp("run")
+        return train(out), figures, out
+
+
+def test_the_losses_fall(trained):
+    _, figures, out = trained
+    for name in ("code loss", "vector loss"):
+        first, last = (sum(row[name] for row in rows) for rows in (figures[:6], figures[-6:]))
+        assert last < 0.95 * first, name
+    assert (out / "samples.png").is_file()
+
+
+def test_the_pairs_are_what_the_teacher_makes_of_the_noise(trained):
+    pipe, _, out = trained
+    task = distill_module.DistillTask(pipe.transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, out)
+    assert len(task.tokens) == 2 * 3 + 2 and len(set(task.seeds.tolist())) == 8
+    for i, seed in enumerate(task.seeds[:3]):
+        call = pipe.prepare(PROMPTS[i % 2])
+        state = distill_module.FlowDecoding().start(call.model.teacher, call.sampling, seed[None])
+        while not state.finished.all():
+            distill_module.FlowDecoding().step(state)
+        assert torch.equal(state.tokens[0], task.tokens[i])
+
+
+def test_only_the_student_is_trained(trained):
+    pipe, before = trained[0], tiny.text_pipeline()
+    parts = {"teacher": before.transformer, "vq": before.vq, "text_encoder": before.text_encoder}
+    for name, module in parts.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
+
+
+@pytest.mark.parametrize("at", [0, 17])
+def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, at):
+    loss = distill_module.DistillTask.loss
+
+    def interrupted(self, step):
+        if step == at:
+            raise KeyboardInterrupt
+        return loss(self, step)
+
+    monkeypatch.setattr(distill_module.DistillTask, "loss", interrupted)
+    # Every step leaves a checkpoint.
+    fit = distill_module.fit
+    monkeypatch.setattr(distill_module, "fit", lambda *args, **more: fit(*args, report_every_seconds=0, **more))
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    monkeypatch.setattr(distill_module.DistillTask, "loss", loss)
+    again = train(tmp_path).transformer.state_dict()
+    for name, value in trained[0].transformer.state_dict().items():
+        assert torch.equal(again[name], value), name
+
+
+@pytest.mark.parametrize("kind", ["text", "class"])
+def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, kind):
+    (tmp_path / "mine.toml").write_text(
+        "image_size = 8\n[distill.optimizer]\nsteps = 2\nlearning_rate = 1e-3\n[distill.training]\n"
+        "batch_size = 2\nnoises_per_prompt = 1\nstarts = [0, 6]\n"
+    )
+    (tmp_path / "prompts.txt").write_text("a red heart\n\na tree\n")
+    teacher = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
+    monkeypatch.setattr(commands, "load_pipeline", lambda *_: teacher)
+    words = ["--recipe", tmp_path / "mine.toml", "--out", tmp_path / "run"]
+    words += ["--prompts", tmp_path / "prompts.txt"] if kind == "text" else []
+    monkeypatch.setattr(sys, "argv", ["arimage", "train", "distill", *map(str, words)])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    pipe = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
+    pipe.set_progress_bar_config(disable=True)
+    assert isinstance(pipe, LlamaGenDDPipeline) and pipe.decoding.starts == (0, 6)
+    condition = {"prompt": "a tree"} if kind == "text" else {"class_labels": 3}
+    assert pipe(**condition, decoding="few-step").stats.forward_passes == 1
+    stats = pipe(**condition, decoding="flow").stats
+    assert stats.exact and stats.student_passes == 1 and stats.forward_passes <= 16
+
+
+def test_what_does_not_fit_is_refused(trained, tmp_path):
+    with pytest.raises(ValueError, match="--out"):
+        train(trained[2], ["another prompt"])
+    with pytest.raises(ValueError, match="starts"):
+        train(tmp_path, settings=DistillSettings(SETTINGS.optimizer, starts=(0, 16)))
+    recipe = {"distill": {"optimizer": {"steps": 1, "learning_rate": 1e-3}, "training": {}}}
+    with pytest.raises(ValueError, match="prompts"):
+        recipe_module.run_distill(recipe, tiny.text_pipeline(), None, tmp_path)
+    with pytest.raises(ValueError, match="LlamaGen"):
+        recipe_module.run_distill(recipe, tiny.scale_pipeline("text"), None, tmp_path)
