@@ -191,6 +191,13 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.head.weight)
+
     @property
     def reads_text(self) -> bool:
         return self.config.context_dim is not None

@@ -12,11 +12,14 @@ from typing import TypeVar
 import torch
 
 from ..decoding import decoding_from_name
-from ..pipelines.base import ARImagePipeline
+from ..pipelines.base import ARImagePipeline, ARPipeline
+from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_var import VARPipeline
+from ..tokenizers.vq_frames import FramewiseVQModel
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
+from .animation import ClipSettings, frames_of, known_clips, make_clips
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .drafter import DrafterSettings, train_drafter
@@ -25,6 +28,7 @@ from .loop import OptimizerSettings
 from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerSettings, train_transformer
+from .transformer_cosmos import VideoSettings, train_cosmos_transformer
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
 
@@ -97,6 +101,16 @@ def _with_scenes(recipe: dict, part: str, data: ImageCaptions) -> ImageCaptions:
     return make_scenes(data, settings)
 
 
+def _clips(recipe: dict, part: str, train: str | Path, heldout: str | Path) -> tuple[ImageCaptions, ImageCaptions]:
+    """The clips of the objects in the file `train`, but for the held-out pairs of object and motion, and those of `heldout`."""
+    try:
+        settings = ClipSettings(**recipe["clips"])
+    except TypeError as error:
+        raise ValueError(f"the recipe's table clips does not fit ClipSettings: {error}") from error
+    data, heldout_data = (_load(recipe, part, path) for path in (train, heldout))
+    return make_clips(data, settings), make_clips(heldout_data, settings, held_out=True)
+
+
 def run_tokenizer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
 ) -> LlamaGenVQModel | VARVQModel:
@@ -112,8 +126,11 @@ def run_tokenizer(
         raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
     settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
-    data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
-    data = _with_scenes(recipe, "tokenizer", data)
+    if "clips" in recipe:
+        data, heldout_data = map(frames_of, _clips(recipe, "tokenizer", train, heldout))
+    else:
+        data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+        data = _with_scenes(recipe, "tokenizer", data)
     return train_tokenizer(
         part["model"],
         data,
@@ -126,9 +143,7 @@ def run_tokenizer(
     )
 
 
-def run_transformer(
-    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
-) -> ARImagePipeline:
+def run_transformer(recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str) -> ARPipeline:
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16.
 
@@ -140,6 +155,8 @@ def run_transformer(
     out = Path(out)
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    if "clips" in recipe:
+        return _run_video(recipe, train, heldout, out, device)
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
     plain, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     data = _with_scenes(recipe, "transformer", plain)
@@ -166,6 +183,26 @@ def run_transformer(
         settings = _settings(TransformerSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
         pipe = train_transformer(*parts, out / "transformer", device, on_report=save)
+    save(pipe)
+    return pipe
+
+
+def _run_video(recipe: dict, train: str | Path, heldout: str | Path, out: Path, device: str) -> CosmosPipeline:
+    """`run_transformer` for clips: a `CosmosTransformer` and a `FramewiseVQModel`."""
+    data, heldout_data = _clips(recipe, "transformer", train, heldout)
+    known, part = known_clips(data), recipe["transformer"]
+    sampling = recipe["generation"]["sampling"]
+    settings = _settings(VideoSettings, part["optimizer"], part["training"], sampling=sampling)
+    vq = FramewiseVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
+
+    def save(pipe: CosmosPipeline) -> None:
+        pipe.generation_config.update(sampling)
+        pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
+        pipe.known_captions = known
+        save_float16(pipe, out / "model")
+
+    parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
+    pipe = train_cosmos_transformer(*parts, out / "transformer", device, on_report=save)
     save(pipe)
     return pipe
 
@@ -203,7 +240,7 @@ def run_drafter(
     return pipe
 
 
-def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
+def save_float16(pipe: ARPipeline, folder: Path) -> None:
     """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
     halves = {
         name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
