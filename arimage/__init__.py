@@ -22,6 +22,7 @@ _EXPORTS = {
     "Emu3Pipeline": "pipelines.pipeline_emu3",
     "ExactAcceptance": "decoding",
     "FewStepDecoding": "decoding",
+    "FramewiseVQModel": "tokenizers.vq_frames",
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
@@ -74,6 +75,7 @@ __all__ = [
     "Emu3Pipeline",
     "ExactAcceptance",
     "FewStepDecoding",
+    "FramewiseVQModel",
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
@@ -159,6 +161,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_var import VARPipeline
     from .pipelines.pipeline_var_dd import VARDDPipeline
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
+    from .tokenizers.vq_frames import FramewiseVQModel
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

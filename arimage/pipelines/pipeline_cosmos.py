@@ -51,7 +51,7 @@ class CosmosPipeline(ARPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without them a
             pipeline with text takes `prompt_embeds`.
         safety_checker (`CosmosSafetyChecker`, *optional*): NVIDIA's guardrail, from the package `cosmos_guardrail`.
-        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone.
+        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance may leave out.
         requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of NVIDIA's does. The
             first call then loads it if it is not given.
 
@@ -63,7 +63,7 @@ class CosmosPipeline(ARPipeline):
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
     generates_video = accepts_video = accepts_num_frames = True
-    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = False
+    accepts_mask_image = accepts_guided_tokens = False
     per_prompt = "num_videos_per_prompt"
 
     def __init__(
@@ -133,7 +133,7 @@ class CosmosPipeline(ARPipeline):
         **settings,
     ) -> GenerationCall:
         """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the arguments of
-        `__call__` from temperature to top_p, and generator."""
+        `__call__` from guidance_scale to top_p, and generator."""
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))
         if given > 1 or (given == 0 and not self.config.begins_with_text):
@@ -153,9 +153,9 @@ class CosmosPipeline(ARPipeline):
                 raise ValueError(f"{name} holds {number} for {count} videos: give one for all, or one for each")
         maps = self._maps(num_frames, given_maps)
         call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
-        if call.guided:
+        if call.guided and not self.config.begins_with_text:
             raise ValueError(
-                "guidance_scale of the pipeline's generation_config is above 1: this family has no guidance"
+                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it out"
             )
 
         embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
@@ -167,6 +167,7 @@ class CosmosPipeline(ARPipeline):
             Layout((maps - given_maps, *given.shape[2:])),
             given,
             None if embeds is None else embeds.to(device).expand(count, -1, -1),
+            guided=call.guided,
             codebook=self.vq.code_vectors(),
         )
         call.bind(model)
@@ -348,6 +349,7 @@ class CosmosPipeline(ARPipeline):
         height: int | None = None,
         width: int | None = None,
         num_frames: int | None = None,
+        guidance_scale: float | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -384,6 +386,9 @@ class CosmosPipeline(ARPipeline):
             num_frames (`int`, *optional*):
                 Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more than a
                 multiple of 8 with the published models.
+            guidance_scale (`float`, *optional*):
+                Guidance u + s (c - u) between the logits without the text and with it, 1 is off, by default the checkpoint's. NVIDIA's
+                models have none.
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
             num_videos_per_prompt (`int`, *optional*, defaults to 1):

@@ -246,7 +246,8 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
         name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
         for name, part in pipe.components.items()
     }
-    half = type(pipe)(**halves)
+    _, options = pipe._get_signature_keys(pipe)
+    half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys()})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
