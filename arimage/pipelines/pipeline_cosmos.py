@@ -43,7 +43,7 @@ EXAMPLE_DOC_STRING = """
 
 
 class CosmosPipeline(ARPipeline):
-    """Videos that continue an image or a video, with the models of Video2World as a text says.
+    """Videos that continue an image or a video, with the models of Video2World as a text says; with others from a text alone.
 
     Args:
         transformer (`CosmosTransformer`): the next-token model.
@@ -108,6 +108,8 @@ class CosmosPipeline(ARPipeline):
 
     @property
     def _card(self) -> tuple[str, str]:
+        if self.config.begins_with_text:
+            return "text-to-video", 'frames = pipe("a red heart, moving right").frames[0]  # a list of PIL images'
         prompt = ', prompt="a street in the rain"' if self.transformer.reads_text else ""
         return "image-to-video", f"frames = pipe(image=image{prompt}).frames[0]  # a PIL image becomes a list of them"
 
@@ -363,7 +365,7 @@ class CosmosPipeline(ARPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> VideoPipelineOutput | tuple:
         r"""
-        Generate videos that continue an image or a video.
+        Generate videos that continue an image or a video, or, where the weights were trained for that, from a text alone.
 
         Args:
             prompt (`str` or `list[str]`, *optional*):
