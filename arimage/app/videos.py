@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ class VideoMaker:
             pipe.set_progress_bar_config(disable=True)
         self.models: dict[str, ModelInfo] = {name: describe(pipe) for name, pipe in pipelines.items()}
 
-    def run(self, request: VideoRequest) -> Iterator[VideoProgress]:
+    def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
         """The video whenever there are more frames, and at the end. Closing the iterator stops the generation.
 
         Raises:

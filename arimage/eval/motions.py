@@ -52,14 +52,3 @@ def motions_in(caption: str) -> tuple[str, ...]:
     return tuple(
         motion for motion, texts in MOTIONS.items() if any(re.search(rf"\b{text}\b", words) for text in texts)
     )
-
-
-def without_motions(caption: str) -> str:
-    """What a caption such as "a red heart, moving right" asks for, without how it moves."""
-    starts = [
-        match.start()
-        for texts in MOTIONS.values()
-        for text in texts
-        if (match := re.search(rf"\b{text}\b", caption.casefold()))
-    ]
-    return caption[: min(starts, default=len(caption))].rstrip(" ,")
