@@ -24,6 +24,7 @@ _EXPORTS = {
     "ExactAcceptance": "decoding",
     "FewStepDecoding": "decoding",
     "FlowDecoding": "decoding",
+    "FramewiseVQModel": "tokenizers.vq_frames",
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
@@ -82,6 +83,7 @@ __all__ = [
     "ExactAcceptance",
     "FewStepDecoding",
     "FlowDecoding",
+    "FramewiseVQModel",
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
@@ -177,6 +179,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_var import VARPipeline
     from .pipelines.pipeline_var_dd import VARDDPipeline
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
+    from .tokenizers.vq_frames import FramewiseVQModel
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel
 

@@ -516,9 +516,14 @@ def app_command(
 
     from .app.engine import Engine
     from .app.models import load_models
+    from .app.videos import VideoMaker
 
     password = check_password(host, auth)
-    serve_demo(Engine(load_models(model, device, dtype)), host, port, password)
+    pipelines = load_models(model, device, dtype, videos=True)
+    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.generates_video}
+    if not pipelines:
+        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
+    serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)
 
 
 def _check_port(port: int) -> None:

@@ -20,14 +20,16 @@ from .form import GENERATES
 from .gallery_tab import gallery_tab
 from .generate_tab import GenerateTab
 from .race_tab import Comparison, race_tab
+from .video_tab import video_tab
+from .videos import VideoMaker
 
 
 # Pixels of an upload; 4096 x 4096.
 MAX_PIXELS = 2**24
 
 
-def build_demo(engine: Engine) -> gr.Blocks:
-    """The demo for the models of an engine, to be launched with `launch_settings`."""
+def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
+    """The demo for the models of an engine, and for those of videos, to be launched with `launch_settings`."""
     # Gradio decodes an upload before its size can be checked: Pillow refuses images with more than twice as many pixels.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
@@ -47,6 +49,9 @@ def build_demo(engine: Engine) -> gr.Blocks:
             if any(info.edits for info in engine.models.values()):
                 with gr.Tab("Edit"):
                     edit_tab(engine, generate.last)
+            if videos is not None:
+                with gr.Tab("Video"):
+                    video_tab(videos)
         add_endpoints(engine, comparison)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
     # The engine has its own queue and batches requests: all that fit into its queue may start at once.
@@ -85,10 +90,12 @@ def threads(engine: Engine) -> int:
     return engine.limits.queue + 40
 
 
-def demo_app(engine: Engine, host: str, port: int, auth: tuple[str, str] | None) -> FastAPI:
+def demo_app(
+    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+) -> FastAPI:
     """The demo as an application to be served at `host`. No page of another site reads what it answers, and none sends it
     requests where it asks for no password."""
-    demo = build_demo(engine)
+    demo = build_demo(engine, videos)
     demo.max_threads = threads(engine)
     # Gradio lets pages of any site read its answers unless the application around it says who may: nobody.
     middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
@@ -98,7 +105,9 @@ def demo_app(engine: Engine, host: str, port: int, auth: tuple[str, str] | None)
     )
 
 
-def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | None) -> None:
+def serve_demo(
+    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+) -> None:
     """Serve the demo until SIGINT or SIGTERM. Its images are in a folder of their own, which is removed at the end.
 
     Raises:
@@ -106,6 +115,6 @@ def serve_demo(engine: Engine, host: str, port: int, auth: tuple[str, str] | Non
     """
     with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        server = Server(demo_app(engine, host, port, auth), engine, host, port, log_level="warning")
+        server = Server(demo_app(engine, host, port, auth, videos), engine, host, port, log_level="warning")
         server.on_start = lambda: print(f"arimage is at http://{host}:{port}/", flush=True)
         serve_until_stopped(server, engine)

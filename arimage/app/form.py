@@ -13,6 +13,7 @@ from .engine import Engine
 from .models import ModelInfo
 from .protocol import Cancelled, Progress, Refused, Request, Result
 from .ticket import Ticket
+from .videos import VideoMaker
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
@@ -60,7 +61,7 @@ def random_seed() -> int:
     return random.randrange(10**6)
 
 
-def decoding_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
+def decoding_choices(engine: Engine | VideoMaker, model: str) -> list[tuple[str, str]]:
     """Labels and values of the decodings of a model, exact ones first; the default has its settings."""
     info = engine.models[model]
     default = info.decoding.partition(":")[0]

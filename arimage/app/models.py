@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..auto import packaged_models
 from ..decoding import decoding_from_name, decoding_to_text
 from ..options import load_pipeline
-from ..pipelines.base import ARImagePipeline
+from ..pipelines.base import ARPipeline
 
 
 # The ratios offered for a model that generates any.
@@ -24,7 +25,7 @@ class ModelInfo:
         classes: number of classes, with ids from 0; None if it generates from text.
         sizes: (height, width) in pixels, the default first.
         tokens: tokens of an image of the default size, over all scales of a next-scale model.
-        grid: rows and columns of tokens of the default size; None for next-scale models.
+        grid: rows and columns of tokens of the default size, of a video frames before them; None for next-scale models.
         decodings: names of the decodings that it can run, and whether each is exact.
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
@@ -37,7 +38,7 @@ class ModelInfo:
     classes: int | None
     sizes: list[tuple[int, int]]
     tokens: int
-    grid: tuple[int, int] | None
+    grid: tuple[int, ...] | None
     decodings: dict[str, bool]
     decoding: str
     sampling: dict
@@ -90,21 +91,27 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
     return parsed
 
 
-def load_models(models: list[str] | None, device: str | None, dtype: str = "auto") -> dict[str, ARImagePipeline]:
-    """The pipelines of `models` by their `model_names`."""
-    return {name: load_pipeline(model, device, dtype) for name, model in model_names(models).items()}
+def load_models(
+    models: list[str] | None, device: str | None, dtype: str = "auto", videos: bool = False
+) -> dict[str, Any]:
+    """The pipelines of `models` by their `model_names`; with `videos`, those of videos may be among them."""
+    return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models).items()}
 
 
 @torch.no_grad()
-def describe(name: str, pipe: ARImagePipeline) -> ModelInfo:
+def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     """The abilities of the pipeline that requests know by this name.
 
     Raises:
-        ValueError: if its tokens are continuous.
+        ValueError: if its tokens are continuous, or it does not generate from a text or a class alone.
     """
     if pipe.generates_latents:
         raise ValueError(
             f"{name} has continuous tokens, which the demo and the server do not show: use `arimage generate`"
+        )
+    if pipe.generates_video and not pipe.config.begins_with_text:
+        raise ValueError(
+            f"{name} continues an image or a video, which the demo does not show: use `arimage generate`"
         )
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model

@@ -31,7 +31,7 @@ Prompts = Annotated[
     str | None,
     typer.Option(
         help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of MJHQ-30K, a "
-        ".txt file with one prompt per line, or emoji or emoji-checks for packaged prompts."
+        ".txt file with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
     ),
 ]
 PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
@@ -105,7 +105,7 @@ def generate(
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
         device = str(state.device)
-    pipe = load_pipeline(model, device, dtype)
+    pipe = load_pipeline(model, device, dtype, videos=True)
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     config = make_config(
         pipe,
@@ -147,7 +147,8 @@ def score(
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, recall, density, "
-            "coverage), clip, emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts emoji-checks)."
+            "coverage), clip, emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts emoji-checks), videos (the "
+            "emoji, its motion and its change in videos of --prompts emoji-videos)."
         ),
     ],
     ref: Ref = None,
@@ -257,7 +258,9 @@ def compare(
     dtype: Dtype = "auto",
     metrics: Annotated[
         str | None,
-        typer.Option(help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, else none."),
+        typer.Option(
+            help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, videos for emoji-videos, else none."
+        ),
     ] = None,
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
@@ -271,7 +274,7 @@ def compare(
     if prompts is None and classes is None:
         prompts = "emoji"
     if metrics is None:
-        metrics = "emoji-kid,retrieval" if prompts == "emoji" else ""
+        metrics = {"emoji": "emoji-kid,retrieval", "emoji-videos": "videos"}.get(prompts or "", "")
     names = [name.strip() for name in metrics.split(",") if name.strip()]
 
     from . import compare as comparison
@@ -281,7 +284,7 @@ def compare(
     check_metrics(names, ref, clip)
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
-    pipe = load_pipeline(model, device, dtype)
+    pipe = load_pipeline(model, device, dtype, videos=True)
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     runs, left_out = comparison.prepare_runs(
         pipe,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..pipelines.base import ARImagePipeline
+from ..pipelines.base import ARPipeline
 from .generate import Run, condition, generate_batch, make_config, missing_batches, prepare, progress_bar
 from .measure import choose_decodings
 from .report import make_report, write_report
@@ -13,7 +13,7 @@ from .score import Job, score
 
 
 def prepare_runs(
-    pipe: ARImagePipeline, rows: list[dict], decodings: list[str], out: Path, orders: Sequence[str] = (), **asked
+    pipe: ARPipeline, rows: list[dict], decodings: list[str], out: Path, orders: Sequence[str] = (), **asked
 ) -> tuple[list[Run], dict[str, str]]:
     """One run per decoding and order, each in a folder of `out`. Nothing is written unless all can be generated.
 
@@ -42,7 +42,7 @@ def prepare_runs(
     return [prepare(config, rows, out / folder) for folder, config in configs.items()], left_out
 
 
-def generate_in_turn(runs: list[Run], pipe: ARImagePipeline) -> None:
+def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
     """Generate the missing calls, the same call of every run before the next one, so that other work on the machine slows
     all runs down alike."""
     missing = {run.folder: set(missing_batches(run)) for run in runs}
@@ -56,9 +56,7 @@ def generate_in_turn(runs: list[Run], pipe: ARImagePipeline) -> None:
                     progress.update()
 
 
-def compare(
-    runs: list[Run], pipe: ARImagePipeline, metrics: list[str], make_job: Callable[[Path], Job], out: Path
-) -> str:
+def compare(runs: list[Run], pipe: ARPipeline, metrics: list[str], make_job: Callable[[Path], Job], out: Path) -> str:
     """Generate the runs, score each by `make_job(folder)`, and write the report with the first run as the baseline into `out`.
     Images of an earlier call are reused. Returns the Markdown of the report."""
     generate_in_turn(runs, pipe)

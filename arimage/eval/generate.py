@@ -25,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
-from ..pipelines.base import ARImagePipeline
+from ..pipelines.base import ARPipeline
 from .files import replace, sync_folder, to_lines
 from .measure import choose_decodings, machine
 from .memory import peak_memory, reset_peak_memory
@@ -73,7 +73,7 @@ class Run:
 
 
 def make_config(
-    pipe: ARImagePipeline,
+    pipe: ARPipeline,
     rows: list[dict],
     *,
     model: str,
@@ -165,7 +165,7 @@ def arguments(config: dict, rows: list[dict]) -> dict:
     }
 
 
-def weights_digest(pipe: ARImagePipeline) -> str:
+def weights_digest(pipe: ARPipeline) -> str:
     """SHA-256 of about 256 values of every weight tensor: fast, and different for differently trained weights."""
     digest = hashlib.sha256()
     for component, module in sorted(pipe.components.items()):
@@ -263,7 +263,7 @@ def missing_batches(run: Run) -> list[int]:
     return sorted({row["id"] // run.call_size for row in run.rows if row["id"] not in finished})
 
 
-def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
+def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     """Generate the images of a call and write them.
 
     Returns:
@@ -296,9 +296,11 @@ def generate_images(run: Run, pipe: ARImagePipeline, index: int) -> list[dict]:
     run.warm = True
     digests = []
     with _space_in(run.folder):
-        for row, image in zip(rows, output.images, strict=True):
+        for row, image in zip(rows, output.frames if pipe.generates_video else output.images, strict=True):
+            # An animated PNG keeps every pixel, and is an image of the first frame to all that expects one.
+            first, *others = image if pipe.generates_video else [image]
             png = io.BytesIO()
-            image.save(png, "PNG")
+            first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
             replace(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
             digests.append(hashlib.sha256(png.getvalue()).hexdigest())
     tokens_per_pass = stats.accepted.sum(0) / passes
@@ -340,12 +342,12 @@ def record(run: Run, results: list[dict], rank: int = 0) -> None:
     sync_folder(path.parent)
 
 
-def generate_batch(run: Run, pipe: ARImagePipeline, index: int, rank: int = 0) -> None:
+def generate_batch(run: Run, pipe: ARPipeline, index: int, rank: int = 0) -> None:
     """`generate_images` and `record` their results."""
     record(run, generate_images(run, pipe, index), rank)
 
 
-def generate(run: Run, pipe: ARImagePipeline, batches: list[int] | None = None, rank: int = 0) -> None:
+def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank: int = 0) -> None:
     """Generate `batches`, by default all that are missing. Rank 0 shows the progress of all processes together."""
 
     def finished() -> int:
@@ -381,9 +383,7 @@ def join_processes(device: str | None) -> PartialState:
     return state
 
 
-def generate_by_processes(
-    pipe: ARImagePipeline, config: dict, rows: list[dict], folder: Path, state: PartialState
-) -> None:
+def generate_by_processes(pipe: ARPipeline, config: dict, rows: list[dict], folder: Path, state: PartialState) -> None:
     """Prepare the run and generate this process's share of the missing batches; see `prepare` for the errors."""
     rank, world = state.process_index, state.num_processes
     with state.main_process_first():

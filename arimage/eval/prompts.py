@@ -9,11 +9,13 @@ from .files import parse_json
 
 _FOLDER = Path(__file__).parents[1] / "assets" / "emoji-reference"
 EMOJI_PROMPTS, EMOJI_CHECKS = _FOLDER / "prompts.jsonl", _FOLDER / "checks.jsonl"
+EMOJI_VIDEOS = _FOLDER / "videos.jsonl"
 
 
 def prompt_file(name: str | Path) -> Path:
-    """The path of a file of prompts; "emoji" and "emoji-checks" are packaged ones."""
-    return {"emoji": EMOJI_PROMPTS, "emoji-checks": EMOJI_CHECKS}.get(str(name), Path(name))
+    """The path of a file of prompts; "emoji", "emoji-checks" and "emoji-videos" are packaged ones."""
+    packaged = {"emoji": EMOJI_PROMPTS, "emoji-checks": EMOJI_CHECKS, "emoji-videos": EMOJI_VIDEOS}
+    return packaged.get(str(name), Path(name))
 
 
 def read_prompts(path: Path) -> list[dict]:

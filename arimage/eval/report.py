@@ -29,7 +29,7 @@ SHARED = (
     "negative_prompt",
 )
 SHARED_MACHINE = ("device", "threads", "torch")
-LOWER_IS_BETTER = ("kid", "emoji-kid")
+LOWER_IS_BETTER = ("kid", "emoji-kid", "video-change", "video-collapse")
 
 
 def make_report(runs: list[Path], baseline: str) -> dict:

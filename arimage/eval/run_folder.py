@@ -2,7 +2,7 @@
 
 RUN/config.json           the configuration, see `generate.make_config`
 RUN/manifest.jsonl        one row per image: id, prompt or class_label, seed, path, and the prompt's other fields as "metadata"
-RUN/images/000000.png
+RUN/images/000000.png     a video is an animated PNG
 RUN/results/rank-00000.jsonl    one row per finished image, see `generate.generate_images`
 """
 

@@ -28,6 +28,7 @@ from .kernel_distance import kernel_distance
 from .neighbourhoods import neighbourhoods
 from .run_folder import NUMBER, read_rows
 from .standard_errors import Estimate, mean_estimate
+from .videos import check_run as check_videos
 
 
 METRICS_FILE = "metrics.json"
@@ -251,6 +252,17 @@ def _checks(job: Job) -> dict[str, dict]:
     return {name: entry(mean_estimate(np.array(hits)), len(hits), label, None) for name, hits in found.items()}
 
 
+def _videos(job: Job) -> dict[str, dict]:
+    gallery, names = read_gallery()
+    scores = check_videos(job.run, gallery, names)
+    label, entries = f"{REFERENCE.name}: gallery of {len(names)} pictures", {}
+    for name in scores[0]:
+        values = np.array([one[name] for one in scores])
+        write_scores(job.run, name, values)
+        entries[name] = entry(mean_estimate(values), len(values), label, None)
+    return entries
+
+
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
     "fid-categories": _fid_categories,
@@ -260,6 +272,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "emoji-kid": _emoji_kid,
     "retrieval": _retrieval,
     "checks": _checks,
+    "videos": _videos,
 }
 
 

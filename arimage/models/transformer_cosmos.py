@@ -12,7 +12,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import distinct, distinct_rows
+from .binding import distinct, distinct_rows, rows_of
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 
@@ -191,6 +191,13 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.head.weight)
+
     @property
     def reads_text(self) -> bool:
         return self.config.context_dim is not None
@@ -289,7 +296,7 @@ class CosmosCache(SlotCache):
         super().put(images, other)
         for mine, theirs in zip(self.texts or (), other.texts or (), strict=True):
             for part, new in zip(mine, theirs, strict=True):
-                part.index_copy_(0, images, new)
+                part.index_copy_(0, self.rows(images), new)
 
 
 class CosmosTokenModel:
@@ -302,6 +309,7 @@ class CosmosTokenModel:
         layout: the `Layout` of the tokens to generate, (frames, rows, columns) in raster order.
         given: tokens of the maps before, [B, t, rows, columns], one row per video; t may be 0 with text only.
         prompt_embeds: text embeddings [B, S, context_dim], for a model with text.
+        guided: also compute the logits without the text, for which all embeddings are zero.
         codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
 
     Raises:
@@ -318,6 +326,7 @@ class CosmosTokenModel:
         given: torch.LongTensor,
         prompt_embeds: torch.Tensor | None = None,
         *,
+        guided: bool = False,
         codebook: torch.Tensor | None = None,
     ):
         if len(layout.shape) != 3 or layout.order is not None:
@@ -337,8 +346,13 @@ class CosmosTokenModel:
             prefix = F.pad(prefix, (1, 0), value=transformer.config.vocab_size)
         if not prefix.shape[1]:
             raise ValueError("given holds no map, and without text the first token is never predicted: give one")
+        if guided:
+            if prompt_embeds is None:
+                raise ValueError("guided needs a model with text, which guidance leaves out: give guided=False")
+            prefix, prompt_embeds = prefix.repeat(2, 1), torch.cat([prompt_embeds, torch.zeros_like(prompt_embeds)])
         self.transformer, self.network, self.layout = transformer, transformer, layout
-        # The conditions, and which of them each video has.
+        self.groups = 2 if guided else 1
+        # The conditions, and which of them each row has.
         self._conditions = (prefix,) if prompt_embeds is None else (prefix, prompt_embeds)
         self._rows = list(range(len(prefix)))
         self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
@@ -352,7 +366,8 @@ class CosmosTokenModel:
     def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
         """See `TokenModel.take`."""
         other = copy.copy(self)
-        other._rows = [self._rows[image] for image in images.tolist()]
+        rows = rows_of(images, self.groups, len(self._rows) // self.groups)
+        other._rows = [self._rows[row] for row in rows.tolist()]
         other.context = None if self.context is None else self.context[images]
         return other
 
@@ -369,10 +384,12 @@ class CosmosTokenModel:
         return False
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
-        """A cache with the given maps in it, and the logits [1, B, V] of position 0; see `TokenModel.prefill`."""
+        """A cache with the given maps in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         config = self.transformer.config
-        if len(self._rows) != batch_size:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {len(self._rows)} videos")
+        if len(self._rows) != batch_size * self.groups:
+            raise ValueError(
+                f"batch_size is {batch_size}, but the model is bound to {len(self._rows) // self.groups} videos"
+            )
         first, copies = distinct(self._rows)
         prefix, *embeds = (part[[self._rows[row] for row in first]] for part in self._conditions)
         prompts, length = prefix.shape
@@ -384,7 +401,7 @@ class CosmosTokenModel:
             prefix=length,
             slots=self.num_tokens,
             scratch=scratch,
-            groups=1,
+            groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
         )
@@ -398,10 +415,10 @@ class CosmosTokenModel:
             cache=cache,
             first_query=length - 1,
         )[:, 0]
-        if len(first) < batch_size:
+        if len(first) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
             logits = logits[copies]
-        return cache, logits[None]
+        return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(
         self,
@@ -412,17 +429,18 @@ class CosmosTokenModel:
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
-        """Logits [1, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
         at_slots, length = cache.slots_of(positions, slots), self._conditions[0].shape[1]
         cache.write_next_at(cache.index(at_slots))
-        seen = cache.seen(at_slots, visible)
+        seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
         prefix = torch.arange(cache.prefix, device=self.device) >= cache.prefix - length
+        positions = positions.repeat(self.groups, 1)
         logits = self.transformer(
-            tokens,
+            tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
             rotary=self._rotary[length:][positions],
             absolute=None if self._absolute is None else self._absolute[length:][positions],
             mask=torch.cat([prefix.expand(*seen.shape[:2], -1), seen], dim=-1),
             cache=cache,
         )
-        return logits[None]
+        return logits.unflatten(0, (self.groups, -1))

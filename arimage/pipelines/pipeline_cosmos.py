@@ -15,6 +15,7 @@ from ..decoding import Decoding, Layout
 from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from ..tokenizers.tiling import TilingMixin
+from ..tokenizers.vq_frames import FramewiseVQModel
 from .base import ARPipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts
@@ -42,14 +43,15 @@ EXAMPLE_DOC_STRING = """
 
 
 class CosmosPipeline(ARPipeline):
-    """Videos that continue an image or a video, with the models of Video2World as a text says.
+    """Videos that continue an image or a video, with the models of Video2World as a text says; with others from a text alone.
 
     Args:
         transformer (`CosmosTransformer`): the next-token model.
-        vq (`CosmosVideoTokenizer`): turns its tokens into frames.
+        vq (`CosmosVideoTokenizer` or `FramewiseVQModel`): turns its tokens into frames.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without them a
             pipeline with text takes `prompt_embeds`.
         safety_checker (`CosmosSafetyChecker`, *optional*): NVIDIA's guardrail, from the package `cosmos_guardrail`.
+        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance may leave out.
         requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of NVIDIA's does. The
             first call then loads it if it is not given.
 
@@ -61,17 +63,18 @@ class CosmosPipeline(ARPipeline):
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
     generates_video = accepts_video = accepts_num_frames = True
-    accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = False
+    accepts_mask_image = accepts_guided_tokens = False
     per_prompt = "num_videos_per_prompt"
 
     def __init__(
         self,
         transformer: CosmosTransformer,
-        vq: CosmosVideoTokenizer,
+        vq: CosmosVideoTokenizer | FramewiseVQModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         safety_checker: Any = None,
         requires_safety_checker: bool = False,
+        begins_with_text: bool = False,
     ):
         super().__init__()
         if transformer.config.vocab_size != vq.codebook_size:
@@ -92,7 +95,7 @@ class CosmosPipeline(ARPipeline):
             text_encoder=text_encoder,
             safety_checker=safety_checker,
         )
-        self.register_to_config(requires_safety_checker=requires_safety_checker)
+        self.register_to_config(requires_safety_checker=requires_safety_checker, begins_with_text=begins_with_text)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -105,6 +108,8 @@ class CosmosPipeline(ARPipeline):
 
     @property
     def _card(self) -> tuple[str, str]:
+        if self.config.begins_with_text:
+            return "text-to-video", 'frames = pipe("a red heart, moving right").frames[0]  # a list of PIL images'
         prompt = ', prompt="a street in the rain"' if self.transformer.reads_text else ""
         return "image-to-video", f"frames = pipe(image=image{prompt}).frames[0]  # a PIL image becomes a list of them"
 
@@ -122,7 +127,7 @@ class CosmosPipeline(ARPipeline):
         video: Any = None,
         tokens: torch.LongTensor | None = None,
         prompt_embeds: torch.Tensor | None = None,
-        max_sequence_length: int = 512,
+        max_sequence_length: int | None = None,
         height: int | None = None,
         width: int | None = None,
         num_frames: int | None = None,
@@ -130,10 +135,13 @@ class CosmosPipeline(ARPipeline):
         **settings,
     ) -> GenerationCall:
         """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the arguments of
-        `__call__` from temperature to top_p, and generator."""
+        `__call__` from guidance_scale to top_p, and generator."""
         texts = self.check_text(prompt, prompt_embeds)
-        if sum(value is not None for value in (image, video, tokens)) != 1:
+        given = sum(value is not None for value in (image, video, tokens))
+        if given > 1 or (given == 0 and not self.config.begins_with_text):
             raise ValueError("give one of image, video and tokens, which the video continues")
+        if given == 0:
+            tokens = self._no_maps(height, width)
         if tokens is not None:
             begun = self._check_tokens(tokens)
             size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
@@ -147,9 +155,9 @@ class CosmosPipeline(ARPipeline):
                 raise ValueError(f"{name} holds {number} for {count} videos: give one for all, or one for each")
         maps = self._maps(num_frames, given_maps)
         call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
-        if call.guided:
+        if call.guided and not self.config.begins_with_text:
             raise ValueError(
-                "guidance_scale of the pipeline's generation_config is above 1: this family has no guidance"
+                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it out"
             )
 
         embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
@@ -161,6 +169,7 @@ class CosmosPipeline(ARPipeline):
             Layout((maps - given_maps, *given.shape[2:])),
             given,
             None if embeds is None else embeds.to(device).expand(count, -1, -1),
+            guided=call.guided,
             codebook=self.vq.code_vectors(),
         )
         call.bind(model)
@@ -211,6 +220,12 @@ class CosmosPipeline(ARPipeline):
             )
         return size
 
+    def _no_maps(self, height: int | None, width: int | None) -> torch.LongTensor:
+        """The tokens that a video begins with which continues nothing, [1, 0, h, w]."""
+        return torch.empty(
+            1, 0, *(side // self.vq.scale_factor for side in self.check_size(height, width)), dtype=torch.long
+        )
+
     def _check_tokens(self, tokens: torch.LongTensor) -> torch.LongTensor:
         if not isinstance(tokens, torch.Tensor) or tokens.ndim != 4 or tokens.is_floating_point() or not len(tokens):
             raise ValueError("tokens must be int64 [B, t, h, w], the maps that the video continues")
@@ -248,21 +263,22 @@ class CosmosPipeline(ARPipeline):
             )
         return maps
 
-    def _encode_text(self, prompt, prompt_embeds, max_sequence_length: int) -> torch.Tensor | None:
+    def _encode_text(self, prompt, prompt_embeds, max_sequence_length: int | None) -> torch.Tensor | None:
         """Text embeddings [B', S, D]; those behind a prompt are zero, which the authors' models read too."""
         if prompt is None:
             return prompt_embeds
         self._guard_texts(as_texts(prompt))
+        length = min(512, self.tokenizer.model_max_length) if max_sequence_length is None else max_sequence_length
         text = self.tokenizer(
             as_texts(prompt),
             padding="max_length",
-            max_length=max_sequence_length,
+            max_length=length,
             truncation=True,
             return_tensors="pt",
         ).to(self._execution_device)
         mask = text.attention_mask.bool()
         if mask.all(1).any():
-            logger.warning(f"a prompt may be longer than the {max_sequence_length} tokens that are read, and was cut")
+            logger.warning(f"a prompt may be longer than the {length} tokens that are read, and was cut")
         embeds = self.text_encoder(text.input_ids, attention_mask=mask).last_hidden_state
         return embeds.masked_fill(~mask[..., None], 0)
 
@@ -331,10 +347,11 @@ class CosmosPipeline(ARPipeline):
         video: Any = None,
         tokens: torch.LongTensor | None = None,
         prompt_embeds: torch.Tensor | None = None,
-        max_sequence_length: int = 512,
+        max_sequence_length: int | None = None,
         height: int | None = None,
         width: int | None = None,
         num_frames: int | None = None,
+        guidance_scale: float | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -348,7 +365,7 @@ class CosmosPipeline(ARPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> VideoPipelineOutput | tuple:
         r"""
-        Generate videos that continue an image or a video.
+        Generate videos that continue an image or a video, or, where the weights were trained for that, from a text alone.
 
         Args:
             prompt (`str` or `list[str]`, *optional*):
@@ -363,13 +380,17 @@ class CosmosPipeline(ARPipeline):
                 published models were trained to continue one map or two.
             prompt_embeds (`torch.Tensor`, *optional*):
                 The output of the text encoder [B, S, D], zero behind the prompts, in place of `prompt`.
-            max_sequence_length (`int`, *optional*, defaults to 512):
-                Tokens of a prompt that are read, padding included, since the model reads that too.
+            max_sequence_length (`int`, *optional*):
+                Tokens of a prompt that are read, padding included, since the model reads that too; by default as many as the text
+                tokenizer allows, 512 with the published models.
             height (`int`, *optional*), width (`int`, *optional*):
                 The size of the frames in pixels, by default that of `pipe.image_sizes`; at others the published models fail.
             num_frames (`int`, *optional*):
                 Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more than a
                 multiple of 8 with the published models.
+            guidance_scale (`float`, *optional*):
+                Guidance u + s (c - u) between the logits without the text and with it, 1 is off, by default the checkpoint's. NVIDIA's
+                models have none.
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
             num_videos_per_prompt (`int`, *optional*, defaults to 1):

@@ -12,12 +12,16 @@ from typing import TypeVar
 import torch
 
 from ..decoding import decoding_from_name
-from ..pipelines.base import ARImagePipeline
+from ..models.transformer_latent_llama import LatentLlamaTransformer
+from ..pipelines.base import ARImagePipeline, ARPipeline
+from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
 from ..pipelines.pipeline_var import VARPipeline
+from ..tokenizers.vq_frames import FramewiseVQModel
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
+from .animation import ClipSettings, frames_of, known_clips, make_clips
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .distill import DistillSettings, train_distill
@@ -28,6 +32,7 @@ from .scenes import SceneSettings, make_scenes
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerTask, train_transformer
 from .transformer_arpg import ARPGTask
+from .transformer_cosmos import VideoSettings, train_cosmos_transformer
 from .transformer_latent_llama import LatentLlamaSettings, train_latent_llama
 from .transformer_var import VARTransformerSettings, train_refiner, train_var_transformer
 
@@ -103,6 +108,16 @@ def _with_scenes(recipe: dict, part: str, data: ImageCaptions) -> ImageCaptions:
     return make_scenes(data, settings)
 
 
+def _clips(recipe: dict, part: str, train: str | Path, heldout: str | Path) -> tuple[ImageCaptions, ImageCaptions]:
+    """The clips of the objects in the file `train`, but for the held-out pairs of object and motion, and those of `heldout`."""
+    try:
+        settings = ClipSettings(**recipe["clips"])
+    except TypeError as error:
+        raise ValueError(f"the recipe's table clips does not fit ClipSettings: {error}") from error
+    data, heldout_data = (_load(recipe, part, path) for path in (train, heldout))
+    return make_clips(data, settings), make_clips(heldout_data, settings, held_out=True)
+
+
 def run_tokenizer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
 ) -> LlamaGenVQModel | VARVQModel:
@@ -118,8 +133,11 @@ def run_tokenizer(
         raise ValueError(f"the recipe's tokenizer is a {model_class}: choose the class from {', '.join(TOKENIZERS)}")
     settings = _settings(TokenizerSettings, part["optimizer"], part["training"])
     folder = Path(out) / "tokenizer"
-    data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
-    data = _with_scenes(recipe, "tokenizer", data)
+    if "clips" in recipe:
+        data, heldout_data = map(frames_of, _clips(recipe, "tokenizer", train, heldout))
+    else:
+        data, heldout_data = _load(recipe, "tokenizer", train), _load(recipe, "tokenizer", heldout)
+        data = _with_scenes(recipe, "tokenizer", data)
     return train_tokenizer(
         part["model"],
         data,
@@ -132,24 +150,25 @@ def run_tokenizer(
     )
 
 
-def run_transformer(
-    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
-) -> ARImagePipeline:
+def run_transformer(recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str) -> ARPipeline:
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16. On the tokens of a `LlamaGenVQModel` it is a `LlamaGenTransformer` unless `class` says otherwise.
 
     Every report writes the model again, so that an interrupted run leaves its latest.
 
     Raises:
-        ValueError: if `out` has no trained tokenizer, or `class` is not one of `TASKS`.
+        ValueError: if `out` has no trained tokenizer, or `class` is none of those.
     """
     out = Path(out)
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    if "clips" in recipe:
+        return _run_video(recipe, train, heldout, out, device)
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
     model_class = part.get("class", "LlamaGenTransformer")
-    if model_class not in TASKS:
-        raise ValueError(f"the recipe's transformer is a {model_class}: choose the class from {', '.join(TASKS)}")
+    classes = (*TASKS, LatentLlamaTransformer.__name__)
+    if model_class not in classes:
+        raise ValueError(f"the recipe's transformer is a {model_class}: choose the class from {', '.join(classes)}")
     plain, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     data = _with_scenes(recipe, "transformer", plain)
     known = known_captions(plain, data)
@@ -170,7 +189,7 @@ def run_transformer(
         training = recipe["transformer"]["training"] | part["training"]
         settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
         pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
-    elif part.get("class") == "LatentLlamaTransformer":
+    elif model_class == LatentLlamaTransformer.__name__:
         vq = LlamaGenVQModel.from_pretrained(folder)
         settings = _settings(LatentLlamaSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], part.get("drafter"), recipe["text_encoder"], vq, data, heldout_data, settings)
@@ -182,6 +201,26 @@ def run_transformer(
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
         more = {"on_report": save, "task_class": task, "start_from": start_from}
         pipe = train_transformer(*parts, out / "transformer", device, **more)
+    save(pipe)
+    return pipe
+
+
+def _run_video(recipe: dict, train: str | Path, heldout: str | Path, out: Path, device: str) -> CosmosPipeline:
+    """`run_transformer` for clips: a `CosmosTransformer` and a `FramewiseVQModel`."""
+    data, heldout_data = _clips(recipe, "transformer", train, heldout)
+    known, part = known_clips(data), recipe["transformer"]
+    sampling = recipe["generation"]["sampling"]
+    settings = _settings(VideoSettings, part["optimizer"], part["training"], sampling=sampling)
+    vq = FramewiseVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
+
+    def save(pipe: CosmosPipeline) -> None:
+        pipe.generation_config.update(sampling)
+        pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
+        pipe.known_captions = known
+        save_float16(pipe, out / "model")
+
+    parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
+    pipe = train_cosmos_transformer(*parts, out / "transformer", device, on_report=save)
     save(pipe)
     return pipe
 
@@ -251,16 +290,14 @@ def run_distill(
     return student
 
 
-def save_float16(pipe: ARImagePipeline, folder: Path) -> None:
+def save_float16(pipe: ARPipeline, folder: Path) -> None:
     """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
     halves = {
         name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
         for name, part in pipe.components.items()
     }
-    half = type(pipe)(**halves)
-    # Not a component.
-    if pipe.config.get("id2label") is not None:
-        half.register_to_config(id2label=pipe.config.id2label)
+    _, options = pipe._get_signature_keys(pipe)
+    half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys()})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")

@@ -15,13 +15,15 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 @pytest.fixture
 def write_run():
-    """Write a finished run of these rows and images, uint8 [N, H, W, 3], that no pipeline generated."""
+    """Write a finished run of these rows and images, uint8 [N, H, W, 3], or videos [N, T, H, W, 3], that no pipeline generated."""
 
     def write_run(folder, rows, images):
         (folder / "images").mkdir(parents=True, exist_ok=True)
         (folder / "results").mkdir(exist_ok=True)
         for row, image in zip(rows, images, strict=True):
-            Image.fromarray(np.asarray(image)).save(folder / row["path"])
+            array = np.asarray(image)
+            first, *others = map(Image.fromarray, array if array.ndim == 4 else [array])
+            first.save(folder / row["path"], **({"save_all": True, "append_images": others} if others else {}))
         config = {
             "model": "tiny",
             "weights": "0",

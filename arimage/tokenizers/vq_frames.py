@@ -1,0 +1,51 @@
+"""An image tokenizer for videos: every frame is a map of tokens of its own."""
+
+from typing import Self
+
+import torch
+from diffusers import ConfigMixin, ModelMixin  # noqa: F401 diffusers looks for the base classes here
+from diffusers.utils.accelerate_utils import apply_forward_hook
+
+from .vq_llamagen import LlamaGenVQModel
+
+
+class FramewiseVQModel(LlamaGenVQModel):
+    """A `LlamaGenVQModel` that takes videos, frame by frame: T frames are T maps, and no frame depends on another. Its weights and
+    settings are those of the image tokenizer."""
+
+    @property
+    def codebook_size(self) -> int:
+        """How many tokens there are."""
+        return self.config.codebook_size
+
+    def num_maps(self, frames: int) -> int:
+        """How many maps a video of so many frames has: as many.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        if frames < 1:
+            raise ValueError(f"{frames} frames do not fit this tokenizer: give 1, 2, 3, ...")
+        return frames
+
+    def num_frames(self, maps: int) -> int:
+        """How many frames so many maps are: as many."""
+        return maps
+
+    @apply_forward_hook
+    def encode(self, video: torch.Tensor) -> torch.LongTensor:
+        """Videos [B, 3, T, H, W] in [-1, 1], sides divisible by `scale_factor`, to tokens [B, T, H / f, W / f].
+
+        Raises:
+            ValueError: if a side is not divisible by `scale_factor`.
+        """
+        return super().encode(video.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(video), -1))
+
+    @apply_forward_hook
+    def decode(self, codes: torch.LongTensor) -> torch.Tensor:
+        """Tokens [B, T, h, w] to videos [B, 3, T, h * f, w * f], nominally in [-1, 1], not clamped."""
+        return super().decode(codes.flatten(0, 1)).unflatten(0, (len(codes), -1)).transpose(1, 2)
+
+    def stream(self) -> Self:
+        """What decodes the maps of videos one after another as they are generated: this tokenizer, which looks at no other map."""
+        return self

@@ -1,0 +1,124 @@
+"""Training of a text-conditional Cosmos transformer, jointly with a small T5 encoder, on the tokens of clips."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..models.transformer_cosmos import CosmosTransformer
+from ..options import fast_dtype
+from ..pipelines.pipeline_cosmos import CosmosPipeline
+from ..tokenizers.vq_frames import FramewiseVQModel
+from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .data import ImageCaptions, save_grid, to_unit_range
+
+
+@dataclass(frozen=True)
+class VideoSettings(CaptionSettings):
+    """How a Cosmos transformer is trained, besides `CaptionSettings`.
+
+    `short_share` of the steps train on the first `short_frames` frames only, with as many more clips: what they show follows from
+    the caption, while later frames follow from those before.
+    """
+
+    short_share: float = 0.5
+    short_frames: int = 2
+
+
+class VideoTask(CaptionTask):
+    """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to the clips of `data`."""
+
+    def __init__(self, pipe: CosmosPipeline, data: ImageCaptions, heldout: ImageCaptions, settings: VideoSettings):
+        super().__init__(pipe, data, heldout, settings, "sjd-coupled")
+        self.transformer, self.text_encoder = pipe.transformer, pipe.text_encoder
+        self.tokens, self.heldout_tokens = self.encode(data), self.encode(heldout)
+
+    @torch.no_grad()
+    def encode(self, data: ImageCaptions) -> torch.LongTensor:
+        """The tokens [M, T, h, w] of clips."""
+        vq = self.frozen.pipe.vq
+        batches = (to_unit_range(clips).transpose(1, 2) for clips in data.images.split(8))
+        return torch.cat([vq.encode(clips.to(vq.device, vq.dtype)).cpu() for clips in batches])
+
+    def logits(self, captions: list[str], tokens: torch.LongTensor, dropped: torch.BoolTensor) -> torch.Tensor:
+        """[B, N, V] for clips [B, t, h, w]; those whose caption is dropped read zeros, as behind every caption."""
+        embeds, mask = self.embed(captions, self.settings.caption_length)
+        read = mask.bool() & ~dropped.to(mask.device)[:, None]
+        return self.transformer.predict(tokens, embeds.masked_fill(~read[..., None], 0))
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        settings = self.settings
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        batch_size, frames = settings.batch_size, self.tokens.shape[1]
+        if torch.rand((), generator=generator) < settings.short_share and settings.short_frames < frames:
+            batch_size, frames = batch_size * frames // settings.short_frames, settings.short_frames
+        index, captions, dropped = self.batch(batch_size, generator)
+        tokens = self.tokens[index, :frames]
+        device, vocab_size = self.transformer.device, self.transformer.config.vocab_size
+        logits = self.logits(captions, self.noisy(tokens, vocab_size, step, generator).to(device), dropped)
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.to(device).flatten())
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        losses = []
+        for index in torch.arange(len(self.heldout_captions)).split(16):
+            tokens = self.heldout_tokens[index].to(self.transformer.device)
+            logits = self.logits(
+                [self.heldout_captions[i] for i in index.tolist()], tokens, torch.zeros(len(index)).bool()
+            )
+            losses.append(F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none"))
+        self.save_samples(out / "samples.png")
+        return {"held-out loss": float(torch.cat(losses).mean())}
+
+    def save_samples(self, path: Path) -> None:
+        """Generate videos of the sample prompts and save their frames as one image, a video per row."""
+        pipe = self.frozen.pipe
+        pipe.set_progress_bar_config(disable=True)
+        frames = pipe(
+            list(self.settings.sample_prompts),
+            **self.settings.sampling,
+            decoding=self.decoding,
+            generator=torch.Generator().manual_seed(self.settings.seed),
+            output_type="pt",
+        ).frames
+        save_grid(frames.flatten(0, 1), path, columns=frames.shape[1])
+
+
+def train_cosmos_transformer(
+    model_config: dict,
+    text_config: dict,
+    vq: FramewiseVQModel,
+    data: ImageCaptions,
+    heldout: ImageCaptions,
+    settings: VideoSettings,
+    out: str | Path,
+    device: str = "cpu",
+    on_report: Callable[[CosmosPipeline], None] | None = None,
+) -> CosmosPipeline:
+    """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens that `vq` gives to
+    the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in float32.
+
+    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    """
+    torch.manual_seed(settings.seed)
+    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+    frames, side = data.images.shape[1], data.images.shape[-1] // vq.scale_factor
+    transformer = CosmosTransformer(
+        shape=(frames, side, side),
+        vocab_size=vq.codebook_size,
+        context_dim=text_encoder.config.d_model,
+        **model_config,
+    )
+    transformer.init_weights()
+    for model in (transformer, text_encoder):
+        nn.Module.to(model, device, fast_dtype(device))
+    pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True)
+    task = VideoTask(pipe, data, heldout, settings)
+    hook = None if on_report is None else lambda: on_report(pipe)
+    task.fit(out, slow=("text_encoder.",), on_report=hook)
+    for model in (transformer, text_encoder):
+        model.float()
+    return pipe
