@@ -54,7 +54,7 @@ class TransformerTask(CaptionTask):
         )
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings = self.settings
+        settings = self.settings.at(step)
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         batch_size, length = settings.batch_size, self.codes.shape[1]
         if torch.rand((), generator=generator) < settings.short_share and settings.short_tokens < length:
