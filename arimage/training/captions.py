@@ -1,9 +1,10 @@
 """What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Self
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -23,10 +24,11 @@ class CaptionSettings:
     """How a transformer is trained on captions.
 
     Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", and `code_noise` of the input tokens by random ones. From step `noise_start` on, `noisy_share` of the images have
-    more of these, any share up to `most_noise`, half of which come from another image of the batch: without them the model
-    continues an image from its own beginning, and a token that strays from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
+    caption", and `code_noise` of the input tokens by random ones. `noisy_share` of the images have more of these, any share
+    up to `most_noise`, half of which come from another image of the batch: without them the model continues an image from
+    its own beginning, and a token that strays from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
     learning rate. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
+    Each of `stages` has the step `start` that it begins with, and the settings that change from there.
     """
 
     optimizer: OptimizerSettings
@@ -34,7 +36,6 @@ class CaptionSettings:
     caption_dropout: float = 0.1
     code_noise: float = 0.03
     noisy_share: float = 0.0
-    noise_start: int = 0
     most_noise: float = 0.7
     text_learning_rate_scale: float = 0.2
     caption_length: int = 24
@@ -42,6 +43,19 @@ class CaptionSettings:
     sample_prompts: tuple[str, ...] = ("a red heart",)
     sampling: dict = field(default_factory=dict)
     seed: int = 0
+    stages: tuple[dict, ...] = ()
+
+    def __post_init__(self):
+        for stage in self.stages:
+            self.at(stage["start"])
+
+    def at(self, step: int) -> Self:
+        """The settings of `step`."""
+        changes = {}
+        for stage in self.stages:
+            changes |= stage if stage["start"] <= step else {}
+        changes.pop("start", None)
+        return replace(self, **changes, stages=())
 
 
 def train_text_tokenizer(captions: list[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -133,8 +147,8 @@ class CaptionTask(nn.Module):
         self, tokens: torch.LongTensor, vocab_size: int, step: int, generator: torch.Generator
     ) -> torch.LongTensor:
         """`tokens` [B, ...], some of them replaced by random ones or by those of another image."""
-        settings, each = self.settings, (len(tokens), *[1] * (tokens.ndim - 1))
-        noisy = torch.rand(each, generator=generator) < settings.noisy_share * (step >= settings.noise_start)
+        settings, each = self.settings.at(step), (len(tokens), *[1] * (tokens.ndim - 1))
+        noisy = torch.rand(each, generator=generator) < settings.noisy_share
         share = torch.where(noisy, settings.most_noise * torch.rand(each, generator=generator), settings.code_noise)
         chosen = torch.rand(tokens.shape, generator=generator) < share
         random = torch.randint(vocab_size, tokens.shape, generator=generator).to(tokens.device)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`, both of which begin again at each step of
-    `restarts`; `ema_decay` is the decay of the averaged weights.
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; both begin again at each of `restarts`, a step
+    and its learning rate. `ema_decay` is the decay of the averaged weights.
 
     Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/), scaled so
     that learning rate and weight decay mean what they mean to AdamW.
@@ -31,17 +31,22 @@ class OptimizerSettings:
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 50
-    restarts: tuple[int, ...] = ()
+    restarts: tuple[tuple[int, float], ...] = ()
     gradient_clip: float = 1.0
     ema_decay: float = 0.999
     muon: tuple[str, ...] = ()
 
     def learning_rate_at(self, step: int) -> float:
-        start = max((restart for restart in self.restarts if restart <= step), default=0)
-        end = min((restart for restart in self.restarts if restart > step), default=self.steps)
+        start, highest, end = 0, self.learning_rate, self.steps
+        for restart, learning_rate in reversed(self.restarts):
+            if restart > step:
+                end = restart
+            else:
+                start, highest = restart, learning_rate
+                break
         warmup = min(1.0, (step - start + 1) / self.warmup_steps)
         progress = min(1.0, (step - start) / (end - start))
-        return self.learning_rate * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        return highest * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Task(Protocol):

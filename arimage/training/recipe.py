@@ -79,7 +79,7 @@ def _settings(kind: Callable[..., Settings], optimizer: dict, training: dict, **
     lists = {name: tuple(value) for name, value in training.items() if isinstance(value, list)}
     try:
         return kind(OptimizerSettings(**optimizer), **training | lists, **more)
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise ValueError(f"the recipe does not fit {kind.__name__}: {error}") from error
 
 

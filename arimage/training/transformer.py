@@ -65,16 +65,17 @@ class TransformerTask(CaptionTask):
             codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional, **order
         )
 
-    def batch_shape(self, generator: torch.Generator) -> tuple[int, int]:
+    def batch_shape(self, step: int, generator: torch.Generator) -> tuple[int, int]:
         """How many images a step trains on, and how many of their first tokens."""
-        settings, batch_size, length = self.settings, self.settings.batch_size, self.codes.shape[1]
+        settings, length = self.settings.at(step), self.codes.shape[1]
+        batch_size = settings.batch_size
         if torch.rand((), generator=generator) < settings.short_share and settings.short_tokens < length:
             batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
         return batch_size, length
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
-        batch_size, length = self.batch_shape(generator)
+        batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)
         codes = self.codes[index, :length]
         device, vocab_size = self.transformer.device, self.transformer.config.vocab_size

@@ -55,7 +55,7 @@ class ARPGTask(TransformerTask):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
-        batch_size, length = self.batch_shape(generator)
+        batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)
         codes, order = self.codes[index], self.orders(batch_size, generator)[:, :length]
         device, vocab_size = self.transformer.device, self.transformer.config.vocab_size

@@ -50,7 +50,7 @@ class VideoTask(CaptionTask):
         return self.transformer.predict(tokens, embeds.masked_fill(~read[..., None], 0))
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings = self.settings
+        settings = self.settings.at(step)
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         batch_size, frames = settings.batch_size, self.tokens.shape[1]
         if torch.rand((), generator=generator) < settings.short_share and settings.short_frames < frames:

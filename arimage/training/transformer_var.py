@@ -86,7 +86,7 @@ class VARTransformerTask(CaptionTask):
         return [one.mean() for one in losses.split(self.sizes[: len(codes)], dim=1)]
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings, sizes = self.settings, self.sizes
+        settings, sizes = self.settings.at(step), self.sizes
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         shares = torch.tensor(settings.scale_shares or [0] * (len(sizes) - 1) + [1]).float()
         count = 1 + int(torch.multinomial(shares, 1, generator=generator))

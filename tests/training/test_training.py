@@ -293,7 +293,7 @@ def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
 
 def test_some_images_have_much_noise_and_the_others_little():
     settings = TransformerSettings(
-        OptimizerSettings(1, 1.0), code_noise=0.02, noisy_share=0.5, noise_start=10, most_noise=0.8
+        OptimizerSettings(1, 1.0), code_noise=0.02, most_noise=0.8, stages=({"start": 10, "noisy_share": 0.5},)
     )
     tokens = (1 << 20) + torch.arange(2000)[:, None].expand(-1, 256)
     task = SimpleNamespace(settings=settings)
@@ -309,6 +309,15 @@ def test_some_images_have_much_noise_and_the_others_little():
     assert much.float().mean() == pytest.approx(0.5 * 0.92, abs=0.04)
     assert shares[~much].mean() == pytest.approx(0.02, abs=0.005)
     assert shares[much].max() < 0.9 and shares[much].mean() == pytest.approx(0.44, abs=0.03)
+
+
+def test_stages_change_settings_from_their_step_on():
+    stages = ({"start": 4, "noisy_share": 0.5}, {"start": 8, "short_share": 0.1})
+    settings = TransformerSettings(OptimizerSettings(1, 1.0), stages=stages)
+    found = [(one.noisy_share, one.short_share) for one in map(settings.at, (3, 4, 8))]
+    assert found == [(0.0, 0.75), (0.5, 0.75), (0.5, 0.1)]
+    with pytest.raises(TypeError, match="nosy_share"):
+        TransformerSettings(OptimizerSettings(1, 1.0), stages=({"start": 4, "nosy_share": 0.5},))
 
 
 def test_muon_moves_its_matrices_equally_far_in_every_direction():
@@ -334,12 +343,12 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     assert settings.learning_rate_at(500) == pytest.approx(2 * (0.05 + 0.95 / 2))
     assert settings.learning_rate_at(1000) == pytest.approx(0.1)
     rates = [settings.learning_rate_at(step) for step in range(10, 1000)]
-    again = replace(settings, steps=1500, restarts=(1000,))
+    again = replace(settings, steps=1500, restarts=((1000, 1.0),))
     assert [again.learning_rate_at(step) for step in range(1000)] == [
         settings.learning_rate_at(s) for s in range(1000)
     ]
-    assert again.learning_rate_at(1000) == pytest.approx(0.2)
-    assert again.learning_rate_at(1250) == pytest.approx(2 * (0.05 + 0.95 / 2))
+    assert again.learning_rate_at(1000) == pytest.approx(0.1)
+    assert again.learning_rate_at(1250) == pytest.approx(0.05 + 0.95 / 2)
     assert rates == sorted(rates, reverse=True)
 
 
