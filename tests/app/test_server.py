@@ -633,7 +633,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
         except httpx.ConnectError:
             return False
 
-    wait_for(healthy, 120)
+    wait_for(healthy, 300)
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
     url = client.images.generate(prompt="a red heart", response_format="url").data[0].url
     assert picture(httpx.get(url).content).size == (8, 8)
