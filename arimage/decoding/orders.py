@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from .names import Order
 from .noise import Purpose, uniforms
 
 
 def order_of(
-    name: Order,
+    name: str,
     shape: tuple[int, int],
     seeds: torch.LongTensor,
     group_sizes: Sequence[int] = (),

@@ -48,9 +48,10 @@ class ARPGTask(TransformerTask):
         settings, side = self.settings, self.transformer.config.grid_size
         seeds = torch.randint(2**62, (count,), generator=generator)
         share = torch.rand(count, 1, generator=generator)
-        order = order_of("random", (side, side), seeds)
         farthest = share[:, 0] < settings.farthest_share
-        order[farthest] = order_of("farthest", (side, side), seeds[farthest])
+        order, spread = order_of("random", (side, side), seeds), order_of("farthest", (side, side), seeds[farthest])
+        assert order is not None and spread is not None
+        order[farthest] = spread
         return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -139,17 +139,18 @@ def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, i
 KNOWN_FIRST = {"none": 0, "some": 2, "all but one": 3}
 
 
+@pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("known", KNOWN_FIRST)
 @pytest.mark.parametrize("name", EXACT)
-def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, known):
+def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, known, size):
     # The first ranks of each image are known, another number of them in every second one.
-    size, count = 20_000, KNOWN_FIRST[known]
+    count = KNOWN_FIRST[known]
     model = table_model(**GRID, groups=2, order=some_order("random", GRID["grid"], size))
     sampling = {"guidance_scale": 1.5, "top_p": 0.95}
     forced = torch.full((size, 4), -1)
     forced[::2, :count] = torch.tensor([2, 0, 1])[:count]
     forced[1::2, :1] = 1
-    tokens = sample_images(model, EXACT[name], Sampling(**sampling, forced=forced), size, known)
+    tokens = sample_images(model, EXACT[name], Sampling(**sampling, forced=forced), size, f"{known} {size}")
     for first in (0, 1):
         given = forced[first].tolist()
         assert_follows(tokens[first::2], model.joint_given(Sampling(**sampling), given), 3)
