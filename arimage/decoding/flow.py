@@ -95,8 +95,8 @@ class FlowDecoding:
     passes. Those behind are replaced by what their noise leads to after the guesses before them.
 
     Exact but for the integration of the flow: a token is off by a total variation of less than the share of noise that more
-    steps would lead to another token. That is less than 0.005 for uniform probabilities over the 1,024 tokens of
-    `emoji-llamagen`, and less than 0.001 for its own.
+    steps would lead to another token. With 8 steps instead of the 12 that it takes, 3 of 600 noise vectors led to another token
+    than with 80 where all tokens of `emoji-llamagen` were equally likely, and none with its own probabilities.
 
     It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted as
     `student_passes`, not as `forward_passes`.
