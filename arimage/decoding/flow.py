@@ -58,9 +58,8 @@ def flow(
 
 def _teacher(model: TokenModel | VectorModel) -> TokenModel | None:
     """The model that verifies the guesses: itself, or of a student its teacher, if that generates token by token."""
-    if not generates_vectors(model):
-        return model
-    return model.teacher if model.teacher is not None and generates_tokens(model.teacher) else None
+    teacher = model.teacher if generates_vectors(model) else model
+    return teacher if teacher is not None and generates_tokens(teacher) else None
 
 
 @dataclass
@@ -123,14 +122,16 @@ class FlowDecoding:
         return FewStepDecoding(self.starts)
 
     def supports(self, model: TokenModel | VectorModel) -> str | None:
+        if not generates_vectors(model) and not generates_tokens(model):
+            return needs_tokens(model)
         teacher = _teacher(model)
         if teacher is None:
             return "it needs the teacher of the student, one that generates token by token: give the pipeline one"
         if generates_vectors(model) and (reason := self._student.supports(model)) is not None:
             return reason
-        if needs_tokens(teacher) is None and teacher.codebook is None:
+        if teacher.codebook is None:
             return "its flow leads to the vectors of tokens, and the model has no codebook"
-        return needs_tokens(teacher)
+        return None
 
     def start(self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor) -> FlowState:
         guesses, noise, passes = self._guess(model, sampling, seeds)
@@ -165,7 +166,7 @@ class FlowDecoding:
             while student.taken < len(student.passes):
                 self._student.step(student)
             return student.tokens, student.noise, student.taken
-        assert model.codebook is not None
+        assert generates_tokens(model) and model.codebook is not None
         ranks = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
         _, sums = start_distribution(model, sampling, len(seeds))
         guesses = torch.searchsorted(sums, uniforms(seeds, ranks, Purpose.START, None, 1)[..., 0], right=True)
