@@ -93,9 +93,9 @@ class FlowDecoding:
     of the teacher alone, token by token from the same noise, whatever the student guesses; the guesses only save forward
     passes. Those behind are replaced by what their noise leads to after the guesses before them.
 
-    Exact but for the integration of the flow: a token is off by a total variation of less than the share of noise that more
-    steps would lead to another token. With 8 steps instead of the 12 that it takes, 3 of 600 noise vectors led to another token
-    than with 80 where all tokens of `emoji-llamagen` were equally likely, and none with its own probabilities.
+    Exact but for the integration of the flow: with 12 steps, the probabilities given the noise differ from those with 48 by a
+    total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally likely, and of 0.000002 with its own
+    probabilities at temperature 1 (means over 150 noise vectors).
 
     It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted as
     `student_passes`, not as `forward_passes`.
