@@ -58,9 +58,8 @@ def flow(
 
 def _teacher(model: TokenModel | VectorModel) -> TokenModel | None:
     """The model that verifies the guesses: itself, or of a student its teacher, if that generates token by token."""
-    if not generates_vectors(model):
-        return model
-    return model.teacher if model.teacher is not None and generates_tokens(model.teacher) else None
+    teacher = model.teacher if generates_vectors(model) else model
+    return teacher if teacher is not None and generates_tokens(teacher) else None
 
 
 @dataclass
@@ -94,9 +93,9 @@ class FlowDecoding:
     of the teacher alone, token by token from the same noise, whatever the student guesses; the guesses only save forward
     passes. Those behind are replaced by what their noise leads to after the guesses before them.
 
-    Exact but for the integration of the flow: a token is off by a total variation of less than the share of noise that more
-    steps would lead to another token. That is less than 0.005 for uniform probabilities over the 1,024 tokens of
-    `emoji-llamagen`, and less than 0.001 for its own.
+    Exact but for the integration of the flow: with 12 steps, the probabilities given the noise differ from those with 48 by a
+    total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally likely, and of 0.000002 with its own
+    probabilities at temperature 1 (means over 150 noise vectors).
 
     It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted as
     `student_passes`, not as `forward_passes`.
@@ -123,14 +122,16 @@ class FlowDecoding:
         return FewStepDecoding(self.starts)
 
     def supports(self, model: TokenModel | VectorModel) -> str | None:
+        if not generates_vectors(model) and not generates_tokens(model):
+            return needs_tokens(model)
         teacher = _teacher(model)
         if teacher is None:
             return "it needs the teacher of the student, one that generates token by token: give the pipeline one"
         if generates_vectors(model) and (reason := self._student.supports(model)) is not None:
             return reason
-        if needs_tokens(teacher) is None and teacher.codebook is None:
+        if teacher.codebook is None:
             return "its flow leads to the vectors of tokens, and the model has no codebook"
-        return needs_tokens(teacher)
+        return None
 
     def start(self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor) -> FlowState:
         guesses, noise, passes = self._guess(model, sampling, seeds)
@@ -165,7 +166,7 @@ class FlowDecoding:
             while student.taken < len(student.passes):
                 self._student.step(student)
             return student.tokens, student.noise, student.taken
-        assert model.codebook is not None
+        assert generates_tokens(model) and model.codebook is not None
         ranks = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
         _, sums = start_distribution(model, sampling, len(seeds))
         guesses = torch.searchsorted(sums, uniforms(seeds, ranks, Purpose.START, None, 1)[..., 0], right=True)

@@ -123,7 +123,7 @@ def open_window(
 
 
 def decided_end(
-    state: WindowState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor
+    state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor
 ) -> torch.LongTensor:
     """The position [B] behind the first draft that is not `kept` [B, W], but at most behind the position `last` [B, 1], and behind
     the image."""
