@@ -100,7 +100,7 @@ def describe(pipe: ARImagePipeline) -> ModelInfo:
     """
     if pipe.generates_latents:
         raise ValueError(
-            f"{type(pipe).__name__} has continuous tokens, which the demo and the server do not show: use arimage generate"
+            f"{type(pipe).__name__} has continuous tokens, which the demo and the server do not show yet: use arimage generate or arimage bench"
         )
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from ..decoding import Decoding, decode
-from ..decoding.interface import generates_vectors
+from ..decoding.interface import generates_latents, generates_vectors
 from ..pipelines.base import ARImagePipeline
 from .deviation import deviation, token_places
 from .measure import take
@@ -46,6 +46,10 @@ def judge(
         if generates_vectors(model):
             raise ValueError(
                 "a distilled model has no distribution to compare its images with: give --images 0 (images=0)"
+            )
+        if generates_latents(model):
+            raise ValueError(
+                "continuous tokens have no probabilities to compare images with: give --images 0 (images=0)"
             )
         counted = model if pipe.generates_scales else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)

@@ -39,7 +39,9 @@ def read_json(path: Path) -> dict:
     for number, row in enumerate(results["rows"], 1):
         name = f"row {number} of {path}"
         check_fields(row, fields | dict.fromkeys(FIGURES, list), name, REMEDY)
-        check_fields(row["sampling"], dict.fromkeys(row["sampling"], NUMBER), f"sampling in {name}", REMEDY)
+        check_fields(
+            row["sampling"], dict.fromkeys(row["sampling"], (*NUMBER, str, list)), f"sampling in {name}", REMEDY
+        )
         for figure in FIGURES:
             # Not every system reports the peak memory.
             complete = row[figure] or figure == "peak_memory"
@@ -57,7 +59,10 @@ def to_markdown(results: dict) -> str:
     """The rows of `results` (machine, settings, rows) as tables of medians with ranges, one per model and batch size."""
     lines = []
     for (model, batch_size), rows in _sections(results["rows"]).items():
-        sampling = ", ".join(f"{name} {value:g}" for name, value in rows[0]["sampling"].items())
+        sampling = ", ".join(
+            f"{name} {value:g}" if isinstance(value, NUMBER) else f"{name} {value}"
+            for name, value in rows[0]["sampling"].items()
+        )
         lines += [
             f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call** ({sampling})",
             "",
@@ -70,7 +75,8 @@ def to_markdown(results: dict) -> str:
                 row["decoding"],
                 _exactness(row),
                 _cell(row["passes"], 1),
-                _cell(row["batch_passes"], 0),
+                _cell(row["batch_passes"], 0)
+                + (f", {_cell(row['head_calls'], 0)} head calls" if "head_calls" in row else ""),
                 _cell(row["tokens_per_pass"], 2),
                 f"{row['tokens_fed']:.1f}" if "tokens_fed" in row else "",
                 _cell(row["seconds"], 2),
