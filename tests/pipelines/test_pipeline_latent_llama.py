@@ -27,7 +27,7 @@ def pipe():
 
 def near(found, wanted):
     """Up to the rounding of differently shaped matrix products."""
-    return torch.allclose(found, wanted, atol=1e-3, rtol=1e-3)
+    return torch.allclose(found, wanted, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", NAMES)
