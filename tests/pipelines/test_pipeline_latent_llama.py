@@ -115,7 +115,7 @@ def test_a_saved_pipeline_loads_with_its_settings(pipe, tmp_path):
     loaded.set_progress_bar_config(disable=True)
     assert type(loaded) is LatentLlamaPipeline and loaded.generation_config == pipe.generation_config
     options = {"class_labels": 3, "decoding": "path-speculative", **LATENT}
-    assert torch.equal(loaded(**options, generator=seeded(0)).images, pipe(**options, generator=seeded(0)).images)
+    assert near(loaded(**options, generator=seeded(0)).images, pipe(**options, generator=seeded(0)).images)
     half = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert half.transformer.dtype == torch.bfloat16
     assert {value.dtype for value in half.transformer.denoising_head.parameters()} == {torch.float32}
@@ -138,8 +138,7 @@ def test_components_that_do_not_fit_are_refused(pipe):
 def test_a_step_stays_on_the_device(guided):
     config = config_of(tiny_latent_llama.transformer)
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        transformer = built(lambda: LatentLlamaTransformer(**config), torch.bfloat16)
-        transformer.denoising_head.float()
+        transformer = built(lambda: LatentLlamaTransformer(**config), torch.float32)
         labels = {"class_labels": torch.zeros(2, dtype=torch.long)}
         model = LatentLlamaModel(transformer, labels, Layout((3, 3)), guided=guided)
         decoding, sampling = decoding_from_name("sjd-coupled", window=4), LatentSampling(2.0, num_diffusion_steps=3)
