@@ -239,7 +239,9 @@ def generate(
     for path in written:
         typer.echo(path)
     typer.echo(
-        f"{len(images)} {kind}, {stats.forward_passes} forward passes, {stats.tokens_per_pass:.1f} tokens per pass, "
+        f"{len(images)} {kind}, {stats.forward_passes} forward passes, "
+        + (f"{stats.head_calls} calls of the denoising head, " if stats.head_calls else "")
+        + f"{stats.tokens_per_pass:.1f} tokens per pass, "
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )

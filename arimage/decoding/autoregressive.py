@@ -7,7 +7,7 @@ import torch
 
 from ..kernels.coupling import sample
 from .distribution import Sampling
-from .interface import CausalLatentModel, TokenModel, generates_latents_in_turn, needs_tokens
+from .interface import TokenModel, generates_latents_in_turn, needs_tokens
 from .noise import Purpose, uniforms
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .state import CursorState, DecodingState
@@ -77,12 +77,10 @@ class AutoregressiveDecoding:
 
     exact = True
 
-    def supports(self, model: TokenModel | CausalLatentModel) -> str | None:
+    def supports(self, model: TokenModel) -> str | None:
         return None if generates_latents_in_turn(model) else needs_tokens(model)
 
-    def start(
-        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
-    ) -> AutoregressiveState | PathState:
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState | PathState:
         if generates_latents_in_turn(model):
             assert isinstance(sampling, LatentSampling)
             return start_paths(model, sampling, seeds, window=1)

@@ -10,7 +10,7 @@ from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .adaptive_window import AdaptiveWindow
 from .distribution import Sampling
-from .interface import CausalLatentModel, TokenModel, generates_latents_in_turn
+from .interface import TokenModel, generates_latents_in_turn
 from .noise import Purpose, exponentials, uniforms
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .settings import check_number, check_settings
@@ -102,15 +102,13 @@ class SpeculativeJacobiDecoding:
     def exact(self) -> bool:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
-    def supports(self, model: TokenModel | CausalLatentModel) -> str | None:
+    def supports(self, model: TokenModel) -> str | None:
         if generates_latents_in_turn(model):
             plain = self.exact and self.refresh == "coupled" and self.window != "auto"
             return None if plain else "its tokens are continuous: use sjd-coupled with a window that is a number"
         return needs_window(model, self.init) or self.acceptance.supports(model)
 
-    def start(
-        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
-    ) -> JacobiState | PathState:
+    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState | PathState:
         if generates_latents_in_turn(model):
             assert isinstance(sampling, LatentSampling) and self.window != "auto"
             return start_paths(model, sampling, seeds, self.window)

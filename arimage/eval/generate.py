@@ -268,7 +268,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
 
     Returns:
         One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call: prefill,
-        decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (those of the call),
+        decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (those of the call), head_calls (of the denoising heads of a model of continuous tokens, one after the other),
         tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system does
         not report it), warm (False for the first call that a process makes of a run, which includes one-time setup), sha256
         (of the file).
@@ -289,6 +289,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         "batch_size": len(rows),
         "seconds": stats.prefill_seconds + stats.decode_seconds + stats.tokenizer_seconds,
         "batch_passes": stats.forward_passes,
+        **({"head_calls": stats.head_calls} if stats.head_calls else {}),
         "exact": stats.exact,
         "peak_memory": next(iter(peak_memory(pipe._execution_device)), None),
         "warm": run.warm,

@@ -86,7 +86,7 @@ def measure(
         The decoding and, for each run: passes (forward passes that decided a token of the image, mean over the batch),
         batch_passes, tokens_per_pass (of an image), seconds (prefill, decoding and pixels), images_per_second, speedup
         (over the first decoding in the same run), and peak_memory in MiB (of the GPU, or of the process; empty where the
-        system does not report it).
+        system does not report it). Of a model of continuous tokens also head_calls (of denoising heads, one after the other).
 
     Raises:
         ValueError: if batch_size or runs is less than 1.
@@ -123,6 +123,8 @@ def measure(
             seconds = stats.prefill_seconds + stats.decode_seconds + stats.tokenizer_seconds
             row["passes"].append(passes)
             row["batch_passes"].append(stats.forward_passes)
+            if stats.head_calls:
+                row.setdefault("head_calls", []).append(stats.head_calls)
             row["tokens_per_pass"].append(float(stats.accepted.sum(0).float().mean()) / passes)
             row["seconds"].append(seconds)
             row["images_per_second"].append(batch_size / seconds)

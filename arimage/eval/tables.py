@@ -69,7 +69,8 @@ def to_markdown(results: dict) -> str:
                 row["decoding"],
                 _exactness(row),
                 _cell(row["passes"], 1),
-                _cell(row["batch_passes"], 0),
+                _cell(row["batch_passes"], 0)
+                + (f", {_cell(row['head_calls'], 0)} head calls" if "head_calls" in row else ""),
                 _cell(row["tokens_per_pass"], 2),
                 f"{row['tokens_fed']:.1f}" if "tokens_fed" in row else "",
                 _cell(row["seconds"], 2),

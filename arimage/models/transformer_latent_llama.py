@@ -140,6 +140,12 @@ def velocity(tokens: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> t
     return kept.sqrt() * tokens + (1 - kept).sqrt() * noise, kept.sqrt() * noise - (1 - kept).sqrt() * tokens
 
 
+def coefficients(tables: DiffusionTables, step: int) -> tuple[float, float]:
+    """How much of the noisy token and of the predicted velocity the mean after `step` holds."""
+    kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
+    return clean * kept**0.5 + tables.mean_of_noisy[step], -clean * (1 - kept) ** 0.5
+
+
 class LatentLlamaModel(PrefixModel):
     """A `CausalLatentModel` (see `arimage.decoding.interface`): a `LatentLlamaTransformer` with the conditions of one call.
 
@@ -226,7 +232,7 @@ class LatentLlamaModel(PrefixModel):
         """See `LatentModel.denoise`; one standard deviation [1]."""
         tables = self._tables(num_diffusion_steps)
         timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device)
-        mean = self._mean(tokens, timesteps, conditions, guidance, *self._coefficients(tables, [step], tokens))
+        mean = self._mean(tokens, timesteps, conditions, guidance, *coefficients(tables, step))
         return mean, torch.full((1,), tables.middle_std(step), device=tokens.device)
 
     def denoise_paths(
@@ -239,20 +245,12 @@ class LatentLlamaModel(PrefixModel):
         """See `CausalLatentModel.denoise_paths`."""
         tables = self._tables(num_diffusion_steps)
         timesteps = torch.tensor(tables.timesteps, device=paths.device)
-        coefficients = self._coefficients(tables, range(len(tables.timesteps)), paths)
-        return self._mean(paths, timesteps, conditions[:, :, :, None], guidance[:, :, None], *coefficients)
+        steps = [coefficients(tables, step) for step in range(len(tables.timesteps))]
+        parts = torch.tensor(steps, device=paths.device).T[..., None]
+        return self._mean(paths, timesteps, conditions[:, :, :, None], guidance[:, :, None], *parts)
 
     def _tables(self, num_diffusion_steps: int | tuple[int, ...]) -> DiffusionTables:
         return diffusion_tables(num_diffusion_steps, self.transformer.config.num_train_timesteps)
-
-    def _coefficients(self, tables: DiffusionTables, steps, like: torch.Tensor) -> list[torch.Tensor]:
-        """How much of the noisy token and of the predicted velocity the next mean holds, [S, 1] each."""
-        of_token, of_velocity = [], []
-        for step in steps:
-            kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
-            of_token.append(clean * kept**0.5 + tables.mean_of_noisy[step])
-            of_velocity.append(-clean * (1 - kept) ** 0.5)
-        return [torch.tensor(values, device=like.device)[:, None] for values in (of_token, of_velocity)]
 
     def _mean(self, tokens, timesteps, conditions, guidance, of_token, of_velocity):
         """The mean of what follows noisy `tokens` [..., D] by `conditions` [G, ..., C]."""

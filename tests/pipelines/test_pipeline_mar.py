@@ -31,7 +31,27 @@ def test_images_and_latents(pipe):
     out = pipe(class_labels=[1, 2], num_images_per_prompt=2, output_type="pt")
     assert out.images.shape == (4, 3, 16, 16) and out.tokens.shape == (4, 3, 8, 8)
     assert out.stats.forward_passes == 4 and out.stats.tokens_per_pass == 4 and out.stats.exact
-    assert pipe.image_sizes == [(16, 16)] and pipe.num_classes == tiny.NUM_CLASSES and pipe.decoding_names == ["mar"]
+    assert (
+        pipe.image_sizes == [(16, 16)]
+        and pipe.num_classes == tiny.NUM_CLASSES
+        and pipe.decoding_names == ["mar", "mar-disa"]
+    )
+
+
+def test_a_smaller_model_may_draft(pipe):
+    parts = {name: part for name, part in pipe.components.items() if not name.startswith("drafter")}
+    with_drafter = MARPipeline(**parts, drafter=tiny_mar.transformer(num_layers=1), drafter_head=tiny_mar.head())
+    with_drafter.generation_config.update(tiny_mar.STEPS)
+    with_drafter.set_progress_bar_config(disable=True)
+    assert with_drafter.decoding_names == ["mar", "mar-disa", "cspd"]
+    out = with_drafter(class_labels=[1, 2], guidance_scale=2.0, decoding="cspd", output_type="pt")
+    # One set by the model, and three by the drafter, which one pass of the model tests.
+    assert out.stats.forward_passes == 2 and not out.stats.exact and out.images.isfinite().all()
+    assert out.stats.head_calls == 5 * 7 and out.stats.accepted.sum(0).tolist() == [16, 16]
+    with pytest.raises(ValueError, match="no drafter"):
+        pipe(class_labels=1, decoding="cspd")
+    with pytest.raises(ValueError, match="drafter_head"):
+        MARPipeline(**parts, drafter=tiny_mar.transformer())
 
 
 def test_patches_of_several_places_are_put_where_they_were(pipe):
@@ -60,7 +80,8 @@ def test_settings_change_the_image(pipe):
         {"guidance_schedule": "constant"},
         {"temperature": 0.5},
         {"num_inference_steps": 5},
-        {"num_diffusion_steps": 7},
+        {"num_diffusion_steps": 6},
+        {"decoding": "mar-disa"},
     ]
     for change in changes:
         assert not near(latents(pipe, **{"guidance_scale": 3.0, **change}), first), change
