@@ -420,6 +420,7 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["bench"],
         ["eval", "generate"],
         ["train", "drafter"],
+        ["train", "denoiser"],
         ["train", "collaborate"],
     ],
 )

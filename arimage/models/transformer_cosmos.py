@@ -310,6 +310,7 @@ class CosmosTokenModel:
     """
 
     drafter = None
+    denoises = False
 
     def __init__(
         self,

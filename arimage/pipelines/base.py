@@ -128,13 +128,13 @@ class ARPipeline(DiffusionPipeline):
     @property
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
-        lacking = [
-            method.__name__
-            for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
-            if getattr(self, part, None) is None
-        ]
+        needed = {DraftTreeDecoding.__name__: "drafter", CollaborativeDecoding.__name__: "refiner"}
         names = decoding_names(self.generates_scales, self.generates_groups)
-        return [name for name in names if PRESETS[name].method not in lacking]
+        parts = {
+            name: "denoiser" if preset.settings.get("levels") else needed.get(preset.method)
+            for name, preset in PRESETS.items()
+        }
+        return [name for name in names if parts[name] is None or getattr(self, parts[name], None) is not None]
 
     # State
 

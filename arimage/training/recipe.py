@@ -19,6 +19,7 @@ from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .denoiser import DenoiserSettings, train_denoiser
 from .drafter import DrafterSettings, train_drafter
 from .known import known_captions
 from .loop import OptimizerSettings
@@ -199,6 +200,18 @@ def run_drafter(
     settings = _settings(DrafterSettings, part["optimizer"], part["training"])
     data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     pipe = train_drafter(pipe, data, heldout_data, settings, out / "drafter")
+    save_float16(pipe, out / "model")
+    return pipe
+
+
+def run_denoiser(
+    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> LlamaGenPipeline:
+    """Train a denoiser by `recipe` for `pipe`; the pipeline with it lies in `out`/model, in float16."""
+    part, out = recipe["denoiser"], Path(out)
+    settings = _settings(DenoiserSettings, part["optimizer"], part["training"])
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    pipe = train_denoiser(pipe, data, heldout_data, settings, out / "denoiser")
     save_float16(pipe, out / "model")
     return pipe
 
