@@ -66,6 +66,7 @@ class JacobiState(WindowState):
 
     def denoise(self, positions: torch.LongTensor, end: torch.LongTensor, tokens: torch.LongTensor) -> None:
         """Move the vectors at `positions` [B, W] by one level to those of `tokens` [B, W]. What lies before `end` [B] is decided."""
+        assert self.model.codebook is not None
         vectors, level = self._at(positions)
         # In a mixture (1 - t) x + t noise, t falls from level / K to (level - 1) / K.
         vectors = vectors + (normalised(self.model.codebook)[tokens] - vectors) / level.clamp(min=1)[..., None]

@@ -241,7 +241,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             first_query: leave out the logits of the positions before it.
             return_features: also return the head's inputs [B, T - first_query, hidden_size].
             denoiser: a `LlamaGenDenoiser`; where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of `tokens` and
-                adapts the blocks. Without a prefix only.
+                adapts the blocks. Not together with a prefix.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
@@ -319,7 +319,7 @@ class LlamaGenTokenModel(PrefixModel):
         check_raster(layout, "LlamaGen")
         super().__init__(transformer, condition, layout, **settings)
         self.drafter, self.denoiser = drafter, denoiser
-        self.denoises = denoiser is not None
+        self.denoises = denoiser is not None and self.codebook is not None
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 

@@ -156,7 +156,7 @@ def train_denoiser(
     out: str | Path,
     on_report: Callable[[LlamaGenPipeline], None] | None = None,
 ) -> LlamaGenPipeline:
-    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights as its
+    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`; returns `pipe` with the averaged weights as its
     component `denoiser`.
 
     `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
