@@ -248,7 +248,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
         hidden, noisy = torch.cat(parts, dim=1), None
-        if denoiser is not None:
+        if denoiser is not None and noise is not None:
             noisy = (noise > 0)[..., None]
             hidden = torch.where(noisy, denoiser.embed(vectors, noise), hidden)
         hidden = self.embedding_dropout(hidden)

@@ -128,13 +128,14 @@ class ARPipeline(DiffusionPipeline):
     @property
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
-        needed = {DraftTreeDecoding.__name__: "drafter", CollaborativeDecoding.__name__: "refiner"}
-        names = decoding_names(self.generates_scales, self.generates_groups)
-        parts = {
-            name: "denoiser" if preset.settings.get("levels") else needed.get(preset.method)
-            for name, preset in PRESETS.items()
-        }
-        return [name for name in names if parts[name] is None or getattr(self, parts[name], None) is not None]
+        parts = {DraftTreeDecoding.__name__: "drafter", CollaborativeDecoding.__name__: "refiner"}
+
+        def lacks_part(name: str) -> bool:
+            preset = PRESETS[name]
+            part = "denoiser" if preset.settings.get("levels") else parts.get(preset.method)
+            return part is not None and getattr(self, part, None) is None
+
+        return [name for name in decoding_names(self.generates_scales, self.generates_groups) if not lacks_part(name)]
 
     # State
 
