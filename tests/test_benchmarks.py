@@ -14,8 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import compare_llamagen
 import compare_transformers
 import compare_var
+import first_drafts
 import scaling
 import side_by_side
+import tiny
+
+from arimage import SpeculativeJacobiDecoding
 
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -35,6 +39,14 @@ def run(monkeypatch, capsys):
     yield main
     for logging, level in levels:
         logging.set_verbosity(level)
+
+
+def test_perfect_first_drafts_save_forward_passes():
+    pipe = tiny.text_pipeline(grid=8)
+    prompts = ["a red heart", "green tree"] * 4
+    uniform = first_drafts.steps_of(pipe, prompts, SpeculativeJacobiDecoding(window=4))
+    perfect = first_drafts.steps_of(pipe, prompts, first_drafts.PerfectDrafts(window=4))
+    assert perfect.mean() < 0.8 * uniform.mean() and perfect.min() >= 1 + 63 / 4
 
 
 @pytest.mark.parametrize("name", ["janus-pro-1b", "emu3"])

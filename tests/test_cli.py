@@ -421,6 +421,7 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["eval", "generate"],
         ["train", "drafter"],
         ["train", "distill"],
+        ["train", "denoiser"],
         ["train", "collaborate"],
     ],
 )

@@ -25,6 +25,7 @@ from arimage.decoding import (
     parse_decoding,
     speculative_jacobi,
 )
+from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
@@ -62,13 +63,18 @@ def fake_cuda(monkeypatch):
 def llamagen_parts(kind, dtype):
     config = config_of(lambda: tiny.transformer(kind, num_layers=1))
     drafter_config = config_of(lambda: tiny.drafter(tiny.transformer(kind)))
-    return built(lambda: LlamaGenTransformer(**config), dtype), built(lambda: LlamaGenDrafter(**drafter_config), dtype)
+    denoiser_config = config_of(lambda: tiny.denoiser(tiny.transformer(kind, num_layers=1)))
+    parts = {
+        "drafter": built(lambda: LlamaGenDrafter(**drafter_config), dtype),
+        "denoiser": built(lambda: LlamaGenDenoiser(**denoiser_config), dtype),
+    }
+    return built(lambda: LlamaGenTransformer(**config), dtype), parts
 
 
 def llamagen(kind, dtype, guided):
-    transformer, drafter = llamagen_parts(kind, dtype)
+    transformer, parts = llamagen_parts(kind, dtype)
     condition, codebook = condition_of(kind, dtype), torch.randn(tiny.CODES, 4)
-    return LlamaGenTokenModel(transformer, condition, LAYOUT, guided=guided, codebook=codebook, drafter=drafter)
+    return LlamaGenTokenModel(transformer, condition, LAYOUT, guided=guided, codebook=codebook, **parts)
 
 
 @cache
@@ -210,8 +216,10 @@ def run(decoding, model, sampling):
 def cases():
     for family in FAMILIES:
         for name in decoding_names("var" in family, family in tiny.ANY_ORDER):
-            # The drafter is LlamaGen's.
-            others = "eagle" not in name and not (family in tiny.ANY_ORDER and name in ("zipar", "pjd"))
+            # Drafter and denoiser are LlamaGen's.
+            others = (
+                "eagle" not in name and name != "sjd2" and not (family in tiny.ANY_ORDER and name in ("zipar", "pjd"))
+            )
             if "llamagen" in family or others:
                 yield family, name
 
@@ -269,6 +277,7 @@ VARIANTS = [
     "sjd-coupled:init=above",
     "sjd-coupled:relax=1.5",
     "sjd-coupled:window=auto",
+    "sjd2:levels=3,refresh=gumbel",
     "groups:groups=1+3+12,guidance_schedule=constant,attention=causal",
     "zipar:window=1,adaptive=true",
     "zipar:window=2",

@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.models.transformer_llamagen import LlamaGenTransformer
@@ -99,6 +100,10 @@ def drafter(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDrafter:
     return randomise(LlamaGenDrafter.for_transformer(of), seed + 3)
 
 
+def denoiser(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDenoiser:
+    return randomise(LlamaGenDenoiser.for_transformer(of, codebook_dim=4, rank=8), seed + 4)
+
+
 def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
     tokenizer, model = text_tokenizer(), transformer("text", grid, seed)
@@ -108,6 +113,7 @@ def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
         tokenizer,
         text_encoder(len(tokenizer), seed=seed),
         drafter(model, seed),
+        denoiser(model, seed),
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -116,7 +122,8 @@ def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
 def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
     model = transformer("class", grid, seed)
-    pipe = LlamaGenPipeline(model, image_tokenizer(seed=seed), drafter=drafter(model, seed))
+    parts = {"drafter": drafter(model, seed), "denoiser": denoiser(model, seed)}
+    pipe = LlamaGenPipeline(model, image_tokenizer(seed=seed), **parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

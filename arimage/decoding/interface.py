@@ -27,6 +27,7 @@ class TokenModel(Protocol):
             None where they are not known.
         network: the network that runs the forward passes, by which tables and measured times are remembered.
         drafter: a `Drafter` trained for this model; None where there is none.
+        denoises: whether it is a `DenoisingModel`.
         context: int64 [B, rows * columns], the tokens of the frame before the first, where the videos continue others; None where
             there is none.
     """
@@ -37,6 +38,7 @@ class TokenModel(Protocol):
     device: torch.device
     codebook: torch.Tensor | None
     network: object
+    denoises: bool
 
     @property
     def drafter(self) -> "Drafter | None": ...
@@ -78,6 +80,26 @@ class TokenModel(Protocol):
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """Bind `images` [M] to the conditions of `other`, a model of M images of the same network, layout and guidance, for
         `forward`: what `prefill` returned to `other` is put into the cache. Returns whether its tensors are other ones now."""
+        ...
+
+
+class DenoisingModel(TokenModel, Protocol):
+    """A `TokenModel` with a codebook that can also read noise in place of tokens."""
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: Any,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+        vectors: torch.FloatTensor | None = None,
+        noise: torch.FloatTensor | None = None,
+    ) -> torch.FloatTensor:
+        """As `TokenModel.forward`, where a query with `noise` [B, Q] t in (0, 1] reads its `vectors` [B, Q, D] in place of its token:
+        a mixture (1 - t) x + t e of the vector x of a token, in the codebook `normalised`, and of Gaussian noise e. Logits of queries
+        that see no noise are those of `TokenModel.forward`."""
         ...
 
 

@@ -42,6 +42,13 @@ PRESETS = {
         "like sjd, but drafts that are sampled again keep their Gumbel noise",
         "2510.24211",
     ),
+    "sjd2": Preset(
+        "SpeculativeJacobiDecoding",
+        {"levels": 1},
+        True,
+        "like sjd-coupled, with drafts that a trained denoiser makes from noise",
+        "2510.08994",
+    ),
     "sjd-tree": Preset(
         "TreeJacobiDecoding",
         {},
@@ -151,6 +158,7 @@ DEFAULTS = {
         "acceptance": {"method": "ExactAcceptance"},
         "relax": 1.0,
         "reuse": None,
+        "levels": 0,
     },
     "TreeJacobiDecoding": {"window": 32, "width": 3, "depth": 4, "init": "uniform"},
     "LazyJacobiDecoding": {"window": 64, "chain": 16, "tokens": 32, "init": "uniform"},

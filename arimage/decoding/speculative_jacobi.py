@@ -11,7 +11,7 @@ from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .adaptive_window import AdaptiveWindow
 from .distribution import Sampling
 from .interface import TokenModel, generates_latents_in_turn
-from .noise import Purpose, exponentials, uniforms
+from .noise import Purpose, exponentials, normals, uniforms
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .settings import check_number, check_settings
 from .step_seconds import SIZES, step_seconds
@@ -23,10 +23,21 @@ Refresh = Literal["independent", "coupled", "gumbel"]
 
 @dataclass
 class JacobiState(WindowState):
-    """Adds to `WindowState`: `accepts`, the test of drafts that are not fresh, and the chooser of the window if it is adaptive."""
+    """Adds to `WindowState`.
+
+    Attributes:
+        accepts: the test of drafts that are not fresh.
+        adaptive: the chooser of the window, if it is adaptive.
+        levels: K, how many steps a draft is noise before it is a token to the model.
+        level: int64 [B, N + capacity], how many of them are left to the draft at each position; [B, 0] if K is 0.
+        vectors: float32 [B, N + capacity, D], the noisy vectors of these drafts; [B, 0] if K is 0.
+    """
 
     accepts: Accepts
     adaptive: AdaptiveWindow | None
+    levels: int
+    level: torch.LongTensor
+    vectors: torch.FloatTensor
 
     def adapt(self) -> None:
         if self.adaptive is not None:
@@ -39,6 +50,42 @@ class JacobiState(WindowState):
         if self.adaptive is not None:
             self.adaptive.restart()
         return super().put(rows, other)
+
+    def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
+        if self.levels:
+            noise = normals(self.seeds, positions, Purpose.NOISE, None, self.vectors.shape[-1])
+            self._write(torch.where(entered, positions, self.model.num_tokens), self.levels, noise)
+
+    def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:
+        """What `DenoisingModel.forward` reads in place of the tokens at `positions` [B, W]."""
+        vectors, level = self._at(positions)
+        return {"vectors": vectors, "noise": level / self.levels}
+
+    def is_token(self, positions: torch.LongTensor) -> torch.BoolTensor:
+        """Bool [B, W], which of `positions` [B, W] are tokens to the model."""
+        return self.level.gather(1, positions) == 0
+
+    def denoise(self, positions: torch.LongTensor, end: torch.LongTensor, tokens: torch.LongTensor) -> None:
+        """Move the vectors at `positions` [B, W] by one level to those of `tokens` [B, W]. What lies before `end` [B] is decided."""
+        assert self.model.codebook is not None
+        vectors, level = self._at(positions)
+        # In a mixture (1 - t) x + t noise, t falls from level / K to (level - 1) / K.
+        vectors = vectors + (normalised(self.model.codebook)[tokens] - vectors) / level.clamp(min=1)[..., None]
+        self._write(positions, torch.where(positions < end[:, None], 0, (level - 1).clamp(min=0)), vectors)
+
+    def _at(self, positions: torch.LongTensor) -> tuple[torch.FloatTensor, torch.LongTensor]:
+        index = positions[..., None].expand(-1, -1, self.vectors.shape[-1])
+        return self.vectors.gather(1, index), self.level.gather(1, positions)
+
+    def _write(self, positions: torch.LongTensor, level: torch.LongTensor | int, vectors: torch.FloatTensor) -> None:
+        self.vectors.scatter_(1, positions[..., None].expand_as(vectors), vectors)
+        self.level.scatter_(1, positions, level)
+
+
+def normalised(codebook: torch.Tensor) -> torch.FloatTensor:
+    """The vectors [V, D] with mean 0 and deviation 1 along each of the D dimensions, which gives noise its scale."""
+    codebook = codebook.float()
+    return (codebook - codebook.mean(0)) / codebook.std(0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +122,9 @@ class SpeculativeJacobiDecoding:
             sampled again as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the independent refresh),
             0 to 1. Not exact, without a bound: what stays does not follow the distribution that is recorded for it. None is
             off.
+        levels: how many steps a draft is noise, each time less, before it is a token to the model; 0 is off. The model needs a
+            denoiser, which acts on noisy drafts only (https://arxiv.org/abs/2510.08994, where it is the model that is
+            fine-tuned). What is decided has no noise before it: exact, whatever the denoiser does.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -86,11 +136,12 @@ class SpeculativeJacobiDecoding:
     acceptance: Acceptance = field(default_factory=ExactAcceptance)
     relax: float = 1.0
     reuse: float | None = None
+    levels: int = 0
 
     def __post_init__(self):
         check_settings(
             self,
-            {} if self.window == "auto" else {"window": 1},
+            {"levels": 0} | ({} if self.window == "auto" else {"window": 1}),
             {"refresh": get_args(Refresh), "init": get_args(Init)},
         )
         check_acceptance(self)
@@ -104,9 +155,12 @@ class SpeculativeJacobiDecoding:
 
     def supports(self, model: TokenModel) -> str | None:
         if generates_latents_in_turn(model):
-            plain = self.exact and self.refresh == "coupled" and self.window != "auto"
+            plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
             return None if plain else "its tokens are continuous: use sjd-coupled with a window that is a number"
-        return needs_window(model, self.init) or self.acceptance.supports(model)
+        reason = needs_window(model, self.init)
+        if reason is None and self.levels and not model.denoises:
+            reason = "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0"
+        return reason or self.acceptance.supports(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState | PathState:
         if generates_latents_in_turn(model):
@@ -118,6 +172,15 @@ class SpeculativeJacobiDecoding:
             window, capacity = adaptive.window, adaptive.largest
         else:
             window = capacity = self.window
+        level = seeds.new_zeros(len(seeds), 0)
+        vectors = torch.zeros(len(seeds), 0, device=model.device)
+        if self.levels:
+            assert model.codebook is not None
+            room = model.num_tokens + min(capacity, model.num_tokens)
+            level, vectors = (
+                level.new_zeros(len(seeds), room),
+                vectors.new_zeros(len(seeds), room, model.codebook.shape[1]),
+            )
         return open_window(
             JacobiState,
             model,
@@ -128,6 +191,9 @@ class SpeculativeJacobiDecoding:
             capacity=capacity,
             accepts=accepts,
             adaptive=adaptive,
+            levels=self.levels,
+            level=level,
+            vectors=vectors,
         )
 
     def _seconds(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> dict[int, float]:
@@ -150,7 +216,8 @@ class SpeculativeJacobiDecoding:
         positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
         live, before = positions < state.model.num_tokens, positions - 1
         previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
-        logits = state.model.forward(previous, torch.where(live, before, -1), state.cache)
+        noisy = state.noisy(before) if self.levels else {}
+        logits = state.model.forward(previous, torch.where(live, before, -1), state.cache, **noisy)
         p, q = state.probabilities(logits, positions, live), state.draft_probabilities[:, : state.window]
         noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
         verified, kept = couple(p, q, drafts, noise[..., :2])
@@ -159,12 +226,17 @@ class SpeculativeJacobiDecoding:
             # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
             kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
             verified = torch.where(kept, drafts, verified)
+        if self.levels:
+            # What follows a noisy draft has not seen its token.
+            kept = kept & state.is_token(positions)
         end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1))
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
         # Coupled drafts are at once what is decided and what comes next.
         tokens = verified if redrafted is verified else torch.where(positions < end[:, None], verified, redrafted)
         state.token_buffer.scatter_(1, positions, tokens)
+        if self.levels:
+            state.denoise(positions, end, tokens)
         slide_window(state, end, p, noise[..., 2])
 
     def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:

@@ -52,6 +52,9 @@ class WindowState(CursorState):
     def reach(self) -> tuple[torch.LongTensor, int]:
         return self.cursor.max() - 1, self.window
 
+    def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
+        """Called when those of `positions` [B, W] that `entered` [B, W] the window have been drafted."""
+
 
 _State = TypeVar("_State", bound=WindowState)
 
@@ -185,6 +188,7 @@ def _draft(
         drafts, start = _force(state, positions, drafts, start)
     state.write_tokens(positions, entered, drafts)
     _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
+    state.enter(positions, entered)
 
 
 def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:

@@ -55,6 +55,7 @@ class PrefixModel:
     """
 
     drafter = None
+    denoises = False
 
     def __init__(
         self,

@@ -67,6 +67,7 @@ class LanguageTokenModel:
 
     # It generates images, which continue none.
     context = None
+    denoises = False
 
     def __init__(
         self,

@@ -318,6 +318,7 @@ class CosmosTokenModel:
     """
 
     drafter = None
+    denoises = False
 
     def __init__(
         self,

@@ -226,6 +226,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         cache: SlotCache | None = None,
         first_query: int = 0,
         return_features: bool = False,
+        denoiser: nn.Module | None = None,
+        vectors: torch.FloatTensor | None = None,
+        noise: torch.FloatTensor | None = None,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """One forward pass over a prefix, over tokens, or over both: logits [B, T - first_query, vocab_size] in float32.
 
@@ -237,25 +240,33 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             cache: keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
             first_query: leave out the logits of the positions before it.
             return_features: also return the head's inputs [B, T - first_query, hidden_size].
+            denoiser: a `LlamaGenDenoiser`; where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of `tokens` and
+                adapts the blocks. Not together with a prefix.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
             # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
-        hidden = self.embedding_dropout(torch.cat(parts, dim=1))
+        hidden, noisy = torch.cat(parts, dim=1), None
+        if denoiser is not None and noise is not None:
+            noisy = (noise > 0)[..., None]
+            hidden = torch.where(noisy, denoiser.embed(vectors, noise), hidden)
+        hidden = self.embedding_dropout(hidden)
         scores = additive(mask, hidden.dtype)
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, rotary, scores, cache, layer)
+            before, hidden = hidden, block(hidden, rotary, scores, cache, layer)
+            if denoiser is not None:
+                hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
         features = self.norm(hidden[:, first_query:])
         logits = self.head(features).float()
         return (logits, features) if return_features else logits
 
     def predict(
-        self, tokens: torch.LongTensor, *, return_features: bool = False, **condition
+        self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
         """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid: position
         j sees the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
-        `return_features` as in `forward`."""
+        `return_features` and `cache` as in `forward`."""
         batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
         start = prefix_mask.shape[1]
@@ -271,6 +282,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             rotary=rotary,
             mask=mask,
             condition=condition,
+            cache=cache,
             first_query=start - 1,
             return_features=return_features,
         )
@@ -285,7 +297,7 @@ class LlamaGenTokenModel(PrefixModel):
 
     Args:
         transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.
-        drafter: a `LlamaGenDrafter` of this transformer.
+        drafter, denoiser: a `LlamaGenDrafter` and a `LlamaGenDenoiser` of this transformer.
 
     Raises:
         ValueError: if the layout has three dimensions, or an order.
@@ -301,11 +313,13 @@ class LlamaGenTokenModel(PrefixModel):
         layout,
         *,
         drafter: nn.Module | None = None,
+        denoiser: nn.Module | None = None,
         **settings,
     ):
         check_raster(layout, "LlamaGen")
         super().__init__(transformer, condition, layout, **settings)
-        self.drafter = drafter
+        self.drafter, self.denoiser = drafter, denoiser
+        self.denoises = denoiser is not None and self.codebook is not None
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
 
@@ -337,8 +351,14 @@ class LlamaGenTokenModel(PrefixModel):
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
         return_features: bool = False,
+        vectors: torch.FloatTensor | None = None,
+        noise: torch.FloatTensor | None = None,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward` and `DenoisingModel.forward`."""
+        noisy = {}
+        if vectors is not None and noise is not None:
+            noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)
+            noisy["denoiser"] = self.denoiser
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
         seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
@@ -350,6 +370,7 @@ class LlamaGenTokenModel(PrefixModel):
             mask=torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1),
             cache=cache,
             return_features=True,
+            **noisy,
         )
         logits, features = (output.unflatten(0, (self.groups, -1)) for output in outputs)
         return (logits, features) if return_features else logits

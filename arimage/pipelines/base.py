@@ -133,13 +133,14 @@ class ARPipeline(DiffusionPipeline):
     @property
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
-        lacking = [
-            method.__name__
-            for part, method in (("drafter", DraftTreeDecoding), ("refiner", CollaborativeDecoding))
-            if getattr(self, part, None) is None
-        ]
-        names = decoding_names(self.generates_scales, self.generates_groups)
-        return [name for name in names if PRESETS[name].method not in lacking]
+        parts = {DraftTreeDecoding.__name__: "drafter", CollaborativeDecoding.__name__: "refiner"}
+
+        def lacks_part(name: str) -> bool:
+            preset = PRESETS[name]
+            part = "denoiser" if preset.settings.get("levels") else parts.get(preset.method)
+            return part is not None and getattr(self, part, None) is None
+
+        return [name for name in decoding_names(self.generates_scales, self.generates_groups) if not lacks_part(name)]
 
     # State
 

@@ -7,6 +7,7 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, Layout
+from ..models.denoiser_llamagen import LlamaGenDenoiser
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -37,6 +38,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
+        denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of `SpeculativeJacobiDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
@@ -44,9 +46,9 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["tokenizer", "text_encoder", "drafter"]
-    # It runs between forward passes of the transformer, whose embedding and head it uses.
-    _exclude_from_cpu_offload = ["drafter"]
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser"]
+    # They run between and within forward passes of the transformer, with parts of it.
+    _exclude_from_cpu_offload = ["drafter", "denoiser"]
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         drafter: LlamaGenDrafter | None = None,
+        denoiser: LlamaGenDenoiser | None = None,
         id2label: dict[int, str] | None = None,
     ):
         super().__init__()
@@ -65,17 +68,23 @@ class LlamaGenPipeline(ClassOrTextPipeline):
                 "load the two that were trained together"
             )
         check_text_encoder(text_encoder, transformer)
-        if (
-            drafter is not None
-            and transformer is not None
-            and drafter.config.hidden_size != transformer.config.hidden_size
-        ):
-            raise ValueError(
-                f"the drafter is {drafter.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
-                "load the drafter that was trained with it"
-            )
+        for name, part in (("drafter", drafter), ("denoiser", denoiser)):
+            if (
+                part is not None
+                and transformer is not None
+                and part.config.hidden_size != transformer.config.hidden_size
+            ):
+                raise ValueError(
+                    f"the {name} is {part.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
+                    f"load the {name} that was trained with it"
+                )
         self.register_modules(
-            transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            drafter=drafter,
+            denoiser=denoiser,
         )
         self.name_classes(id2label)
 
@@ -114,6 +123,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             guided=call.guided,
             codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
+            denoiser=self.denoiser,
         )
         call.bind(model)
         return call

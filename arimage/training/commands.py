@@ -78,6 +78,23 @@ def distill(
     run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out)
 
 
+@train_app.command("denoiser")
+def denoiser(
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Train a denoiser for a finished model, for the decoding "sjd2"; OUT/model is the model with its denoiser."""
+    from .recipe import load_recipe, run_denoiser
+
+    parts = load_recipe(recipe, "transformer", "denoiser"), load_pipeline(model, device, dtype)
+    run_denoiser(*parts, data, heldout, out)
+
+
 @train_app.command("collaborate")
 def collaborate(
     data: Train,

@@ -36,6 +36,23 @@ class DrafterSettings:
     seed: int = 0
 
 
+@torch.no_grad()
+def encode(pipe: LlamaGenPipeline, data: ImageCaptions) -> torch.LongTensor:
+    """Tokens [M, N] of the images of `data`."""
+    batches = data.images.split(64)
+    return torch.cat([pipe.vq.encode(to_unit_range(batch).to(pipe.device)).flatten(1).cpu() for batch in batches])
+
+
+def generate(pipe: LlamaGenPipeline, captions: list[str], seed: int, number: int) -> torch.LongTensor:
+    """Tokens [M, N] of one image per caption, with the pipeline's default sampling; another one for every `number`."""
+    generator, codes = torch.Generator().manual_seed(seed * 1_000_003 + number), []
+    for start in range(0, len(captions), 64):
+        prompts = captions[start : start + 64]
+        output = pipe(prompts, generator=generator, output_type="latent", decoding="ar")
+        codes.append(output.tokens.flatten(1).cpu())
+    return torch.cat(codes)
+
+
 class DrafterTask(nn.Module):
     def __init__(
         self,
@@ -49,30 +66,14 @@ class DrafterTask(nn.Module):
         self.drafter, self.settings = drafter, settings
         # Not a module: the pipeline is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
-        captions, codes = [variants[0] for variants in data.captions], self.encode(data)
-        sampled = [self.sample(captions, seed) for seed in range(settings.samples_per_image)]
+        captions, codes = [variants[0] for variants in data.captions], encode(pipe, data)
+        sampled = [generate(pipe, captions, settings.seed, number) for number in range(settings.samples_per_image)]
         self.train_set = self.continued(captions * (1 + len(sampled)), torch.cat([codes, *sampled]))
         probe = captions[:32]
         self.report_sets = {
-            "held-out": self.continued([variants[0] for variants in heldout.captions], self.encode(heldout)),
-            "sampled": self.continued(probe, self.sample(probe, settings.samples_per_image)),
+            "held-out": self.continued([variants[0] for variants in heldout.captions], encode(pipe, heldout)),
+            "sampled": self.continued(probe, generate(pipe, probe, settings.seed, settings.samples_per_image)),
         }
-
-    @torch.no_grad()
-    def encode(self, data: ImageCaptions) -> torch.LongTensor:
-        vq = self.frozen.pipe.vq
-        batches = data.images.split(64)
-        return torch.cat([vq.encode(to_unit_range(batch).to(vq.device)).flatten(1).cpu() for batch in batches])
-
-    def sample(self, captions: list[str], seed: int) -> torch.LongTensor:
-        """Tokens of one image per caption, with the pipeline's default sampling."""
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + seed)
-        codes = []
-        for start in range(0, len(captions), 64):
-            prompts = captions[start : start + 64]
-            output = self.frozen.pipe(prompts, generator=generator, output_type="latent", decoding="ar")
-            codes.append(output.tokens.flatten(1).cpu())
-        return torch.cat(codes)
 
     @torch.no_grad()
     def continued(self, captions: list[str], codes: torch.LongTensor) -> tuple[torch.LongTensor, torch.Tensor]:

@@ -24,6 +24,7 @@ from ..tokenizers.vq_var import VARVQModel
 from .animation import ClipSettings, frames_of, known_clips, make_clips
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .denoiser import DenoiserSettings, train_denoiser
 from .distill import DistillSettings, train_distill
 from .drafter import DrafterSettings, train_drafter
 from .known import known_captions
@@ -288,6 +289,18 @@ def run_distill(
     )
     save_float16(student, out / "model")
     return student
+
+
+def run_denoiser(
+    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> LlamaGenPipeline:
+    """Train a denoiser by `recipe` for `pipe`; the pipeline with it lies in `out`/model, in float16."""
+    part, out = recipe["denoiser"], Path(out)
+    settings = _settings(DenoiserSettings, part["optimizer"], part["training"])
+    data, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
+    pipe = train_denoiser(pipe, data, heldout_data, settings, out / "denoiser")
+    save_float16(pipe, out / "model")
+    return pipe
 
 
 def save_float16(pipe: ARPipeline, folder: Path) -> None:

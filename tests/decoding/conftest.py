@@ -10,22 +10,22 @@ from arimage.decoding import Layout
 
 
 class TokenCache:
-    """The tokens that were fed and their positions, by slot [B, S + 1]; -1 was never written. The last slot takes what is to
-    be thrown away."""
+    """The tokens that were fed, their positions and what was told of their noise (0 is none), by slot [B, S + 1]; -1 was never
+    written. The last slot takes what is to be thrown away."""
 
     def __init__(self, batch_size, slots):
-        self.tokens, self.positions = (torch.full((batch_size, slots + 1), -1) for _ in range(2))
+        self.tokens, self.positions, self.noise = (torch.full((batch_size, slots + 1), -1) for _ in range(3))
 
     def move(self, source, target):
         """Copy the slots `source` [B, M] to `target` [B, M]; a target of -1 copies nowhere."""
-        for values in (self.tokens, self.positions):
+        for values in (self.tokens, self.positions, self.noise):
             values.scatter_(1, target % values.shape[1], values.gather(1, source))
 
     def expand(self, images):
-        self.tokens, self.positions = self.tokens[images], self.positions[images]
+        self.tokens, self.positions, self.noise = self.tokens[images], self.positions[images], self.noise[images]
 
     def put(self, images, other):
-        self.tokens[images], self.positions[images] = other.tokens, other.positions
+        self.tokens[images], self.positions[images], self.noise[images] = other.tokens, other.positions, other.noise
 
 
 class TableModel:
@@ -43,10 +43,12 @@ class TableModel:
             raster order.
         context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution depends on them.
 
-    The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter.
+    The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter. A query that sees noise
+    has the distribution of other tokens, which depends on all noisy vectors and levels that it sees.
     """
 
     device = torch.device("cpu")
+    denoises = True
 
     def __init__(
         self,
@@ -99,7 +101,18 @@ class TableModel:
         first = (self.vocab_size ** (positions + 1) - 1) // (self.vocab_size - 1)
         return torch.stack([first + index + group / 2 for group in range(self.groups)])[..., None]
 
-    def forward(self, tokens, positions, cache, *, visible=None, slots=None, return_features=False):
+    def forward(
+        self,
+        tokens,
+        positions,
+        cache,
+        *,
+        visible=None,
+        slots=None,
+        return_features=False,
+        vectors=None,
+        noise=None,
+    ):
         self.forward_passes += 1
         slots = positions if slots is None else slots
         live = positions >= 0
@@ -108,6 +121,11 @@ class TableModel:
         dump = cache.tokens.shape[1] - 1
         cache.tokens.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
         cache.positions.scatter_(1, torch.where(live, slots, dump), positions)
+        told = torch.zeros_like(tokens)
+        if noise is not None:
+            assert vectors.shape == (*tokens.shape, self.codebook.shape[1]) and ((noise >= 0) & (noise <= 1)).all()
+            told = torch.where(noise > 0, 1 + (100 * vectors[..., 0].abs() + 10 * noise).long(), 0)
+        cache.noise.scatter_(1, torch.where(live, slots, dump), told)
         fed, fed_at = cache.tokens[:, None, :dump], cache.positions[:, None, :dump]
         if visible is None:
             visible = (torch.arange(dump) <= positions[..., None]).expand(*positions.shape, dump)
@@ -125,6 +143,8 @@ class TableModel:
         # The last position has none after it: its logits mean nothing either.
         live = live & (positions < self.num_tokens - 1)
         rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
+        told = (cache.noise[:, None, :dump] * visible).sum(2)
+        rows = torch.where(told > 0, (rows + 7 * told) % self._rows.shape[1], rows)
         logits = self._rows[:, rows].masked_fill(~live[..., None], self.padding)
         return (logits, self.features(positions, index)) if return_features else logits
 

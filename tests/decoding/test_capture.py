@@ -107,9 +107,8 @@ def capturing(decoding, state):
 def llamagen():
     transformer = tiny.transformer("class", num_layers=1)
     codebook = torch.randn(tiny.CODES, 4, generator=torch.Generator().manual_seed(0))
-    return LlamaGenTokenModel(
-        transformer, LABELS, Layout((4, 4)), guided=True, codebook=codebook, drafter=tiny.drafter(transformer)
-    )
+    parts = {"drafter": tiny.drafter(transformer), "denoiser": tiny.denoiser(transformer)}
+    return LlamaGenTokenModel(transformer, LABELS, Layout((4, 4)), guided=True, codebook=codebook, **parts)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ ROWS = [
     (AutoregressiveDecoding, {}),
     (
         SpeculativeJacobiDecoding,
-        {"window": [1, 2, 4], "refresh": ["independent", "coupled", "gumbel"], "init": INITS},
+        {"window": [1, 2, 4], "refresh": ["independent", "coupled", "gumbel"], "init": INITS, "levels": [0, 1, 3]},
     ),
     (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": INITS}),
     (
@@ -229,6 +229,15 @@ class StaleProbabilities(SpeculativeJacobiDecoding):
         state.draft_probabilities.copy_(torch.where(state.fresh[..., None], state.draft_probabilities, stale))
 
 
+class TrustsNoise(SpeculativeJacobiDecoding):
+    """Decides drafts after one that was noise to the model."""
+
+    def start(self, model, sampling, seeds):
+        state = super().start(model, sampling, seeds)
+        state.is_token = lambda positions: torch.ones_like(positions, dtype=torch.bool)
+        return state
+
+
 def siblings_of_another_distribution(q, noise, first):
     return sample_siblings((q > 0).float(), noise, first)
 
@@ -247,6 +256,11 @@ BROKEN = {
     "steps share their noise": (COUPLED, {"uniforms": same_noise_at_every_step}),
     "stale probabilities, coupled": ({**COUPLED, "method": StaleProbabilities}, {}),
     "stale probabilities, independent": ({**INDEPENDENT, "method": StaleProbabilities}, {}),
+    "drafts after noise are decided": ({**COUPLED, "method": TrustsNoise, "levels": 1}, {}),
+    "the draft comes from one denoising step, its probabilities from the one before": (
+        {**COUPLED, "method": StaleProbabilities, "levels": 2},
+        {},
+    ),
     "siblings follow another distribution": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
         {"sample_siblings": siblings_of_another_distribution},

@@ -123,7 +123,7 @@ def test_images_that_come_later_join_those_that_run(table_model):
     assert sizes[0] == 1 and max(sizes) > 3
 
 
-@pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd-tree", "eagle"])
+@pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd2", "sjd-tree", "eagle"])
 def test_every_image_keeps_its_sampling(table_model, preset):
     model, decoding = table_model(grid=(2, 3), groups=2), decoding_from_name(preset)
     samplings = [

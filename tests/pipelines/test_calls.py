@@ -78,8 +78,9 @@ def test_every_named_decoding_runs_and_the_others_are_refused(pipe):
     names = pipe.decoding_names
     assert names and pipe.decoding in [decoding_from_name(name) for name in names]
     assert ("eagle" in names) == (getattr(pipe, "drafter", None) is not None)
+    assert ("sjd2" in names) == (getattr(pipe, "denoiser", None) is not None)
     assert ("code" in names) == (getattr(pipe, "refiner", None) is not None)
-    for name in set(names) & {"ar", "sjd", "eagle", "next-scale", "code"}:
+    for name in set(names) & {"ar", "sjd", "sjd2", "eagle", "next-scale", "code"}:
         assert flat(pipe(**condition_of(pipe), decoding=name, **LATENT).tokens).min() >= 0
 
 

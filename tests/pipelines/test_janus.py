@@ -16,8 +16,8 @@ from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 
 PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
 SIZE, CELL = 64, 16
-# Drafting by a tree of codes needs a drafter, which nobody trained for this model.
-DECODINGS = [name for name in decoding_names(scales=False) if not name.startswith("eagle")]
+# Nobody trained a drafter or a denoiser for this model.
+DECODINGS = [name for name in decoding_names(scales=False) if not name.startswith(("eagle", "sjd2"))]
 EXACT = [name for name in DECODINGS if decoding_from_name(name).exact]
 
 

@@ -28,6 +28,7 @@ COMPONENTS = [
     ("llamagen", "vq"),
     ("llamagen", "text_encoder"),
     ("llamagen", "drafter"),
+    ("llamagen", "denoiser"),
     ("var", "refiner"),
     ("var", "text_encoder"),
     ("janus", "model"),

@@ -17,7 +17,7 @@ from arimage.training.tokenizer import TokenizerSettings
 from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
 
 
-COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "collaborate", "classifier", "all"]
+COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "classifier", "all"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,69 @@
+"""A denoiser for LlamaGen: lets the transformer read drafts that are still noise, as in SJD2 (https://arxiv.org/abs/2510.08994)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+from .layers import Linear
+from .transformer_llamagen import LlamaGenTransformer, RMSNorm
+
+
+# The noise level is told by so many waves.
+_WAVES = 4
+
+
+class Adapter(nn.Module):
+    """Adds to the output of a block what follows from its input; nothing before it is trained."""
+
+    def __init__(self, hidden_size: int, rank: int, eps: float):
+        super().__init__()
+        self.norm = RMSNorm(hidden_size, eps)
+        self.down_proj = Linear(hidden_size, rank, bias=False)
+        self.up_proj = Linear(rank, hidden_size, bias=False)
+        nn.init.zeros_(self.up_proj.weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.up_proj(F.silu(self.down_proj(self.norm(hidden))))
+
+
+class LlamaGenDenoiser(ModelMixin, ConfigMixin):
+    """Embeds noisy vectors for the transformer, and adapts its blocks at their positions. All other positions compute what they
+    compute without it.
+
+    Args:
+        codebook_dim (`int`): width of the vectors, that of the image tokenizer's codebook.
+        hidden_size, num_layers (`int`): those of the transformer.
+        rank (`int`): width of the adapters.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        codebook_dim: int = 8,
+        hidden_size: int = 768,
+        num_layers: int = 12,
+        rank: int = 64,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        self.vector_proj = Linear(codebook_dim + 2 * _WAVES, hidden_size, bias=False)
+        self.out_proj = Linear(hidden_size, hidden_size)
+        self.adapters = nn.ModuleList(Adapter(hidden_size, rank, norm_eps) for _ in range(num_layers))
+
+    @classmethod
+    def for_transformer(
+        cls, transformer: LlamaGenTransformer, codebook_dim: int, rank: int = 64
+    ) -> "LlamaGenDenoiser":
+        """A denoiser to be trained."""
+        names = ("hidden_size", "num_layers", "norm_eps")
+        return cls(codebook_dim=codebook_dim, rank=rank, **{name: transformer.config[name] for name in names})
+
+    def embed(self, vectors: torch.FloatTensor, noise: torch.FloatTensor) -> torch.Tensor:
+        """Embeddings [B, Q, hidden_size] of the vectors [B, Q, codebook_dim] with noise [B, Q] of a level in (0, 1]."""
+        angles = math.pi * noise[..., None] * 2.0 ** torch.arange(_WAVES, device=noise.device)
+        inputs = torch.cat([vectors, angles.cos(), angles.sin()], dim=-1).to(self.dtype)
+        return self.out_proj(F.silu(self.vector_proj(inputs)))

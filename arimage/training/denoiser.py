@@ -1,0 +1,171 @@
+"""Training of a denoiser for a finished pipeline: on its training images and on images it generates."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from ..decoding.speculative_jacobi import normalised
+from ..models.denoiser_llamagen import LlamaGenDenoiser
+from ..models.transformer_llamagen import rotary_table
+from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from .data import ImageCaptions
+from .drafter import encode, generate
+from .loop import OptimizerSettings, fit
+
+
+@dataclass(frozen=True)
+class DenoiserSettings:
+    """How a denoiser is trained: cross-entropy of the probabilities that the transformer samples the next token from after clean
+    tokens, predicted where the last tokens are noisy. The transformer itself is not trained, as it is in SJD2
+    (https://arxiv.org/abs/2510.08994).
+
+    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates from their
+    captions. In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean tokens before it: all
+    pure noise in a `pure_share` of them, and otherwise with levels that rise from left to right, as in a window of drafts.
+    """
+
+    optimizer: OptimizerSettings
+    batch_size: int = 4
+    segments: int = 8
+    length: int = 16
+    pure_share: float = 0.5
+    rank: int = 64
+    samples_per_image: int = 1
+    seed: int = 0
+
+
+class GivenKeys:
+    """Takes the place of a cache in training: the keys and values of the first pass, in front of those of the second."""
+
+    def __init__(self):
+        self._given = {}
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer not in self._given:
+            self._given[layer] = keys, values
+            return keys, values
+        given_keys, given_values = self._given[layer]
+        return torch.cat([given_keys, keys], dim=2), torch.cat([given_values, values], dim=2)
+
+
+class DenoiserTask(nn.Module):
+    def __init__(
+        self,
+        denoiser: LlamaGenDenoiser,
+        pipe: LlamaGenPipeline,
+        data: ImageCaptions,
+        heldout: ImageCaptions,
+        settings: DenoiserSettings,
+    ):
+        super().__init__()
+        self.denoiser, self.settings = denoiser, settings
+        # Not a module: the pipeline is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(pipe=pipe)
+        captions = [variants[0] for variants in data.captions]
+        drawn = [generate(pipe, captions, settings.seed, number) for number in range(settings.samples_per_image)]
+        self.train_set = captions * (1 + len(drawn)), torch.cat([encode(pipe, data), *drawn])
+        probe = captions[:32]
+        self.report_sets = {
+            "held-out": ([variants[0] for variants in heldout.captions], encode(pipe, heldout)),
+            "drawn": (probe, generate(pipe, probe, settings.seed, settings.samples_per_image)),
+        }
+
+    def figures(
+        self, captions: list[str], codes: torch.LongTensor, pure_share: float, generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        """The loss on noise of these segments, and the overlap of the distributions after it with those after clean tokens."""
+        settings, pipe = self.settings, self.frozen.pipe
+        transformer, sampling = pipe.transformer, pipe.sampling()
+        device, batch, count = transformer.device, len(codes), codes.shape[1]
+        # Guided, for the rows without the condition.
+        condition = pipe.prepare(captions, guidance_scale=2.0).model.condition
+        codes, keys = codes.to(device), GivenKeys()
+        with torch.no_grad():
+            logits = transformer.predict(codes.repeat(2, 1), cache=keys, **condition)
+            everywhere = torch.arange(count, device=device).expand(batch, -1)
+            target = sampling.probabilities(logits.unflatten(0, (2, -1)), everywhere)
+
+        # The first token is never a draft.
+        length = min(settings.length, count - 2)
+        shape = batch, settings.segments, length
+        first = torch.randint(1, count - length, shape[:2], generator=generator)[..., None]
+        noise = torch.rand(shape, generator=generator).sort(-1).values
+        pure = torch.rand(shape[:2], generator=generator)[..., None] < pure_share
+        # Where the level was 0 the token would be clean.
+        noise = torch.where(pure, 1.0, noise.clamp(min=1e-3)).flatten(1).to(device)
+        first = first.expand(shape).flatten(1).to(device)
+        positions = first + torch.arange(length, device=device).repeat(settings.segments)
+        clean = normalised(pipe.vq.code_vectors())[codes.gather(1, positions)]
+        normal = torch.randn(clean.shape, generator=generator).to(device)
+        vectors = torch.lerp(clean, normal, noise[..., None])
+
+        prefix = transformer.prefix_mask(**condition)
+        start = prefix.shape[1]
+        before = torch.arange(count - 1, device=device) < first[..., None]
+        own = (first[:, None] == first[..., None]) & (positions[:, None] <= positions[..., None])
+        # Two segments may begin at the same token.
+        number = torch.arange(settings.segments, device=device).repeat_interleave(length)
+        own &= number[None, :] == number[:, None]
+        mask = torch.cat([before, own], dim=-1).repeat(2, 1, 1)
+        mask = torch.cat([prefix[:, None].expand(-1, mask.shape[1], -1), mask], dim=-1)
+        rotary = rotary_table(
+            transformer.head_dim, (transformer.config.grid_size,) * 2, start, transformer.config.rope_theta, device
+        )
+        logits = transformer(
+            codes.gather(1, positions).repeat(2, 1),
+            rotary=rotary[start:][positions].repeat(2, 1, 1, 1),
+            mask=mask,
+            cache=keys,
+            denoiser=self.denoiser,
+            vectors=vectors.repeat(2, 1, 1),
+            noise=noise.repeat(2, 1),
+        ).unflatten(0, (2, -1))
+        target = target.gather(1, (positions + 1)[..., None].expand(-1, -1, target.shape[-1]))
+        guided = logits[1] + (logits[0] - logits[1]) * sampling.guidance_scale
+        loss = -(target * (guided / sampling.temperature).log_softmax(-1)).sum(-1).mean()
+        drafted = sampling.probabilities(logits.detach(), positions + 1)
+        return {"loss": loss, "overlap": torch.minimum(target, drafted).sum(-1).mean()}
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        settings, (captions, codes) = self.settings, self.train_set
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        index = torch.randint(len(codes), (settings.batch_size,), generator=generator)
+        chosen = [captions[i] for i in index.tolist()]
+        figures = self.figures(chosen, codes[index], settings.pure_share, generator)
+        return figures["loss"], {name: value.detach() for name, value in figures.items()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        """Loss and overlap where all noise is pure, on held-out images and on images that the pipeline generates from other
+        seeds."""
+        report = {}
+        for name, (captions, codes) in self.report_sets.items():
+            figures = self.figures(captions, codes, 1.0, torch.Generator().manual_seed(0))
+            report |= {f"{name} {figure}": float(value) for figure, value in figures.items()}
+        return report
+
+
+def train_denoiser(
+    pipe: LlamaGenPipeline,
+    data: ImageCaptions,
+    heldout: ImageCaptions,
+    settings: DenoiserSettings,
+    out: str | Path,
+    on_report: Callable[[LlamaGenPipeline], None] | None = None,
+) -> LlamaGenPipeline:
+    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`; returns `pipe` with the averaged weights as its
+    component `denoiser`.
+
+    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
+    """
+    torch.manual_seed(settings.seed)
+    pipe.transformer.requires_grad_(False)
+    denoiser = LlamaGenDenoiser.for_transformer(pipe.transformer, pipe.vq.config.codebook_dim, settings.rank)
+    denoiser = denoiser.to(pipe.device).type(pipe.transformer.dtype)
+    task = DenoiserTask(denoiser, pipe, data, heldout, settings)
+    pipe.register_modules(denoiser=denoiser)
+    fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))
+    return pipe

@@ -1,0 +1,69 @@
+"""About the most that better first drafts can save speculative Jacobi decoding: forward passes with uniform first drafts, and with first drafts
+that are sampled one after another from the model itself, in forward passes that are not counted.
+
+    python benchmarks/first_drafts.py --prompts prompts.jsonl
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from arimage import SpeculativeJacobiDecoding
+from arimage.decoding import decode
+from arimage.decoding.noise import Purpose, uniforms
+from arimage.kernels.coupling import sample
+from arimage.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
+
+
+# First drafts of a step that are sampled from the model; those after them stay uniform.
+MOST = 10
+
+
+class PerfectDrafts(SpeculativeJacobiDecoding):
+    """Samples first drafts from the model, given the drafts before them."""
+
+    def step(self, state):
+        super().step(state)
+        positions, fresh, last = state.positions, state.fresh, state.model.num_tokens - 1
+        first = torch.where(fresh, positions, last + 1).amin(1, keepdim=True)
+        for offset in range(MOST):
+            at = first + offset
+            before = (at - 1).clamp(max=last)
+            tokens = state.token_buffer.gather(1, before)
+            logits = state.model.forward(tokens, torch.where(at <= last, before, -1), state.cache)
+            p = state.sampling.probabilities(logits, at.clamp(max=last))
+            noise = uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1)[..., 0]
+            here = fresh & (positions == at) & (at <= last)
+            state.write_tokens(positions, here, sample(p, noise).expand_as(positions))
+            torch.where(here[..., None], p, state.draft_probabilities, out=state.draft_probabilities)
+
+
+@torch.no_grad()
+def steps_of(pipe, prompts: list[str], decoding: SpeculativeJacobiDecoding) -> torch.Tensor:
+    """The forward passes [B] of one image per prompt."""
+    sampling = pipe.sampling()
+    model = pipe.prepare(prompts, guidance_scale=sampling.guidance_scale).model
+    return decode(model, decoding, sampling, torch.arange(len(prompts), device=model.device)).steps.double()
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="A JSON object with a prompt per line.")],
+    window: int = 32,
+    model: Model = DEFAULT_MODEL,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    pipe = load_pipeline(model, device, dtype)
+    texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    uniform, perfect = (
+        steps_of(pipe, texts, method(window=window)) for method in (SpeculativeJacobiDecoding, PerfectDrafts)
+    )
+    for name, counts in (("uniform", uniform), ("perfect", perfect), ("saved", uniform - perfect)):
+        print(f"{name}: {counts.mean():.1f} ± {counts.std() / len(counts) ** 0.5:.1f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""A denoiser changes what is computed where there is noise, and nothing else."""
+
+import pytest
+import tiny
+import torch
+
+from arimage.decoding import Layout
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
+
+
+BATCH, COUNT = 2, 6
+LABELS = {"class_labels": torch.tensor([3, 5])}
+
+
+def model_of(dtype=torch.float32):
+    transformer = tiny.transformer("class").to(dtype)
+    denoiser = tiny.denoiser(transformer).to(dtype)
+    return LlamaGenTokenModel(transformer, LABELS, Layout((4, 4)), guided=True, denoiser=denoiser)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(tiny.CODES, (BATCH, COUNT), generator=generator)
+    vectors = torch.randn(BATCH, COUNT, 4, generator=generator)
+    return tokens, torch.arange(COUNT).expand(BATCH, -1), vectors
+
+
+def logits_of(model, tokens, positions, **noisy):
+    cache, _ = model.prefill(BATCH)
+    with torch.no_grad():
+        return model.forward(tokens, positions, cache, **noisy), cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_that_see_no_noise_compute_what_they_compute_without_a_denoiser(inputs, dtype):
+    tokens, positions, vectors = inputs
+    model = model_of(dtype)
+    noise = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0.5, 1, 1, 1]])
+    clean, _ = logits_of(model, tokens, positions)
+    noisy, cache = logits_of(model, tokens, positions, vectors=vectors, noise=noise)
+    seen = noise.cummax(1).values > 0
+    assert torch.equal(clean[:, ~seen], noisy[:, ~seen])
+    assert ((clean - noisy).abs().amax(-1) > 1e-2)[:, seen].all()
+    # A token that is fed again leaves nothing of the noise behind.
+    with torch.no_grad():
+        assert torch.equal(model.forward(tokens, positions, cache), clean)
+
+
+def test_noise_is_read_by_vector_and_level_and_not_by_token(inputs):
+    tokens, positions, vectors = inputs
+    model, noise = model_of(), torch.full(tokens.shape, 0.5)
+    noisy, _ = logits_of(model, tokens, positions, vectors=vectors, noise=noise)
+    others, _ = logits_of(model, (tokens + 1) % tiny.CODES, positions, vectors=vectors, noise=noise)
+    assert torch.equal(noisy, others)
+    for change in ({"vectors": vectors + 1, "noise": noise}, {"vectors": vectors, "noise": noise / 2}):
+        assert (logits_of(model, tokens, positions, **change)[0] - noisy).abs().amin((0, 1, 2)).max() > 1e-2
+
+
+def test_adapters_begin_with_nothing():
+    denoiser = type(tiny.denoiser(tiny.transformer("class"))).for_transformer(tiny.transformer("class"), 4)
+    hidden = torch.randn(2, 3, 32)
+    assert len(denoiser.adapters) == 2
+    assert all((adapter(hidden) == 0).all() for adapter in denoiser.adapters)

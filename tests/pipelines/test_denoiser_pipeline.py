@@ -1,0 +1,52 @@
+"""A denoiser is a component of its pipeline, and sjd2 samples from the distribution of the model with it or with any other."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from families import seeded
+
+from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage.models.denoiser_llamagen import LlamaGenDenoiser
+
+
+def tokens(pipe, **call):
+    return pipe(class_labels=[1, 2], generator=seeded(0), output_type="latent", **call).tokens
+
+
+def test_greedy_images_are_those_of_one_token_per_step_whatever_the_denoiser():
+    pipe = tiny.class_pipeline()
+    expected = tokens(pipe, top_k=1, decoding="ar")
+    for seed in range(2):
+        pipe.denoiser = tiny.denoiser(pipe.transformer, seed)
+        for levels in (1, 3):
+            assert torch.equal(tokens(pipe, top_k=1, decoding=SpeculativeJacobiDecoding(4, levels=levels)), expected)
+
+
+def test_a_denoiser_is_saved_and_loaded_with_its_pipeline(tmp_path):
+    pipe = tiny.class_pipeline()
+    pipe.save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    assert index["denoiser"] == ["denoiser_llamagen", "LlamaGenDenoiser"]
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    expected, found = (tokens(one, decoding=SpeculativeJacobiDecoding(levels=2)) for one in (pipe, loaded))
+    assert torch.equal(found, expected)
+    half = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    half.set_progress_bar_config(disable=True)
+    assert half.denoiser.dtype == torch.bfloat16 and tokens(half, decoding="sjd2").min() >= 0
+
+
+def test_a_pipeline_without_a_denoiser_says_what_it_lacks():
+    pipe = tiny.class_pipeline()
+    pipe = LlamaGenPipeline(pipe.transformer, pipe.vq)
+    assert "sjd2" not in pipe.decoding_names
+    with pytest.raises(ValueError, match="no denoiser: train one with `arimage train denoiser`"):
+        pipe(class_labels=1, decoding="sjd2")
+
+
+def test_a_denoiser_of_another_width_is_refused():
+    pipe = tiny.class_pipeline()
+    with pytest.raises(ValueError, match="the denoiser is 768 wide, the transformer 32"):
+        LlamaGenPipeline(pipe.transformer, pipe.vq, denoiser=LlamaGenDenoiser())
