@@ -33,12 +33,14 @@ class TokenModel(Protocol):
     """
 
     num_tokens: int
-    vocab_size: int
     layout: Layout
     device: torch.device
     codebook: torch.Tensor | None
     network: object
     denoises: bool
+
+    @property
+    def vocab_size(self) -> int: ...
 
     @property
     def drafter(self) -> "Drafter | None": ...
@@ -297,7 +299,7 @@ class CausalLatentModel(LatentModel, Protocol):
         paths: torch.FloatTensor,
         conditions: torch.Tensor,
         guidance: torch.FloatTensor,
-        num_diffusion_steps: int,
+        num_diffusion_steps: int | tuple[int, ...],
     ) -> torch.FloatTensor:
         """The means [B, Q, S, D] of `denoise` after every one of the S steps, for tokens before each of them, `paths`
         [B, Q, S, D], of which [:, :, 0] are those before the last step. One call of the head."""

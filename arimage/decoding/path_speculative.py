@@ -1,7 +1,7 @@
 """Speculative decoding of continuous tokens: a smaller model drafts denoising paths, and the model tests them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -22,7 +22,7 @@ class PathDraftState(PathState):
         super().select(rows)
         self.draft_cache.expand(rows)
 
-    def put(self, rows: torch.LongTensor, other: "PathDraftState") -> bool:
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
         self.draft_cache.put(rows, other.draft_cache)
         return super().put(rows, other)
 

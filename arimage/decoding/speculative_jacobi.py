@@ -200,6 +200,7 @@ class SpeculativeJacobiDecoding:
         def start() -> Callable[[int], None]:
             fixed = replace(self, window=SIZES[-1])
             state = fixed.start(model, sampling, seeds)
+            assert isinstance(state, JacobiState)
 
             def step(size: int) -> None:
                 resize_window(state, size)

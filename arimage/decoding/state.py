@@ -154,7 +154,7 @@ class DecodingState:
         """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
         kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
         assert generates_tokens(self.model) or generates_latents_in_turn(self.model)
-        moved = self.model.put(rows, other.model)
+        moved = self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] both are of one kind
         self.cache.put(rows, other.cache)
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
         for name, dim, values in self._per_image():
