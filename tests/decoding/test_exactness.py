@@ -66,7 +66,7 @@ def name(decoding):
 
 
 def assert_follows(tokens, joint, vocab_size):
-    """Whether images [M, N] are samples of `joint` [V ** N]; an exact decoding fails each check one time in 10,000."""
+    """Whether images [M, N] are samples of `joint` [V ** N]; an exact decoding fails each check one time in M / 2."""
     powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
     counts = torch.bincount((tokens * powers).sum(1), minlength=len(joint)).double()
     size = len(tokens)
@@ -81,11 +81,11 @@ def assert_follows(tokens, joint, vocab_size):
     statistic = ((counts_of - expected_of) ** 2 / expected_of).sum()
     freedom = torch.tensor(len(expected_of) - 1.0, dtype=torch.float64)
     chance = torch.special.gammaincc(freedom / 2, statistic / 2)
-    assert chance > 1e-4, f"chi-square {statistic:.0f} at {freedom:.0f} degrees of freedom"
+    assert chance > 2 / size, f"chi-square {statistic:.0f} at {freedom:.0f} degrees of freedom"
     # The total variation of as many exact samples, and how far chance may raise it (McDiarmid).
     distance = (counts / size - joint).abs().sum() / 2
     floor = (2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2
-    limit = floor + math.sqrt(math.log(1e4) / (2 * size))
+    limit = floor + math.sqrt(math.log(size / 2) / (2 * size))
     assert distance < limit, f"total variation {distance:.4f}, exact samples have {floor:.4f}"
 
 
