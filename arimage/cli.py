@@ -182,7 +182,7 @@ def generate(
         from .decoding import decoding_from_text
 
         method = decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.generates_video else ("images", IMAGE_SUFFIXES)
     if is_file and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")

@@ -146,12 +146,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @no_garbage_collection()
-def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: bool = False):
+def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: bool = False, continues: bool = False):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device.
         videos: whether the command takes models of videos too.
+        continues: whether it takes those that only continue an image or a video.
 
     Raises:
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the command
@@ -179,6 +180,10 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
         ) from error
     if pipe.generates_video and not videos:
         raise ValueError(f"{model} generates videos, which this command does not take: use `arimage generate`")
+    if pipe.generates_video and not (continues or pipe.config.begins_with_text):
+        raise ValueError(
+            f"{model} continues images or videos, which this command does not give: use `arimage generate`"
+        )
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
     return pipe.to(device)
 

@@ -101,7 +101,7 @@ def test_mp4_files_are_written_and_read(run, picture, tmp_path):
     ("options", "message"),
     [
         (["--out", "x.png"], "x.png, but .* generates videos: end it in one of .mp4"),
-        (["--out", "x.gif", "--guidance-scale", 2], "takes no guidance_scale"),
+        (["--out", "x.gif", "--guidance-scale", 2], "guidance_scale is 2.0, but this checkpoint was trained without"),
         (["--out", "x.gif", "--num-frames", 16], "16 frames do not fit"),
         (["--out", "x.gif", "--mask-image", "street.png"], "takes no mask_image"),
         (["--out", "x.gif", "--video", "street.png"], "one of image, video and tokens"),

@@ -19,13 +19,14 @@ def prefill(
     """`model.prefill`, with the known tokens that the orders of its images begin with, and how many these are, [B]: the logits
     are those of the rank after them. The last token of an image is never among them. Reads the device if tokens are forced."""
     forced = sampling.forced
-    known = torch.zeros(batch_size, dtype=torch.long, device=model.device)
-    if forced is not None and model.layout.order is not None:
+    none = torch.zeros(batch_size, dtype=torch.long, device=model.device)
+    if forced is None or model.layout.order is None:
         # In raster order a model takes them one after the other, as any tokens.
-        known = (forced[:, :-1] >= 0).cumprod(1).sum(1)
-    count = 0 if forced is None else int(known.max())
-    if forced is None or count == 0:
-        return *model.prefill(batch_size, scratch), known
+        return *model.prefill(batch_size, scratch), none
+    known = (forced[:, :-1] >= 0).cumprod(1).sum(1)
+    count = int(known.max())
+    if count == 0:
+        return *model.prefill(batch_size, scratch), none
     ranks = torch.arange(count, device=model.device)
     given = torch.where(ranks < known[:, None], forced[:, :count], -1)
     return *model.prefill(batch_size, scratch, given), known  # pyright: ignore[reportCallIssue] in any order, see `TokenModel.prefill`

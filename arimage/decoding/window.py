@@ -103,6 +103,9 @@ def open_window(
     layout = model.layout
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
+    # The slot of a position is known from it: all positions that take a slot are equal but for a multiple of the window.
+    slots = torch.arange(capacity, device=model.device).expand(len(seeds), -1)
+    ahead = torch.where(slots < window, (slots - known[:, None]) % window, slots)
     state = state_class.open(
         model,
         sampling,
@@ -111,7 +114,7 @@ def open_window(
         spare=capacity,
         cursor=known + 1,
         window=window,
-        positions=known[:, None] + torch.arange(1, capacity + 1, device=model.device),
+        positions=known[:, None] + 1 + ahead,
         draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
         fresh=fresh,
         init=init,

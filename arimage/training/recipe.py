@@ -310,7 +310,7 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
         for name, part in pipe.components.items()
     }
     _, options = pipe._get_signature_keys(pipe)
-    half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys()})
+    half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
     partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")

@@ -82,6 +82,7 @@ def test_the_defaults_lie_in_a_readable_file(folder):
         "acceptance": {"method": "ExactAcceptance"},
         "relax": 1.0,
         "reuse": None,
+        "levels": 0,
     }
     assert config == DEFAULTS
 
