@@ -127,8 +127,9 @@ class GroupDecoding:
         Raises:
             ValueError: if some images have more known tokens than others.
         """
-        least, most = known_counts(model, sampling)
-        if least < most and isinstance(self.groups, int):
+        # Sizes that are given do not depend on what is known.
+        least, most = known_counts(model, sampling) if isinstance(self.groups, int) else (0, 0)
+        if least < most:
             raise ValueError(
                 f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, or use "
                 "another decoding"
