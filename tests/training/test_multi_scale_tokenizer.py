@@ -298,7 +298,7 @@ def test_scales_that_do_not_fit_the_images_are_refused(folder, tmp_path):
     recipe = copy.deepcopy(RECIPE)
     recipe["tokenizer"]["model"]["scales"] = [1, 2, 5]
     with pytest.raises(
-        ValueError, match="images of 16 pixels do not fit scales up to 5 at 4 pixels a cell: .* with 4"
+        ValueError, match="images of 16 pixels do not fit scales up to 5 at 4 pixels per cell: .* with 4"
     ):
         run_tokenizer(recipe, folder, folder, tmp_path, "cpu")
 

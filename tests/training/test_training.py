@@ -31,6 +31,9 @@ from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
 from arimage.training.transformer import TransformerSettings, TransformerTask
+from arimage.training.transformer_arpg import ARPGSettings
+from arimage.training.transformer_cosmos import VideoSettings
+from arimage.training.transformer_latent_llama import LatentLlamaSettings
 from arimage.training.transformer_var import VARTransformerSettings
 
 
@@ -529,13 +532,20 @@ def test_a_text_tokenizer_lower_cases_ends_and_pads():
 @pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("*.toml")])
 def test_packaged_recipes_are_complete(name):
     recipe = load_recipe(name)
-    large = VARTransformerSettings if recipe["tokenizer"].get("class") == "VARVQModel" else TransformerSettings
-    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", large)):
+    default = VARTransformerSettings if name.startswith("emoji-var") else TransformerSettings
+    others = {"emoji-arpg": ARPGSettings, "emoji-latent-llama": LatentLlamaSettings, "emoji-video": VideoSettings}
+    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", others.get(name, default))):
         optimizer = OptimizerSettings(**recipe[part]["optimizer"])
         assert optimizer.steps > 0
         settings(optimizer, **recipe[part]["training"])
     assert recipe["image_size"] % 2 ** (len(recipe["tokenizer"]["model"]["channel_multipliers"]) - 1) == 0
-    assert set(recipe["generation"]["sampling"]) <= {"guidance_scale", "temperature", "top_k", "top_p"}
+    assert set(recipe["generation"]["sampling"]) <= {
+        "guidance_scale",
+        "temperature",
+        "top_k",
+        "top_p",
+        "num_diffusion_steps",
+    }
 
 
 def test_an_unknown_recipe_is_refused_with_those_that_are_known():
