@@ -103,12 +103,14 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     """The abilities of the pipeline that requests know by this name.
 
     Raises:
-        ValueError: if its tokens are continuous.
+        ValueError: if its tokens are continuous, or it does not generate from a text or a class alone.
     """
     if pipe.generates_latents:
         raise ValueError(
             f"{name} has continuous tokens, which the demo and the server do not show: use `arimage generate`"
         )
+    if pipe.generates_video and not pipe.config.begins_with_text:
+        raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model
     sizes = pipe.image_sizes
