@@ -85,8 +85,8 @@ def test_a_trace_and_an_acceptance_map_show_the_maps_side_by_side(run, picture, 
     run("--image", picture, "--out", "film.webp", *options)
     # Two maps of 48 x 64 pixels, enlarged to a height of at least 384 pixels.
     assert len(frames_of(tmp_path / "trace.webp")) > 3 and frames_of(tmp_path / "trace.webp")[0].shape[1] > 2 * 8 * 64
-    with Image.open(tmp_path / "map.png") as drawn:
-        assert drawn.width > 4 * 8 * 64
+    with Image.open(tmp_path / "map.png") as picture:
+        assert picture.width > 4 * 8 * 64
 
 
 @needs_mp4

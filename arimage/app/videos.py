@@ -75,9 +75,7 @@ class VideoMaker:
         """
         limits = self.limits
         if request.model not in self._pipelines:
-            raise Refused(
-                f"there is no model {request.model[:80]!r}: choose among {', '.join(self._pipelines)}", "model"
-            )
+            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self._pipelines)}", "model")
         if not request.prompt.strip():
             raise Refused(
                 f'the prompt is empty: say what {request.model} should generate, as in "a red heart"', "prompt"

@@ -13,7 +13,7 @@ from ..models.denoiser_llamagen import LlamaGenDenoiser
 from ..models.transformer_llamagen import rotary_table
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from .data import ImageCaptions
-from .drafter import encode, generate
+from .drafter import examples
 from .loop import OptimizerSettings, fit
 
 
@@ -65,14 +65,7 @@ class DenoiserTask(nn.Module):
         self.denoiser, self.settings = denoiser, settings
         # Not a module: the pipeline is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
-        captions = [variants[0] for variants in data.captions]
-        drawn = [generate(pipe, captions, settings.seed, number) for number in range(settings.samples_per_image)]
-        self.train_set = captions * (1 + len(drawn)), torch.cat([encode(pipe, data), *drawn])
-        probe = captions[:32]
-        self.report_sets = {
-            "held-out": ([variants[0] for variants in heldout.captions], encode(pipe, heldout)),
-            "drawn": (probe, generate(pipe, probe, settings.seed, settings.samples_per_image)),
-        }
+        self.train_set, self.report_sets = examples(pipe, data, heldout, settings.seed, settings.samples_per_image)
 
     def figures(
         self, captions: list[str], codes: torch.LongTensor, pure_share: float, generator: torch.Generator

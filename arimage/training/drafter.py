@@ -53,6 +53,22 @@ def generate(pipe: LlamaGenPipeline, captions: list[str], seed: int, number: int
     return torch.cat(codes)
 
 
+def examples(
+    pipe: LlamaGenPipeline, data: ImageCaptions, heldout: ImageCaptions, seed: int, samples_per_image: int
+) -> tuple[tuple[list[str], torch.LongTensor], dict[str, tuple[list[str], torch.LongTensor]]]:
+    """Captions [M] and tokens [M, N] to train on, of the images of `data` and of `samples_per_image` generated ones for each
+    caption; and those to report on, by name."""
+    captions = [variants[0] for variants in data.captions]
+    sampled = [generate(pipe, captions, seed, number) for number in range(samples_per_image)]
+    train = captions * (1 + len(sampled)), torch.cat([encode(pipe, data), *sampled])
+    probe = captions[:32]
+    report = {
+        "held-out": ([variants[0] for variants in heldout.captions], encode(pipe, heldout)),
+        "sampled": (probe, generate(pipe, probe, seed, samples_per_image)),
+    }
+    return train, report
+
+
 class DrafterTask(nn.Module):
     def __init__(
         self,
@@ -66,14 +82,9 @@ class DrafterTask(nn.Module):
         self.drafter, self.settings = drafter, settings
         # Not a module: the pipeline is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
-        captions, codes = [variants[0] for variants in data.captions], encode(pipe, data)
-        sampled = [generate(pipe, captions, settings.seed, number) for number in range(settings.samples_per_image)]
-        self.train_set = self.continued(captions * (1 + len(sampled)), torch.cat([codes, *sampled]))
-        probe = captions[:32]
-        self.report_sets = {
-            "held-out": self.continued([variants[0] for variants in heldout.captions], encode(pipe, heldout)),
-            "sampled": self.continued(probe, generate(pipe, probe, settings.seed, settings.samples_per_image)),
-        }
+        train, report = examples(pipe, data, heldout, settings.seed, settings.samples_per_image)
+        self.train_set = self.continued(*train)
+        self.report_sets = {name: self.continued(*one) for name, one in report.items()}
 
     @torch.no_grad()
     def continued(self, captions: list[str], codes: torch.LongTensor) -> tuple[torch.LongTensor, torch.Tensor]:

@@ -268,7 +268,7 @@ def run_distill(
         prompts: a text file with a prompt per line; None for the classes of `pipe`, or the captions that it knows.
 
     Raises:
-        ValueError: if `pipe` is no LlamaGen, or there are no prompts.
+        ValueError: if `pipe` is not a LlamaGen pipeline, or no prompts are given and it knows none.
     """
     if not isinstance(pipe, LlamaGenPipeline):
         raise ValueError(f"--model is a {type(pipe).__name__}: give a LlamaGenPipeline to distil")
@@ -283,7 +283,7 @@ def run_distill(
     else:
         chosen = [] if pipe.known_captions is None else [*pipe.known_captions.pictures]
     if not chosen:
-        raise ValueError("there are no prompts: give --prompts a text file with one per line")
+        raise ValueError("the model names no captions: give --prompts a text file with one per line")
     student = train_distill(
         pipe, chosen, settings, out / "distill", on_report=lambda it: save_float16(it, out / "model")
     )

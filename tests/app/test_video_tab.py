@@ -72,7 +72,7 @@ def test_a_closed_run_stops_and_makes_room(pipe, maker):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (VideoRequest("other", "a"), "there is no model 'other': choose among video"),
+        (VideoRequest("other", "a"), "unknown model 'other': choose among video"),
         (VideoRequest("video", "a" * 41), "at most 40 characters"),
         (VideoRequest("video", "a", image=Image.new("RGB", (80, 80))), "at most 4096 pixels"),
         (VideoRequest("video", ""), "prompt"),

@@ -139,7 +139,7 @@ def test_autoregressive_decoding_is_a_window_of_one():
 
 @pytest.mark.parametrize("coupling", ["reflection", "path"])
 def test_tokens_that_do_not_depend_on_others_take_three_passes(coupling):
-    # The prefill, a pass that samples all other tokens, and one that keeps them.
+    # The prefill, one forward pass that samples all other tokens, and one that keeps them.
     state = generate(model_of({}, slope=0.0, num_tokens=9), PathJacobiDecoding(8, coupling), {}, torch.arange(50))
     assert state.forward_passes == 3
 

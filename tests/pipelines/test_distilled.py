@@ -108,7 +108,7 @@ def test_the_teacher_in_the_middle_equals_the_original(golden):
     assert torch.equal(flat(output.tokens)[:, : involved["t_list"][1]], expected["teacher_codes"])
     torch.testing.assert_close(vectors[-1], expected["teacher_output"], atol=1e-4, rtol=0)
     torch.testing.assert_close(output.images, expected["teacher_image"].clamp(0, 1), atol=1e-4, rtol=0)
-    # Reading the tokens before its first one is a pass of its own here.
+    # Reading the tokens before its first one takes a forward pass of its own here.
     assert output.stats.forward_passes == 1 + 1 + 7 + 1
 
 
