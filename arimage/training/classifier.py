@@ -14,7 +14,7 @@ from torch import nn
 
 from ..eval.emoji import GALLERY_COLUMNS, GALLERY_SIZE, EmojiClassifier, EmojiExtractor
 from .data import ImageCaptions, load_captioned_images, to_unit_range
-from .loop import OptimizerSettings, fit
+from .loop import OptimizerSettings, batch_generator, fit
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClassifierTask(nn.Module):
     def batch(self, step: int) -> tuple[torch.Tensor, torch.LongTensor]:
         """Images [B, 3, S, S] in [-1, 1], turned, scaled and shifted at random on white, and their labels [B]."""
         settings = self.settings
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         index = torch.randint(len(self.labels), (settings.batch_size,), generator=generator)
         turn, scale, *shift = torch.rand(4, len(index), generator=generator) * 2 - 1
         angle = turn * math.radians(settings.max_degrees)

@@ -34,12 +34,22 @@ def tokenizer(
 
 @train_app.command("transformer")
 def transformer(
-    data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None
+    data: Train,
+    heldout: Heldout,
+    out: Out,
+    recipe: Recipe = DEFAULT_MODEL,
+    device: Device = None,
+    compile: Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")] = False,
 ) -> None:
-    """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer."""
+    """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer.
+
+    Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train transformer ...
+    """
+    from .loop import join_processes
     from .recipe import load_recipe, run_transformer
 
-    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device))
+    join_processes()
+    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), compile)
 
 
 @train_app.command("drafter")

@@ -14,7 +14,7 @@ from ..models.transformer_llamagen import rotary_table
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from .data import ImageCaptions
 from .drafter import examples
-from .loop import OptimizerSettings, fit
+from .loop import OptimizerSettings, batch_generator, fit
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DenoiserTask(nn.Module):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings, (captions, codes) = self.settings, self.train_set
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         index = torch.randint(len(codes), (settings.batch_size,), generator=generator)
         chosen = [captions[i] for i in index.tolist()]
         figures = self.figures(chosen, codes[index], settings.pure_share, generator)

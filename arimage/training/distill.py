@@ -20,7 +20,7 @@ from ..options import fast_dtype
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
 from .data import save_grid
-from .loop import OptimizerSettings, fit
+from .loop import OptimizerSettings, batch_generator, fit
 
 
 PAIRS = "pairs.safetensors"
@@ -140,7 +140,7 @@ class DistillTask(nn.Module):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         pairs = torch.randint(self.count, (settings.batch_size,), generator=generator)
         first, other = torch.rand(2, generator=generator).tolist()
         later = settings.starts[1:] or settings.starts

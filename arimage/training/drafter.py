@@ -12,7 +12,7 @@ from torch import nn
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from .data import ImageCaptions, to_unit_range
-from .loop import OptimizerSettings, fit
+from .loop import OptimizerSettings, batch_generator, fit
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class DrafterTask(nn.Module):
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings
         codes, features = self.train_set
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         index = torch.randint(len(codes), (settings.batch_size,), generator=generator)
         figures = self.losses(codes[index], features[index], settings.feature_noise)
         loss = figures["feature loss"] + settings.law_weight * figures["distribution loss"]

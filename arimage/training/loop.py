@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from tqdm import tqdm
+
+from .muon import Muon
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,45 @@ class OptimizerSettings:
         warmup = min(1.0, (step - start + 1) / self.warmup_steps)
         progress = min(1.0, (step - start) / (end - start))
         return highest * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def processes() -> tuple[int, int]:
+    """The number of this process and how many train together (`torchrun`)."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def join_processes() -> None:
+    """Let the processes that `torchrun` started train together."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+        distributed.init_process_group()
+
+
+def batch_generator(seed: int, step: int) -> torch.Generator:
+    """The random numbers of a step's batch, which differ between processes that train together."""
+    rank, count = processes()
+    return torch.Generator().manual_seed(seed * 1_000_003 + step * count + rank)
+
+
+@torch.no_grad()
+def average(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by their averages over the processes that train together."""
+    count = processes()[1]
+    if count > 1:
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        distributed.all_reduce(flat)
+        parts = (flat / count).split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+
+
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is true in one of the processes that train together."""
+    if processes()[1] == 1:
+        return flag
+    flags = torch.tensor(float(flag))
+    distributed.all_reduce(flags)
+    return bool(flags > 0)
 
 
 class Task(Protocol):
@@ -87,10 +128,11 @@ class MasterWeights:
             groups[master.ndim == 2 and name.startswith(tuple(settings.muon))].append(group)
         self.optimizers = [torch.optim.AdamW(groups[False], betas=settings.betas, fused=True)]
         if groups[True]:
-            self.optimizers.append(torch.optim.Muon(groups[True], adjust_lr_fn="match_rms_adamw"))
+            self.optimizers.append(Muon(groups[True]))
 
     @torch.no_grad()
     def step(self, step: int) -> None:
+        average([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
@@ -178,7 +220,7 @@ def fit(
     settings: OptimizerSettings,
     out: str | Path,
     *,
-    report_every_seconds: float = 300.0,
+    report_every_seconds: float = 900.0,
     checkpoint_every_seconds: float = 60.0,
     log_every: int = 25,
     learning_rate_scales: dict[str, float] | None = None,
@@ -189,9 +231,13 @@ def fit(
     `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes from it
     and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at
     each report, while the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
+
+    Processes that `torchrun` starts train together: each takes its own batches, the gradients are averaged, and the first one
+    reports.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
+    first = processes()[0] == 0
     weights = MasterWeights(task, settings, learning_rate_scales)
     buffers = dict(task.named_buffers())
     checkpoint = out / "checkpoint.pt"
@@ -204,25 +250,29 @@ def fit(
         start, log = state["step"], state["log"]
 
     def keep(step: int) -> None:
-        save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
+        if first:
+            save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
+            (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def report(step: int) -> None:
+        if not first:
+            return
         weights.load(averaged=True)
         task.eval()
-        with torch.no_grad():
+        # Images are generated in other shapes than a model is trained in, too few to compile for.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             log.append({"step": step, **task.report(step, out)})
             if on_report is not None:
                 on_report()
         weights.load(averaged=False)
         task.train()
         keep(step)
-        (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
         plot_log(log, out / "log.png")
 
     task.train()
     last_checkpoint = last_report = began = time.monotonic()
     with (
-        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5, disable=None) as progress,
+        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5, disable=None if first else True) as progress,
         delayed_interrupt() as interrupted,
     ):
         for step in range(start, settings.steps):
@@ -236,13 +286,14 @@ def fit(
                 row = {name: round(float(value), 5) for name, value in figures.items()}
                 log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
                 progress.set_postfix(row)
-            if interrupted or time.monotonic() - last_report > report_every_seconds:
+            stopping = any_process(bool(interrupted))
+            if stopping or time.monotonic() - last_report > report_every_seconds:
                 report(step + 1)
                 last_checkpoint = last_report = time.monotonic()
             elif time.monotonic() - last_checkpoint > checkpoint_every_seconds:
                 keep(step + 1)
                 last_checkpoint = time.monotonic()
-            if interrupted:
+            if stopping:
                 raise KeyboardInterrupt
     if start < settings.steps:
         report(settings.steps)

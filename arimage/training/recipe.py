@@ -28,8 +28,9 @@ from .denoiser import DenoiserSettings, train_denoiser
 from .distill import DistillSettings, train_distill
 from .drafter import DrafterSettings, train_drafter
 from .known import known_captions
-from .loop import OptimizerSettings
+from .loop import OptimizerSettings, processes
 from .scenes import SceneSettings, make_scenes
+from .text import TextSettings
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerTask, train_transformer
 from .transformer_arpg import ARPGTask
@@ -151,11 +152,14 @@ def run_tokenizer(
     )
 
 
-def run_transformer(recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str) -> ARPipeline:
+def run_transformer(
+    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str, compile: bool = False
+) -> ARPipeline:
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16. On the tokens of a `LlamaGenVQModel` it is a `LlamaGenTransformer` unless `class` says otherwise.
 
-    Every report writes the model again, so that an interrupted run leaves its latest.
+    Every report writes the model again, so that an interrupted run leaves its latest. `compile` compiles the blocks of a
+    `LlamaGenTransformer` or an `ARPGTransformer`.
 
     Raises:
         ValueError: if `out` has no trained tokenizer, or `class` is none of those.
@@ -176,6 +180,8 @@ def run_transformer(recipe: dict, train: str | Path, heldout: str | Path, out: s
     samples = {"sampling": recipe["generation"]["sampling"]}
 
     def save(pipe: ARImagePipeline) -> None:
+        if processes()[0]:
+            return
         pipe.generation_config.update(recipe["generation"]["sampling"])
         pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
         pipe.known_captions = known
@@ -200,7 +206,10 @@ def run_transformer(recipe: dict, train: str | Path, heldout: str | Path, out: s
         task, start_from = TASKS[model_class], part.get("start_from")
         settings = _settings(task.settings_class, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
-        more = {"on_report": save, "task_class": task, "start_from": start_from}
+        more = {"on_report": save, "task_class": task, "start_from": start_from, "compile": compile}
+        if "text_training" in recipe:
+            text = recipe["text_training"]
+            more["text_settings"] = _settings(TextSettings, text["optimizer"], text["training"])
         pipe = train_transformer(*parts, out / "transformer", device, **more)
     save(pipe)
     return pipe

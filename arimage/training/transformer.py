@@ -17,6 +17,8 @@ from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range
+from .loop import batch_generator
+from .text import TextSettings, train_text_encoder
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class TransformerTask(CaptionTask):
         return batch_size, length
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = batch_generator(self.settings.seed, step)
         batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)
         codes = self.codes[index, :length]
@@ -107,6 +109,8 @@ def train_transformer(
     *,
     task_class: type[TransformerTask] = TransformerTask,
     start_from: str | Path | None = None,
+    text_settings: TextSettings | None = None,
+    compile: bool = False,
 ) -> ARImagePipeline:
     """Train a text-conditional transformer of `task_class`, made with the arguments `model_config`, and a `T5EncoderModel`
     (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in
@@ -114,19 +118,22 @@ def train_transformer(
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run. `start_from` names a trained
     LlamaGen pipeline: its text tokenizer and text encoder are trained further, and the transformer begins with its weights
-    where names and shapes agree.
+    where names and shapes agree. With `text_settings` the text encoder is a fresh one, trained alone first
+    (`train_text_encoder`). `compile` compiles the blocks of the transformer.
 
     Raises:
         ValueError: if `start_from` is not a LlamaGen pipeline with a text encoder.
     """
     torch.manual_seed(settings.seed)
     trained = None if start_from is None else AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
-    if trained is None:
-        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
-    elif not isinstance(trained, LlamaGenPipeline) or trained.text_encoder is None:
+    if trained is not None and (not isinstance(trained, LlamaGenPipeline) or trained.text_encoder is None):
         raise ValueError(f"{start_from} is not a LlamaGen pipeline with a text encoder: start_from needs one")
+    if trained is None or text_settings is not None:
+        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
     else:
         tokenizer, text_encoder = trained.tokenizer, trained.text_encoder
+    if text_settings is not None:
+        train_text_encoder(tokenizer, text_encoder, data, text_settings, Path(out).with_name("text_encoder"))
     transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,
@@ -142,6 +149,8 @@ def train_transformer(
         transformer.load_state_dict(ours | {name: theirs[name] for name in shared})
     for model in (transformer, text_encoder):
         nn.Module.to(model, device, fast_dtype(device))
+    if compile:
+        transformer.compile_repeated_blocks()
     pipe = task_class.pipeline_class(
         transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder
     )

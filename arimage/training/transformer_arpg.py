@@ -10,6 +10,7 @@ from ..decoding import order_of
 from ..models.transformer_arpg import ARPGTransformer
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
+from .loop import batch_generator
 from .transformer import TransformerSettings, TransformerTask
 
 
@@ -55,7 +56,7 @@ class ARPGTask(TransformerTask):
         return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = batch_generator(self.settings.seed, step)
         batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)
         codes, order = self.codes[index], self.orders(batch_size, generator)[:, :length]

@@ -14,6 +14,7 @@ from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..tokenizers.vq_frames import FramewiseVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, save_grid, to_unit_range
+from .loop import batch_generator
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class VideoTask(CaptionTask):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings.at(step)
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         batch_size, frames = settings.batch_size, self.tokens.shape[1]
         if torch.rand((), generator=generator) < settings.short_share and settings.short_frames < frames:
             batch_size, frames = batch_size * frames // settings.short_frames, settings.short_frames

@@ -16,6 +16,7 @@ from ..pipelines.pipeline_latent_llama import LatentLlamaPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range
+from .loop import batch_generator
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class LatentLlamaTask(CaptionTask):
         return F.mse_loss(head(noisy, timesteps.to(tokens.device), conditions[:, :, None]), expected, reduction="none")
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = batch_generator(self.settings.seed, step)
         index, captions, unconditional = self.batch(self.settings.batch_size, generator)
         tokens = self.tokens[index].to(self.transformer.device)
         loss = self.errors(captions, tokens, unconditional, generator).mean()

@@ -16,6 +16,7 @@ from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
 from .captions import CaptionSettings, CaptionTask, new_text_parts
 from .data import ImageCaptions, to_unit_range
+from .loop import batch_generator
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class VARTransformerTask(CaptionTask):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings, sizes = self.settings.at(step), self.sizes
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        generator = batch_generator(settings.seed, step)
         shares = torch.tensor(settings.scale_shares or [0] * (len(sizes) - 1) + [1]).float()
         count = 1 + int(torch.multinomial(shares, 1, generator=generator))
         whole, short = (settings.caption_length + sum(some) for some in (sizes, sizes[:count]))

@@ -1,0 +1,134 @@
+"""Processes that train together, and the text encoder that is trained first."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import T5Config, T5EncoderModel
+
+from arimage.training.captions import train_text_tokenizer
+from arimage.training.data import ImageCaptions
+from arimage.training.loop import OptimizerSettings, batch_generator, fit
+from arimage.training.muon import Muon, orthogonalised
+from arimage.training.text import TextSettings, TextTask, train_text_encoder
+
+
+SETTINGS = OptimizerSettings(25, 0.1, warmup_steps=1, gradient_clip=1e9)
+
+
+class Mean(nn.Module):
+    """Learns the mean of its batches."""
+
+    def __init__(self, points: torch.Tensor | None = None):
+        super().__init__()
+        self.mean, self.points = nn.Parameter(torch.zeros(3)), points
+
+    def loss(self, step):
+        points = torch.rand(4, 3, generator=batch_generator(7, step)) if self.points is None else self.points[step]
+        loss = (self.mean - points).square().mean()
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step, out):
+        return {}
+
+
+SCRIPT = """
+import sys
+from test_together import SETTINGS, Mean
+from arimage.training.loop import fit, join_processes, processes
+import torch
+
+join_processes()
+task, rank = Mean(), processes()[0]
+fit(task, SETTINGS, f"{sys.argv[1]}/run{rank}")
+torch.save(task.mean.data, f"{sys.argv[1]}/{rank}.pt")
+"""
+
+
+def test_two_processes_train_as_one_with_both_their_batches(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*run, tmp_path / "script.py", tmp_path], env=environment, check=True, capture_output=True)
+    # Step 0 of two processes takes the batches 0 and 1, step 1 the batches 2 and 3, and so on.
+    points = [
+        torch.cat([torch.rand(4, 3, generator=batch_generator(7, 2 * step + rank)) for rank in (0, 1)])
+        for step in range(25)
+    ]
+    alone = Mean(torch.stack(points))
+    fit(alone, SETTINGS, tmp_path / "alone")
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone.mean.data)
+    assert (tmp_path / "run0" / "checkpoint.pt").exists() and not (tmp_path / "run1" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (12, 12)])
+def test_an_orthogonalised_matrix_keeps_its_singular_vectors(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    near = left.T @ orthogonalised(matrix) @ right.T
+    torch.testing.assert_close(near, near.diagonal().diag(), atol=1e-4, rtol=0)
+    assert 0.3 < near.diagonal().min() and near.diagonal().max() < 1.3
+
+
+def test_muon_agrees_with_that_of_torch():
+    ours, theirs = (nn.Parameter(torch.randn(6, 9, generator=torch.Generator().manual_seed(1))) for _ in range(2))
+    settings = {"lr": 0.01, "weight_decay": 0.05}
+    optimizers = [Muon([ours], **settings), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **settings)]
+    for step in range(4):
+        gradient = torch.randn(6, 9, generator=torch.Generator().manual_seed(10 + step))
+        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    # torch computes in bfloat16.
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-2)
+
+
+@pytest.fixture
+def colours() -> ImageCaptions:
+    named = {"red": (220, 30, 30), "green": (20, 180, 60), "blue": (30, 60, 230), "white": (255, 255, 255)}
+    images = np.stack([np.tile(np.array(colour, np.uint8)[:, None, None], (1, 16, 16)) for colour in named.values()])
+    return ImageCaptions(
+        images=torch.from_numpy(images),
+        alpha=torch.full((4, 1, 16, 16), 255, dtype=torch.uint8),
+        captions=[[f"a {name} field", f"{name} everywhere"] for name in named],
+        names=list(named),
+        bases=list(named),
+        weights=torch.ones(4),
+    )
+
+
+def test_a_text_encoder_learns_to_tell_captions_apart(colours, tmp_path):
+    torch.manual_seed(0)
+    captions = [caption for variants in colours.captions for caption in variants]
+    tokenizer = train_text_tokenizer(captions, 300, 8)
+    config = T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=1, dropout_rate=0.0
+    )
+    encoder = T5EncoderModel(config)
+    optimizer = OptimizerSettings(60, 1e-2, warmup_steps=5, ema_decay=0.9)
+    settings = TextSettings(optimizer, batch_size=8, picture_size=4, caption_length=8)
+    train_text_encoder(tokenizer, encoder, colours, settings, tmp_path)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 60
+    task = TextTask(tokenizer, encoder, colours, settings)
+    # The projections of the task that was trained are gone: the states alone must tell the captions apart.
+    with torch.no_grad():
+        features = task.text_features(captions)
+    near = (features @ features.T).fill_diagonal_(-1).argmax(-1)
+    # The nearest caption is the other one of the same picture.
+    assert near.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+
+
+def test_a_picture_twice_in_a_batch_is_not_told_from_itself(colours):
+    captions = [caption for variants in colours.captions for caption in variants]
+    tokenizer = train_text_tokenizer(captions, 300, 8)
+    encoder = T5EncoderModel(T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=1))
+    colours.weights = torch.tensor([1.0, 0, 0, 0])
+    task = TextTask(tokenizer, encoder, colours, TextSettings(SETTINGS, batch_size=6, picture_size=4, caption_length=8))
+    assert task.loss(0)[0].item() == 0.0
