@@ -11,7 +11,15 @@ from ..kernels.rotary import rotate
 from .binding import PrefixModel, check_image
 from .cache import SlotCache
 from .layers import Linear, additive, attend
-from .transformer_llamagen import Block, ClassOrTextCondition, FeedForward, RMSNorm, check_heads, rotary_table
+from .transformer_llamagen import (
+    Block,
+    ClassOrTextCondition,
+    FeedForward,
+    RMSNorm,
+    causal_mask,
+    check_heads,
+    rotary_table,
+)
 
 
 class QueryBlock(nn.Module):
@@ -150,14 +158,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
-        batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
-        start = prefix_mask.shape[1]
-        length = start + count - 1
-        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
-        mask[:, :, :start] &= prefix_mask[:, None]
-        # A masked condition token would see nothing and become NaN.
-        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
         grid = (self.config.grid_size,) * 2
         table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)
         rotary = table[start:][None] if order is None else table[start:][order]

@@ -12,7 +12,7 @@ from .binding import PrefixModel, check_raster
 from .cache import SlotCache
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from .layers import Linear, additive
-from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
+from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, causal_mask, check_heads, rotary_table
 
 
 class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
@@ -118,16 +118,10 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     def predict(self, tokens: torch.Tensor, **condition) -> torch.Tensor:
         """What the head is told of tokens [B, N, token_dim] in raster order, [B, N, hidden_size], each by the condition (arguments of
         `embed_condition`) and the tokens before it. Differentiable, for training."""
-        batch, count, _ = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
-        start = prefix_mask.shape[1]
-        length = start + count - 1
-        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
-        mask[:, :, :start] &= prefix_mask[:, None]
-        # A masked condition token would see nothing and become NaN.
-        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
         grid = (self.config.grid_size,) * 2
-        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, :length]
+        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, : len(mask[0])]
         return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=start - 1)
 
     @property

@@ -34,6 +34,17 @@ def rotary_table(
     return F.pad(table, (0, 0, 0, 0, prefix, 0))
 
 
+def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
+    """Which positions each sees [B, P + count, P + count]: itself and, before it, tokens and the prefix where `prefix_mask` [B, P]."""
+    batch, start = prefix_mask.shape
+    length = start + count
+    mask = torch.ones(length, length, dtype=torch.bool, device=prefix_mask.device).tril().repeat(batch, 1, 1)
+    mask[:, :, :start] &= prefix_mask[:, None]
+    # A masked condition token would see nothing and become NaN.
+    mask.diagonal(dim1=1, dim2=2).fill_(True)
+    return mask
+
+
 class RMSNorm(nn.Module):
     def __init__(self, hidden_size: int, eps: float):
         super().__init__()
@@ -267,16 +278,10 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid: position
         j sees the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
         `return_features` and `cache` as in `forward`."""
-        batch, count = tokens.shape
         prefix_mask = self.prefix_mask(**condition)
-        start = prefix_mask.shape[1]
-        length = start + count - 1
-        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril().repeat(batch, 1, 1)
-        mask[:, :, :start] &= prefix_mask[:, None]
-        # A masked condition token would see nothing and become NaN.
-        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
         grid = (self.config.grid_size,) * 2
-        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, :length]
+        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, : len(mask[0])]
         return self(
             tokens[:, :-1],
             rotary=rotary,

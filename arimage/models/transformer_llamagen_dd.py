@@ -12,6 +12,7 @@ from .transformer_llamagen import (
     ClassOrTextCondition,
     LlamaGenTransformer,
     RMSNorm,
+    causal_mask,
     check_heads,
     rotary_table,
 )
@@ -99,17 +100,13 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             condition: arguments of `embed_condition`.
         """
         config, prefix, visible = self.config, self.embed_condition(**condition), self.prefix_mask(**condition)
-        (batch, count), width = visible.shape, vectors.shape[1]
+        count, width = visible.shape[1], vectors.shape[1]
         hidden = torch.cat([prefix, self.input_projection(vectors.to(self.dtype))], dim=1)
         hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
-        hidden, length = self.embedding_dropout(hidden), count + width
+        hidden = self.embedding_dropout(hidden)
         head_dim = config.hidden_size // config.num_attention_heads
         rotary = rotary_table(head_dim, (config.grid_size,) * 2, count, config.rope_theta, vectors.device)[None]
-        mask = torch.ones(length, length, dtype=torch.bool, device=vectors.device).tril().repeat(batch, 1, 1)
-        mask[:, :, :count] &= visible[:, None]
-        # A masked condition token would see nothing and become NaN.
-        mask.diagonal(dim1=1, dim2=2).fill_(True)
-        scores = additive(mask, hidden.dtype)
+        scores = additive(causal_mask(visible, width), hidden.dtype)
         for block in self.blocks:
             hidden = block(hidden, rotary, scores)
         hidden = hidden[:, count:]

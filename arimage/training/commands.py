@@ -39,6 +39,10 @@ def transformer(
     out: Out,
     recipe: Recipe = DEFAULT_MODEL,
     device: Device = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="LlamaGen pipeline to begin with: a name or a folder; its tokenizer must be that of --out."),
+    ] = None,
     compile: Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")] = False,
 ) -> None:
     """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer.
@@ -49,7 +53,8 @@ def transformer(
     from .recipe import load_recipe, run_transformer
 
     join_processes()
-    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), compile)
+    recipe_ = load_recipe(recipe, *FINISHED)
+    run_transformer(recipe_, data, heldout, out, choose_device(device), start_from=start_from, compile=compile)
 
 
 @train_app.command("drafter")

@@ -251,7 +251,9 @@ def fit(
 
     def keep(step: int) -> None:
         if first:
-            save_checkpoint(checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers})
+            save_checkpoint(
+                checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
+            )
             (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def report(step: int) -> None:
@@ -272,7 +274,9 @@ def fit(
     task.train()
     last_checkpoint = last_report = began = time.monotonic()
     with (
-        tqdm(total=settings.steps, initial=start, unit="step", mininterval=5, disable=None if first else True) as progress,
+        tqdm(
+            total=settings.steps, initial=start, unit="step", mininterval=5, disable=None if first else True
+        ) as progress,
         delayed_interrupt() as interrupted,
     ):
         for step in range(start, settings.steps):

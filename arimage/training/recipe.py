@@ -153,13 +153,20 @@ def run_tokenizer(
 
 
 def run_transformer(
-    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str, compile: bool = False
+    recipe: dict,
+    train: str | Path,
+    heldout: str | Path,
+    out: str | Path,
+    device: str,
+    *,
+    start_from: str | Path | None = None,
+    compile: bool = False,
 ) -> ARPipeline:
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16. On the tokens of a `LlamaGenVQModel` it is a `LlamaGenTransformer` unless `class` says otherwise.
 
-    Every report writes the model again, so that an interrupted run leaves its latest. `compile` compiles the blocks of a
-    `LlamaGenTransformer` or an `ARPGTransformer`.
+    Every report writes the model again, so that an interrupted run leaves its latest. A `LlamaGenTransformer` and an
+    `ARPGTransformer` may `start_from` a trained LlamaGen pipeline, and their blocks may be compiled (`compile`).
 
     Raises:
         ValueError: if `out` has no trained tokenizer, or `class` is none of those.
@@ -203,7 +210,7 @@ def run_transformer(
         pipe = train_latent_llama(*parts, out, device, on_report=save)
     else:
         vq = LlamaGenVQModel.from_pretrained(folder)
-        task, start_from = TASKS[model_class], part.get("start_from")
+        task = TASKS[model_class]
         settings = _settings(task.settings_class, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
         more = {"on_report": save, "task_class": task, "start_from": start_from, "compile": compile}

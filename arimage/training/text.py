@@ -30,7 +30,11 @@ class TextTask(nn.Module):
     """Teaches `text_encoder` to bring the mean of a caption's states near the features of its picture."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, text_encoder: T5EncoderModel, data: ImageCaptions, settings: TextSettings
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        text_encoder: T5EncoderModel,
+        data: ImageCaptions,
+        settings: TextSettings,
     ):
         super().__init__()
         self.text_encoder, self.settings, self.data, self.tokenizer = text_encoder, settings, data, tokenizer
@@ -38,7 +42,9 @@ class TextTask(nn.Module):
         width, size = text_encoder.config.d_model, settings.picture_size
         self.pictures = F.adaptive_avg_pool2d(to_unit_range(data.images), size).flatten(1)
         self.text_projection = nn.Linear(width, width, bias=False)
-        self.picture_projection = nn.Sequential(nn.Linear(3 * size**2, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.picture_projection = nn.Sequential(
+            nn.Linear(3 * size**2, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.log_scale = nn.Parameter(torch.tensor(2.5))
 
     def text_features(self, captions: list[str]) -> torch.Tensor:

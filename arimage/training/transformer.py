@@ -117,9 +117,9 @@ def train_transformer(
     float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run. `start_from` names a trained
-    LlamaGen pipeline: its text tokenizer and text encoder are trained further, and the transformer begins with its weights
-    where names and shapes agree. With `text_settings` the text encoder is a fresh one, trained alone first
-    (`train_text_encoder`). `compile` compiles the blocks of the transformer.
+    LlamaGen pipeline: the transformer begins with its weights where names and shapes agree, and its text tokenizer and text
+    encoder are trained further if the encoder's shape is that of `text_config`. A fresh text encoder is trained alone first if
+    there are `text_settings` (`train_text_encoder`). `compile` compiles the blocks of the transformer.
 
     Raises:
         ValueError: if `start_from` is not a LlamaGen pipeline with a text encoder.
@@ -127,13 +127,13 @@ def train_transformer(
     torch.manual_seed(settings.seed)
     trained = None if start_from is None else AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
     if trained is not None and (not isinstance(trained, LlamaGenPipeline) or trained.text_encoder is None):
-        raise ValueError(f"{start_from} is not a LlamaGen pipeline with a text encoder: start_from needs one")
-    if trained is None or text_settings is not None:
-        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
-    else:
+        raise ValueError(f"{start_from} is not a LlamaGen pipeline with a text encoder: start from one that is")
+    if trained is not None and trained.text_encoder.config.to_dict().items() >= text_config.items():
         tokenizer, text_encoder = trained.tokenizer, trained.text_encoder
-    if text_settings is not None:
-        train_text_encoder(tokenizer, text_encoder, data, text_settings, Path(out).with_name("text_encoder"))
+    else:
+        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+        if text_settings is not None:
+            train_text_encoder(tokenizer, text_encoder, data, text_settings, Path(out).with_name("text_encoder"))
     transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,

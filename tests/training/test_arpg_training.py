@@ -79,10 +79,10 @@ def no_plots(monkeypatch):
     monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
-def run(recipe, data, out):
+def run(recipe, data, out, **more):
     torch.manual_seed(0)
     LlamaGenVQModel(**VQ).save_pretrained(out / "tokenizer" / "tokenizer")
-    return run_transformer(recipe, data, data, out, "cpu")
+    return run_transformer(recipe, data, data, out, "cpu", **more)
 
 
 def test_a_recipe_trains_a_pipeline_that_takes_prompts_and_orders(data, tmp_path):
@@ -121,11 +121,10 @@ def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     recipe["transformer"]["model"]["num_layers"] = 4
     trained = run(recipe, data, tmp_path / "llamagen").transformer.state_dict()
     recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["start_from"] = str(tmp_path / "llamagen" / "model")
     recipe["transformer"]["model"]["num_layers"] = 4
     started = {}
     monkeypatch.setattr(ARPGTask, "fit", lambda task, *_, **__: started.update(task.state_dict()))
-    run(recipe, data, tmp_path / "arpg")
+    run(recipe, data, tmp_path / "arpg", start_from=tmp_path / "llamagen" / "model")
     for name, origin in {
         "token_embedding.weight": "token_embedding.weight",
         "blocks.1.attention.qkv_proj.weight": "blocks.1.attention.qkv_proj.weight",
@@ -133,9 +132,8 @@ def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     }.items():
         torch.testing.assert_close(started[f"transformer.{name}"].float(), trained[origin], atol=2e-3, rtol=1e-2)
     assert not started["transformer.head.weight"].any()
-    recipe["transformer"]["start_from"] = str(tmp_path / "arpg" / "model")
-    with pytest.raises(ValueError, match="start_from"):
-        run(recipe, data, tmp_path / "again")
+    with pytest.raises(ValueError, match="is not a LlamaGen pipeline"):
+        run(recipe, data, tmp_path / "again", start_from=tmp_path / "arpg" / "model")
 
 
 def test_the_orders_of_a_step_have_their_shares():

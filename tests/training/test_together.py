@@ -128,7 +128,11 @@ def test_a_text_encoder_learns_to_tell_captions_apart(colours, tmp_path):
 def test_a_picture_twice_in_a_batch_is_not_told_from_itself(colours):
     captions = [caption for variants in colours.captions for caption in variants]
     tokenizer = train_text_tokenizer(captions, 300, 8)
-    encoder = T5EncoderModel(T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=1))
+    encoder = T5EncoderModel(
+        T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=1)
+    )
     colours.weights = torch.tensor([1.0, 0, 0, 0])
-    task = TextTask(tokenizer, encoder, colours, TextSettings(SETTINGS, batch_size=6, picture_size=4, caption_length=8))
+    task = TextTask(
+        tokenizer, encoder, colours, TextSettings(SETTINGS, batch_size=6, picture_size=4, caption_length=8)
+    )
     assert task.loss(0)[0].item() == 0.0
