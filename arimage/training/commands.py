@@ -41,7 +41,9 @@ def transformer(
     device: Device = None,
     start_from: Annotated[
         str | None,
-        typer.Option(help="LlamaGen pipeline to begin with: a name or a folder; its tokenizer must be that of --out."),
+        typer.Option(
+            help="Trained model to begin with: a name or a folder; its image tokenizer must be that of --out."
+        ),
     ] = None,
     compile: Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")] = False,
 ) -> None:

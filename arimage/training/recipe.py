@@ -22,6 +22,7 @@ from ..tokenizers.vq_frames import FramewiseVQModel
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .animation import ClipSettings, frames_of, known_clips, make_clips
+from .beginning import Beginning
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .denoiser import DenoiserSettings, train_denoiser
@@ -165,8 +166,8 @@ def run_transformer(
     """Train the transformer of `recipe`, for VAR its refiner too, with the tokenizer in `out`; the pipeline lies in
     `out`/model, in float16. On the tokens of a `LlamaGenVQModel` it is a `LlamaGenTransformer` unless `class` says otherwise.
 
-    Every report writes the model again, so that an interrupted run leaves its latest. A `LlamaGenTransformer` and an
-    `ARPGTransformer` may `start_from` a trained LlamaGen pipeline, and their blocks may be compiled (`compile`).
+    Every report writes the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are those
+    of `Beginning`; a table `text_training` says how a fresh text encoder is trained before.
 
     Raises:
         ValueError: if `out` has no trained tokenizer, or `class` is none of those.
@@ -174,8 +175,11 @@ def run_transformer(
     out = Path(out)
     if not (out / "tokenizer" / "tokenizer").is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    text = recipe.get("text_training")
+    text_settings = None if text is None else _settings(TextSettings, text["optimizer"], text["training"])
+    beginning = Beginning(start_from, text_settings, compile)
     if "clips" in recipe:
-        return _run_video(recipe, train, heldout, out, device)
+        return _run_video(recipe, train, heldout, out, device, beginning)
     folder, part = out / "tokenizer" / "tokenizer", recipe["transformer"]
     model_class = part.get("class", "LlamaGenTransformer")
     classes = (*TASKS, LatentLlamaTransformer.__name__)
@@ -187,8 +191,6 @@ def run_transformer(
     samples = {"sampling": recipe["generation"]["sampling"]}
 
     def save(pipe: ARImagePipeline) -> None:
-        if processes()[0]:
-            return
         pipe.generation_config.update(recipe["generation"]["sampling"])
         pipe.decoding = decoding_from_name(**recipe["generation"]["decoding"])
         pipe.known_captions = known
@@ -198,7 +200,7 @@ def run_transformer(
         vq = VARVQModel.from_pretrained(folder)
         settings = _settings(VARTransformerSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
-        pipe = train_var_transformer(*parts, out / "transformer", device, on_report=save)
+        pipe = train_var_transformer(*parts, out / "transformer", device, on_report=save, beginning=beginning)
         part = recipe["refiner"]
         training = recipe["transformer"]["training"] | part["training"]
         settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
@@ -207,22 +209,21 @@ def run_transformer(
         vq = LlamaGenVQModel.from_pretrained(folder)
         settings = _settings(LatentLlamaSettings, part["optimizer"], part["training"], **samples)
         parts = (part["model"], part.get("drafter"), recipe["text_encoder"], vq, data, heldout_data, settings)
-        pipe = train_latent_llama(*parts, out, device, on_report=save)
+        pipe = train_latent_llama(*parts, out, device, on_report=save, beginning=beginning)
     else:
         vq = LlamaGenVQModel.from_pretrained(folder)
         task = TASKS[model_class]
         settings = _settings(task.settings_class, part["optimizer"], part["training"], **samples)
         parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
-        more = {"on_report": save, "task_class": task, "start_from": start_from, "compile": compile}
-        if "text_training" in recipe:
-            text = recipe["text_training"]
-            more["text_settings"] = _settings(TextSettings, text["optimizer"], text["training"])
+        more = {"on_report": save, "task_class": task, "beginning": beginning}
         pipe = train_transformer(*parts, out / "transformer", device, **more)
     save(pipe)
     return pipe
 
 
-def _run_video(recipe: dict, train: str | Path, heldout: str | Path, out: Path, device: str) -> CosmosPipeline:
+def _run_video(
+    recipe: dict, train: str | Path, heldout: str | Path, out: Path, device: str, beginning: Beginning
+) -> CosmosPipeline:
     """`run_transformer` for clips: a `CosmosTransformer` and a `FramewiseVQModel`."""
     data, heldout_data = _clips(recipe, "transformer", train, heldout)
     known, part = known_clips(data), recipe["transformer"]
@@ -237,7 +238,7 @@ def _run_video(recipe: dict, train: str | Path, heldout: str | Path, out: Path, 
         save_float16(pipe, out / "model")
 
     parts = (part["model"], recipe["text_encoder"], vq, data, heldout_data, settings)
-    pipe = train_cosmos_transformer(*parts, out / "transformer", device, on_report=save)
+    pipe = train_cosmos_transformer(*parts, out / "transformer", device, on_report=save, beginning=beginning)
     save(pipe)
     return pipe
 
@@ -320,7 +321,10 @@ def run_denoiser(
 
 
 def save_float16(pipe: ARPipeline, folder: Path) -> None:
-    """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete."""
+    """Save a copy of the pipeline in float16; a folder that exists is replaced when the new one is complete. Of processes that train
+    together the first one saves."""
+    if processes()[0] > 0:
+        return
     halves = {
         name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
         for name, part in pipe.components.items()

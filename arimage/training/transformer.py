@@ -8,17 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..auto import AutoPipeline
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..options import fast_dtype
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .beginning import FRESH, Beginning
+from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .loop import batch_generator
-from .text import TextSettings, train_text_encoder
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class TransformerTask(CaptionTask):
     settings_class = TransformerSettings
 
     @staticmethod
-    def starting_weights(trained: LlamaGenTransformer) -> dict[str, torch.Tensor]:
-        """The weights of `trained` under the names of this task's transformer, which takes those whose shapes agree."""
+    def starting_weights(trained: nn.Module) -> dict[str, torch.Tensor]:
+        """The weights of a trained transformer under the names of this task's."""
         return trained.state_dict()
 
     def __init__(
@@ -108,32 +107,16 @@ def train_transformer(
     on_report: Callable[[ARImagePipeline], None] | None = None,
     *,
     task_class: type[TransformerTask] = TransformerTask,
-    start_from: str | Path | None = None,
-    text_settings: TextSettings | None = None,
-    compile: bool = False,
+    beginning: Beginning = FRESH,
 ) -> ARImagePipeline:
     """Train a text-conditional transformer of `task_class`, made with the arguments `model_config`, and a `T5EncoderModel`
     (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in
     float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run. `start_from` names a trained
-    LlamaGen pipeline: the transformer begins with its weights where names and shapes agree, and its text tokenizer and text
-    encoder are trained further if the encoder's shape is that of `text_config`. A fresh text encoder is trained alone first if
-    there are `text_settings` (`train_text_encoder`). `compile` compiles the blocks of the transformer.
-
-    Raises:
-        ValueError: if `start_from` is not a LlamaGen pipeline with a text encoder.
+    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    trained = None if start_from is None else AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
-    if trained is not None and (not isinstance(trained, LlamaGenPipeline) or trained.text_encoder is None):
-        raise ValueError(f"{start_from} is not a LlamaGen pipeline with a text encoder: start from one that is")
-    if trained is not None and trained.text_encoder.config.to_dict().items() >= text_config.items():
-        tokenizer, text_encoder = trained.tokenizer, trained.text_encoder
-    else:
-        tokenizer, text_encoder = new_text_parts(data, settings, text_config)
-        if text_settings is not None:
-            train_text_encoder(tokenizer, text_encoder, data, text_settings, Path(out).with_name("text_encoder"))
+    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
     transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,
@@ -142,15 +125,8 @@ def train_transformer(
         grid_size=data.images.shape[-1] // vq.scale_factor,
         **model_config,
     )
-    transformer.init_weights()
-    if trained is not None:
-        ours, theirs = transformer.state_dict(), task_class.starting_weights(trained.transformer)
-        shared = [name for name in ours if name in theirs and theirs[name].shape == ours[name].shape]
-        transformer.load_state_dict(ours | {name: theirs[name] for name in shared})
-    for model in (transformer, text_encoder):
-        nn.Module.to(model, device, fast_dtype(device))
-    if compile:
-        transformer.compile_repeated_blocks()
+    beginning.start(transformer, device, task_class.starting_weights)
+    nn.Module.to(text_encoder, device, fast_dtype(device))
     pipe = task_class.pipeline_class(
         transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder
     )

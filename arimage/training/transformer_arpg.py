@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..decoding import order_of
 from ..models.transformer_arpg import ARPGTransformer
@@ -33,9 +34,11 @@ class ARPGTask(TransformerTask):
     settings_class = ARPGSettings
 
     @staticmethod
-    def starting_weights(trained: LlamaGenTransformer) -> dict[str, torch.Tensor]:
-        """The first half of its blocks reads tokens, and what the others do besides attention starts the query blocks. The head
-        starts at zero: it was trained on other features."""
+    def starting_weights(trained: nn.Module) -> dict[str, torch.Tensor]:
+        """Of a LlamaGen, the first half of its blocks reads tokens, and what the others do besides attention starts the query
+        blocks. The head starts at zero: it was trained on other features."""
+        if not isinstance(trained, LlamaGenTransformer):
+            return trained.state_dict()
         weights, half = trained.state_dict(), trained.config.num_layers // 2
         del weights["head.weight"]
         for name in [name for name in weights if name.startswith("blocks.")]:

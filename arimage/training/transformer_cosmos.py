@@ -12,7 +12,8 @@ from ..models.transformer_cosmos import CosmosTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..tokenizers.vq_frames import FramewiseVQModel
-from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .beginning import FRESH, Beginning
+from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import batch_generator
 
@@ -98,6 +99,8 @@ def train_cosmos_transformer(
     out: str | Path,
     device: str = "cpu",
     on_report: Callable[[CosmosPipeline], None] | None = None,
+    *,
+    beginning: Beginning = FRESH,
 ) -> CosmosPipeline:
     """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens that `vq` gives to
     the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in float32.
@@ -105,7 +108,7 @@ def train_cosmos_transformer(
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
     frames, side = data.images.shape[1], data.images.shape[-1] // vq.scale_factor
     transformer = CosmosTransformer(
         shape=(frames, side, side),
@@ -113,9 +116,8 @@ def train_cosmos_transformer(
         context_dim=text_encoder.config.d_model,
         **model_config,
     )
-    transformer.init_weights()
-    for model in (transformer, text_encoder):
-        nn.Module.to(model, device, fast_dtype(device))
+    beginning.start(transformer, device)
+    nn.Module.to(text_encoder, device, fast_dtype(device))
     pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True)
     task = VideoTask(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)

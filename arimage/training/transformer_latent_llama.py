@@ -14,7 +14,8 @@ from ..options import fast_dtype
 from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_latent_llama import LatentLlamaPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .beginning import FRESH, Beginning
+from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .loop import batch_generator
 
@@ -113,6 +114,8 @@ def train_latent_llama(
     out: str | Path,
     device: str = "cpu",
     on_report: Callable[[LatentLlamaPipeline], None] | None = None,
+    *,
+    beginning: Beginning = FRESH,
 ) -> LatentLlamaPipeline:
     """Train a text-conditional `LatentLlamaTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
     the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a drafter (`drafter_config`, None for none);
@@ -121,11 +124,11 @@ def train_latent_llama(
     `out` keeps checkpoints, logs, curves and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder")
 
     def new(config: dict) -> LatentLlamaTransformer:
         patch = config.get("patch_size", 1)
-        transformer = LatentLlamaTransformer(
+        return LatentLlamaTransformer(
             conditioning="text",
             caption_dim=text_encoder.config.d_model,
             num_condition_tokens=settings.caption_length,
@@ -133,10 +136,9 @@ def train_latent_llama(
             grid_size=data.images.shape[-1] // vq.scale_factor // patch,
             **config,
         )
-        transformer.init_weights()
-        return nn.Module.to(transformer, device, fast_dtype(device))
 
     transformer = new(model_config)
+    beginning.start(transformer, device)
     nn.Module.to(text_encoder, device, fast_dtype(device))
     parts = {"vq": vq.to(device), "tokenizer": tokenizer, "text_encoder": text_encoder}
     pipe = LatentLlamaPipeline(transformer, **parts)
@@ -145,6 +147,7 @@ def train_latent_llama(
     task.fit(Path(out) / "transformer", slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
     if drafter_config is not None:
         drafter = new(drafter_config)
+        Beginning(compile=beginning.compile).start(drafter, device)
         text_encoder.requires_grad_(False)
         optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
         task = LatentLlamaTask(pipe, drafter, data, heldout, replace(settings, optimizer=optimizer))

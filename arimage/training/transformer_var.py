@@ -14,7 +14,8 @@ from ..models.transformer_var import VARTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
-from .captions import CaptionSettings, CaptionTask, new_text_parts
+from .beginning import FRESH, Beginning
+from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .loop import batch_generator
 
@@ -115,8 +116,8 @@ class VARTransformerTask(CaptionTask):
 def new_transformer(
     vq: VARVQModel, settings: VARTransformerSettings, text_config: dict, config: dict
 ) -> VARTransformer:
-    """A text-conditional `VARTransformer(**config)` with fresh weights for the tokens of `vq`."""
-    transformer = VARTransformer(
+    """A text-conditional `VARTransformer(**config)` for the tokens of `vq`."""
+    return VARTransformer(
         conditioning="text",
         caption_dim=text_config["d_model"],
         num_condition_tokens=settings.caption_length,
@@ -125,8 +126,6 @@ def new_transformer(
         scales=vq.config.scales,
         **config,
     )
-    transformer.init_weights()
-    return transformer
 
 
 def train_var_transformer(
@@ -139,6 +138,8 @@ def train_var_transformer(
     out: str | Path,
     device: str = "cpu",
     on_report: Callable[[VARPipeline], None] | None = None,
+    *,
+    beginning: Beginning = FRESH,
 ) -> VARPipeline:
     """Train a text-conditional `VARTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the
     tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
@@ -146,10 +147,10 @@ def train_var_transformer(
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = new_text_parts(data, settings, text_config)
+    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
     transformer = new_transformer(vq, settings, text_config, model_config)
-    for model in (transformer, text_encoder):
-        nn.Module.to(model, device, fast_dtype(device))
+    beginning.start(transformer, device)
+    nn.Module.to(text_encoder, device, fast_dtype(device))
     pipe = VARPipeline(transformer, vq.to(device), tokenizer, text_encoder)
     task = VARTransformerTask(transformer, pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
@@ -177,6 +178,7 @@ def train_refiner(
     for model in (pipe.transformer, pipe.text_encoder):
         model.requires_grad_(False)
     refiner = new_transformer(pipe.vq, settings, pipe.text_encoder.config.to_dict(), model_config).to(pipe.device)
+    refiner.init_weights()
     alone = VARPipeline(refiner, pipe.vq, pipe.tokenizer, pipe.text_encoder)
     task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)
     pipe.register_modules(refiner=refiner)

@@ -132,8 +132,14 @@ def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     }.items():
         torch.testing.assert_close(started[f"transformer.{name}"].float(), trained[origin], atol=2e-3, rtol=1e-2)
     assert not started["transformer.head.weight"].any()
-    with pytest.raises(ValueError, match="is not a LlamaGen pipeline"):
-        run(recipe, data, tmp_path / "again", start_from=tmp_path / "arpg" / "model")
+    # The text encoder has the shape asked for, and is trained further.
+    text = load_file(tmp_path / "llamagen" / "model" / "text_encoder" / "model.safetensors")
+    assert torch.equal(started["text_encoder.shared.weight"].half(), text["shared.weight"])
+    recipe["transformer"]["model"] |= {"hidden_size": 24, "intermediate_size": 40}
+    with pytest.raises(
+        ValueError, match="do not fit a ARPGTransformer: start from a model of the same kind and width"
+    ):
+        run(recipe, data, tmp_path / "again", start_from=tmp_path / "llamagen" / "model")
 
 
 def test_the_orders_of_a_step_have_their_shares():

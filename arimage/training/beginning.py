@@ -1,0 +1,80 @@
+"""What the training of a text-conditional transformer begins with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from diffusers import ModelMixin
+from torch import nn
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
+
+from ..auto import AutoPipeline
+from ..options import fast_dtype
+from ..pipelines.base import ARPipeline
+from .captions import CaptionSettings, new_text_parts
+from .data import ImageCaptions
+from .text import TextSettings, train_text_encoder
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where the weights of a training come from.
+
+    Attributes:
+        start_from: name or folder of a trained pipeline. The transformer begins with its weights where names and shapes agree,
+            and its text tokenizer and text encoder are trained further if the encoder's shape is the one asked for.
+        text: how a fresh text encoder is trained before the transformer; None: only together with it.
+        compile: whether to compile the blocks of the transformer.
+    """
+
+    start_from: str | Path | None = None
+    text: TextSettings | None = None
+    compile: bool = False
+
+    @cached_property
+    def trained(self) -> ARPipeline | None:
+        return None if self.start_from is None else AutoPipeline.from_pretrained(self.start_from, dtype=torch.float32)
+
+    def text_parts(
+        self, data: ImageCaptions, settings: CaptionSettings, config: dict, folder: Path
+    ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
+        """Text tokenizer and text encoder, `T5EncoderModel(T5Config(**config))`, in float32; `folder` keeps the run that trains a
+        fresh encoder."""
+        encoder = getattr(self.trained, "text_encoder", None)
+        if encoder is not None and encoder.config.to_dict().items() >= config.items():
+            return self.trained.tokenizer, encoder
+        tokenizer, encoder = new_text_parts(data, settings, config)
+        if self.text is not None:
+            train_text_encoder(tokenizer, encoder, data, self.text, folder)
+        return tokenizer, encoder
+
+    def start(
+        self,
+        transformer: ModelMixin,
+        device: str,
+        translate: Callable[[nn.Module], dict[str, torch.Tensor]] = nn.Module.state_dict,
+    ) -> None:
+        """Initialise `transformer` and move it to `device`, in the dtype that is fast there. `translate` gives the weights of the
+        trained transformer the names of this one.
+
+        Raises:
+            ValueError: if the transformer could take none of the trained weights.
+        """
+        transformer.init_weights()
+        if self.trained is not None:
+            ours, theirs = transformer.state_dict(), translate(self.trained.transformer)
+            shared = [name for name in ours if name in theirs and theirs[name].shape == ours[name].shape]
+            if not dict(transformer.named_parameters()).keys() & set(shared):
+                raise ValueError(
+                    f"{self.start_from} has a {type(self.trained.transformer).__name__}, whose weights do not fit a "
+                    f"{type(transformer).__name__}: start from a model of the same kind and width"
+                )
+            transformer.load_state_dict(ours | {name: theirs[name] for name in shared})
+        nn.Module.to(transformer, device, fast_dtype(device))
+        if self.compile:
+            transformer.compile_repeated_blocks()
+
+
+FRESH = Beginning()
