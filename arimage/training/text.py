@@ -17,7 +17,7 @@ from .loop import OptimizerSettings, batch_generator, fit
 @dataclass(frozen=True)
 class TextSettings:
     """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a batch, and
-    pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures are reduced to `picture_size` pixels."""
+    pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are reduced to `picture_size` pixels."""
 
     optimizer: OptimizerSettings
     batch_size: int = 256
@@ -40,10 +40,13 @@ class TextTask(nn.Module):
         self.text_encoder, self.settings, self.data, self.tokenizer = text_encoder, settings, data, tokenizer
         self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
         width, size = text_encoder.config.d_model, settings.picture_size
-        self.pictures = F.adaptive_avg_pool2d(to_unit_range(data.images), size).flatten(1)
+        # [M, 3, S, S], or the frames of clips, [M, T, 3, S, S].
+        frames = data.images.flatten(0, -4).split(256)
+        pooled = torch.cat([F.adaptive_avg_pool2d(to_unit_range(some), size) for some in frames])
+        self.pictures = pooled.reshape(len(data), -1)
         self.text_projection = nn.Linear(width, width, bias=False)
         self.picture_projection = nn.Sequential(
-            nn.Linear(3 * size**2, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            nn.Linear(self.pictures.shape[1], 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         self.log_scale = nn.Parameter(torch.tensor(2.5))
 

@@ -263,7 +263,7 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(path, tr
 
 def test_the_packaged_recipe_is_complete():
     recipe = load_recipe("emoji-video", "tokenizer", "transformer", "text_encoder", "generation", "clips")
-    assert recipe["clips"]["frames"] == 8 and recipe["transformer"]["training"]["stages"][0]["noisy_share"] > 0
+    assert recipe["clips"]["frames"] == 8 and recipe["transformer"]["training"]["noisy_share"] > 0
 
 
 def test_a_wrong_setting_of_clips_is_refused(path, tmp_path):

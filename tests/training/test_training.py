@@ -29,6 +29,7 @@ from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
+from arimage.training.text import TextSettings
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
 from arimage.training.transformer import TransformerSettings, TransformerTask
 from arimage.training.transformer_arpg import ARPGSettings
@@ -538,6 +539,8 @@ def test_packaged_recipes_are_complete(name):
         optimizer = OptimizerSettings(**recipe[part]["optimizer"])
         assert optimizer.steps > 0
         settings(optimizer, **recipe[part]["training"])
+    if "text_training" in recipe:
+        TextSettings(OptimizerSettings(**recipe["text_training"]["optimizer"]), **recipe["text_training"]["training"])
     assert recipe["image_size"] % 2 ** (len(recipe["tokenizer"]["model"]["channel_multipliers"]) - 1) == 0
     assert set(recipe["generation"]["sampling"]) <= {
         "guidance_scale",
