@@ -1,5 +1,6 @@
 """Training of a denoiser for a finished pipeline: on its training images and on images it generates."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from .loop import OptimizerSettings, batch_generator, fit
 @dataclass(frozen=True)
 class DenoiserSettings:
     """How a denoiser is trained: cross-entropy of the probabilities that the transformer samples the next token from after clean
-    tokens, predicted where the last tokens are noisy. The transformer itself is not trained, as it is in SJD2
-    (https://arxiv.org/abs/2510.08994).
+    tokens, predicted where the last tokens are noisy. With `fine_tune` the transformer is trained too, at clean and at noisy
+    positions, as published (https://arxiv.org/abs/2510.08994): images then follow the distribution of the fine-tuned transformer.
 
     The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates from their
     captions. In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean tokens before it: all
@@ -35,6 +36,7 @@ class DenoiserSettings:
     pure_share: float = 0.5
     rank: int = 64
     samples_per_image: int = 1
+    fine_tune: bool = False
     seed: int = 0
 
 
@@ -63,23 +65,29 @@ class DenoiserTask(nn.Module):
     ):
         super().__init__()
         self.denoiser, self.settings = denoiser, settings
-        # Not a module: the pipeline is neither trained nor part of a checkpoint.
-        self.frozen = SimpleNamespace(pipe=pipe)
+        # Not a module: what is in it is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(pipe=pipe, teacher=pipe.transformer)
+        if settings.fine_tune:
+            self.transformer, self.frozen.teacher = pipe.transformer, copy.deepcopy(pipe.transformer)
+            self.transformer.requires_grad_(True)
         self.train_set, self.report_sets = examples(pipe, data, heldout, settings.seed, settings.samples_per_image)
 
     def figures(
         self, captions: list[str], codes: torch.LongTensor, pure_share: float, generator: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """The loss on noise of these segments, and the overlap of the distributions after it with those after clean tokens."""
-        settings, pipe = self.settings, self.frozen.pipe
+        """The loss on noise of these segments, if the transformer is fine-tuned also that on clean tokens, and the overlap of the
+        distributions after noise with those after clean tokens."""
+        settings, pipe, teacher = self.settings, self.frozen.pipe, self.frozen.teacher
         transformer, sampling = pipe.transformer, pipe.sampling()
         device, batch, count = transformer.device, len(codes), codes.shape[1]
         # Guided, for the rows without the condition.
         condition = pipe.prepare(captions, guidance_scale=2.0).model.condition
         codes, keys = codes.to(device), GivenKeys()
+        everywhere = torch.arange(count, device=device).expand(batch, -1)
+        with torch.set_grad_enabled(settings.fine_tune and self.training):
+            clean_logits = transformer.predict(codes.repeat(2, 1), cache=keys, **condition)
         with torch.no_grad():
-            logits = transformer.predict(codes.repeat(2, 1), cache=keys, **condition)
-            everywhere = torch.arange(count, device=device).expand(batch, -1)
+            logits = clean_logits if teacher is transformer else teacher.predict(codes.repeat(2, 1), **condition)
             target = sampling.probabilities(logits.unflatten(0, (2, -1)), everywhere)
 
         # The first token is never a draft.
@@ -117,11 +125,16 @@ class DenoiserTask(nn.Module):
             vectors=vectors.repeat(2, 1, 1),
             noise=noise.repeat(2, 1),
         ).unflatten(0, (2, -1))
+
+        def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            guided = logits[1] + (logits[0] - logits[1]) * sampling.guidance_scale
+            return -(target * (guided / sampling.temperature).log_softmax(-1)).sum(-1).mean()
+
+        clean = cross_entropy(clean_logits.unflatten(0, (2, -1)), target) if settings.fine_tune else 0.0
         target = target.gather(1, (positions + 1)[..., None].expand(-1, -1, target.shape[-1]))
-        guided = logits[1] + (logits[0] - logits[1]) * sampling.guidance_scale
-        loss = -(target * (guided / sampling.temperature).log_softmax(-1)).sum(-1).mean()
         drafted = sampling.probabilities(logits.detach(), positions + 1)
-        return {"loss": loss, "overlap": torch.minimum(target, drafted).sum(-1).mean()}
+        overlap = torch.minimum(target, drafted).sum(-1).mean()
+        return {"loss": cross_entropy(logits, target) + clean, "overlap": overlap}
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings, (captions, codes) = self.settings, self.train_set
@@ -149,8 +162,8 @@ def train_denoiser(
     out: str | Path,
     on_report: Callable[[LlamaGenPipeline], None] | None = None,
 ) -> LlamaGenPipeline:
-    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`; returns `pipe` with the averaged weights as its
-    component `denoiser`.
+    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, and its transformer if the settings say so; returns `pipe` with
+    the averaged weights, those of the denoiser as its component `denoiser`.
 
     `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
     """

@@ -1,5 +1,7 @@
 """A denoiser learns to predict after noise what its transformer predicts after tokens, and leaves the transformer as it was."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
@@ -54,6 +56,28 @@ def test_only_the_denoiser_is_trained(trained):
         if isinstance(module, torch.nn.Module) and name != "denoiser":
             for key, value in module.state_dict().items():
                 assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
+
+
+def test_the_transformer_may_be_fine_tuned_with_it(tmp_path):
+    pipe, before = tiny.text_pipeline(), tiny.text_pipeline()
+    pipe.register_modules(denoiser=None)
+    settings = replace(SETTINGS, fine_tune=True, optimizer=replace(SETTINGS.optimizer, learning_rate=2e-3))
+    pipe = train_denoiser(pipe, pictures(6, 0), pictures(3, 1), settings, tmp_path)
+    changed = {
+        name
+        for name, module in before.components.items()
+        if isinstance(module, torch.nn.Module) and name != "denoiser"
+        and any(not torch.equal(getattr(pipe, name).state_dict()[key], value) for key, value in module.state_dict().items())
+    }  # fmt: skip
+    assert changed == {"transformer"}
+    assert pipe("a red heart", decoding="sjd2", output_type="latent").stats.exact
+    # It still predicts about what it predicted.
+    task = DenoiserTask(pipe.denoiser, before, pictures(6, 0), pictures(3, 1), SETTINGS)
+    captions, codes = task.train_set
+    condition = before.prepare(captions[:4], guidance_scale=2.0).model.condition
+    with torch.no_grad():
+        now, then = (it.transformer.predict(codes[:4].repeat(2, 1), **condition).softmax(-1) for it in (pipe, before))
+    assert torch.minimum(now, then).sum(-1).mean() > 0.8
 
 
 def test_training_reads_what_decoding_reads(monkeypatch):
