@@ -14,7 +14,8 @@ from torch import nn
 
 from ..eval.emoji import GALLERY_COLUMNS, GALLERY_SIZE, EmojiClassifier, EmojiExtractor
 from .data import ImageCaptions, load_captioned_images, to_unit_range
-from .loop import OptimizerSettings, batch_generator, fit
+from .loop import OptimizerSettings, fit
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def transformer(
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train transformer ...
     """
-    from .loop import join_processes
+    from .processes import join_processes
     from .recipe import load_recipe, run_transformer
 
     join_processes()

@@ -15,7 +15,8 @@ from ..models.transformer_llamagen import rotary_table
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from .data import ImageCaptions
 from .drafter import examples
-from .loop import OptimizerSettings, batch_generator, fit
+from .loop import OptimizerSettings, fit
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

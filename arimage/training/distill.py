@@ -20,7 +20,8 @@ from ..options import fast_dtype
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
 from .data import save_grid
-from .loop import OptimizerSettings, batch_generator, fit
+from .loop import OptimizerSettings, fit
+from .processes import batch_generator
 
 
 PAIRS = "pairs.safetensors"

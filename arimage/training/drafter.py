@@ -12,7 +12,8 @@ from torch import nn
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from .data import ImageCaptions, to_unit_range
-from .loop import OptimizerSettings, batch_generator, fit
+from .loop import OptimizerSettings, fit
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

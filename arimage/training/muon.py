@@ -6,6 +6,8 @@
 import torch
 from torch.optim import Optimizer
 
+from .processes import average, processes
+
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -30,14 +32,19 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = orthogonalised(parameter.grad.lerp(momentum, group["momentum"]))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-0.2 * group["lr"] * max(parameter.shape) ** 0.5)
+        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        (rank, count), updates = processes(), []
+        for number, (group, parameter) in enumerate(pairs):
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+            update = torch.zeros_like(parameter)
+            # Each of the processes that train together takes its share of the matrices.
+            if number % count == rank:
+                update = count * orthogonalised(parameter.grad.lerp(momentum, group["momentum"]))
+            updates.append(update)
+        average(updates)
+        for (group, parameter), update in zip(pairs, updates, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update, alpha=-0.2 * group["lr"] * max(parameter.shape) ** 0.5)

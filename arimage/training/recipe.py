@@ -29,7 +29,8 @@ from .denoiser import DenoiserSettings, train_denoiser
 from .distill import DistillSettings, train_distill
 from .drafter import DrafterSettings, train_drafter
 from .known import known_captions
-from .loop import OptimizerSettings, processes
+from .loop import OptimizerSettings
+from .processes import processes
 from .scenes import SceneSettings, make_scenes
 from .text import TextSettings
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 from ..pipelines.captions import clean_caption
 from .captions import draw_captions
 from .data import ImageCaptions, to_unit_range
-from .loop import OptimizerSettings, batch_generator, fit
+from .loop import OptimizerSettings, fit
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..decoding import order_of
 from ..models.transformer_arpg import ARPGTransformer
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
-from .loop import batch_generator
+from .processes import batch_generator
 from .transformer import TransformerSettings, TransformerTask
 
 

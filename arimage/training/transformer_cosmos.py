@@ -15,7 +15,7 @@ from ..tokenizers.vq_frames import FramewiseVQModel
 from .beginning import FRESH, Beginning
 from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, save_grid, to_unit_range
-from .loop import batch_generator
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .beginning import FRESH, Beginning
 from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
-from .loop import batch_generator
+from .processes import batch_generator
 
 
 @dataclass(frozen=True)

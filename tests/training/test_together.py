@@ -13,23 +13,27 @@ from transformers import T5Config, T5EncoderModel
 
 from arimage.training.captions import train_text_tokenizer
 from arimage.training.data import ImageCaptions
-from arimage.training.loop import OptimizerSettings, batch_generator, fit
+from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.muon import Muon, orthogonalised
+from arimage.training.processes import batch_generator
 from arimage.training.text import TextSettings, TextTask, train_text_encoder
 
 
-SETTINGS = OptimizerSettings(25, 0.1, warmup_steps=1, gradient_clip=1e9)
+SETTINGS = OptimizerSettings(25, 0.1, warmup_steps=1, gradient_clip=1e9, muon=("matrices.",))
 
 
 class Mean(nn.Module):
-    """Learns the mean of its batches."""
+    """Learns to map its batches to one point."""
 
     def __init__(self, points: torch.Tensor | None = None):
         super().__init__()
         self.mean, self.points = nn.Parameter(torch.zeros(3)), points
+        self.matrices = nn.ParameterList(torch.eye(3) for _ in range(3))
 
     def loss(self, step):
         points = torch.rand(4, 3, generator=batch_generator(7, step)) if self.points is None else self.points[step]
+        for matrix in self.matrices:
+            points = points @ matrix
         loss = (self.mean - points).square().mean()
         return loss, {"loss": loss.detach()}
 
@@ -40,13 +44,14 @@ class Mean(nn.Module):
 SCRIPT = """
 import sys
 from test_together import SETTINGS, Mean
-from arimage.training.loop import fit, join_processes, processes
+from arimage.training.loop import fit
+from arimage.training.processes import join_processes, processes
 import torch
 
 join_processes()
 task, rank = Mean(), processes()[0]
 fit(task, SETTINGS, f"{sys.argv[1]}/run{rank}")
-torch.save(task.mean.data, f"{sys.argv[1]}/{rank}.pt")
+torch.save(task.state_dict(), f"{sys.argv[1]}/{rank}.pt")
 """
 
 
@@ -63,7 +68,7 @@ def test_two_processes_train_as_one_with_both_their_batches(tmp_path):
     alone = Mean(torch.stack(points))
     fit(alone, SETTINGS, tmp_path / "alone")
     for rank in (0, 1):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone.mean.data)
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone.state_dict())
     assert (tmp_path / "run0" / "checkpoint.pt").exists() and not (tmp_path / "run1" / "checkpoint.pt").exists()
 
 
