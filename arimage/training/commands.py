@@ -55,8 +55,8 @@ def transformer(
     from .recipe import load_recipe, run_transformer
 
     join_processes()
-    recipe_ = load_recipe(recipe, *FINISHED)
-    run_transformer(recipe_, data, heldout, out, choose_device(device), start_from=start_from, compile=compile)
+    beginning = {"start_from": start_from, "compile": compile}
+    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), **beginning)
 
 
 @train_app.command("drafter")

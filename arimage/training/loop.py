@@ -94,7 +94,11 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, step: int) -> None:
-        average([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        if processes()[1] > 1:
+            # What a step of one process does not reach, that of another may.
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            average([parameter.grad for parameter in self.parameters])
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.settings.learning_rate_at(step) * group["scale"]

@@ -16,6 +16,8 @@ def processes() -> tuple[int, int]:
 def join_processes() -> None:
     """Let the processes that `torchrun` started train together."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group()
 
 

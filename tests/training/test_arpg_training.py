@@ -124,7 +124,10 @@ def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     recipe["transformer"]["model"]["num_layers"] = 4
     started = {}
     monkeypatch.setattr(ARPGTask, "fit", lambda task, *_, **__: started.update(task.state_dict()))
-    run(recipe, data, tmp_path / "arpg", start_from=tmp_path / "llamagen" / "model")
+    compiled = []
+    monkeypatch.setattr(ARPGTransformer, "compile_repeated_blocks", lambda self: compiled.append(self))
+    run(recipe, data, tmp_path / "arpg", start_from=tmp_path / "llamagen" / "model", compile=True)
+    assert len(compiled) == 1
     for name, origin in {
         "token_embedding.weight": "token_embedding.weight",
         "blocks.1.attention.qkv_proj.weight": "blocks.1.attention.qkv_proj.weight",
