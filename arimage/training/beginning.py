@@ -42,9 +42,10 @@ class Beginning:
     ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
         """Text tokenizer and text encoder, `T5EncoderModel(T5Config(**config))`, in float32; `folder` keeps the run that trains a
         fresh encoder."""
-        encoder = getattr(self.trained, "text_encoder", None)
+        trained = {} if self.trained is None else self.trained.components
+        encoder = trained.get("text_encoder")
         if encoder is not None and encoder.config.to_dict().items() >= config.items():
-            return self.trained.tokenizer, encoder
+            return trained["tokenizer"], encoder
         tokenizer, encoder = new_text_parts(data, settings, config)
         if self.text is not None:
             train_text_encoder(tokenizer, encoder, data, self.text, folder)
