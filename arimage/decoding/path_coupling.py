@@ -70,7 +70,7 @@ class PathState(CursorState):
         as copies of its last token."""
         images = torch.arange(len(positions), device=positions.device)[:, None]
         self.paths[images, positions], self.means[images, positions] = paths, means
-        self.held[images, positions] = True
+        self.held[images, positions] = torch.ones_like(positions, dtype=torch.bool)
         self.token_buffer[images, positions] = paths[:, :, 0]
         behind = positions[:, -1:] + torch.arange(1, self.window + 1, device=positions.device)
         self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)

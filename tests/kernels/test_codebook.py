@@ -51,5 +51,5 @@ def test_the_first_of_equal_codes_wins(on_triton):
 def test_the_kernel_compiles_without_spills(compile_for_hopper, dtype):
     signature = {"latents_ptr": f"*{dtype}", "codebook_ptr": f"*{dtype}", "out_ptr": "*i64"}
     signature |= dict.fromkeys(["rows", "size", "width"], "i32")
-    constants = {"block_rows": 32, "block_codes": 64, "block_width": 16}
+    constants = {"block_rows": 32, "block_codes": 128, "block_width": 16}
     compile_for_hopper("codebook", "nearest_code_kernel", signature, constants)

@@ -60,7 +60,7 @@ def _nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor
             size,
             width,
             block_rows=32,
-            block_codes=64,
+            block_codes=128,
             block_width=16,
         )
     return out

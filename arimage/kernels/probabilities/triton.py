@@ -11,12 +11,12 @@ def _keys(values):
     """float32 as unsigned integers of the same order, none of them 0."""
     # Adding zero makes the two zeros equal.
     bits = (values + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) == 1, ~bits, bits | 0x80000000)
+    return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def _value(key):
-    return tl.where((key >> 31) == 1, key ^ 0x80000000, ~key).to(tl.float32, bitcast=True)
+    return tl.where((key >> 31) == 1, key ^ 0x80000000, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
