@@ -1,0 +1,1 @@
+from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline

@@ -1,0 +1,1 @@
+from arimage.models.transformer_llamagen import LlamaGenTransformer

@@ -1,0 +1,1 @@
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
