@@ -1,1 +1,0 @@
-from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline

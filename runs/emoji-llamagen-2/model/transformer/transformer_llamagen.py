@@ -1,1 +1,0 @@
-from arimage.models.transformer_llamagen import LlamaGenTransformer

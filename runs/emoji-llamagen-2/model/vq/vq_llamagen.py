@@ -1,1 +1,0 @@
-from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
