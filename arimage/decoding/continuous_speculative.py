@@ -27,8 +27,8 @@ class ContinuousSpeculativeDecoding:
     is tested by the normal distributions of the last denoising step of two different paths, `heat` times as wide, which accepts
     tokens near those that the model would have sampled. One that is rejected is sampled again around the model's own.
 
-    In a model of two tokens whose correlation is 0.61 with one forward pass for each, and 0.57 by its drafter alone, those of one window have
-    0.03, though two thirds of the drafts are accepted (`tests/decoding/test_masked.py`).
+    In a model of two tokens whose correlation is 0.61 with one forward pass for each, and 0.57 by its drafter alone, those of one
+    window have 0.03, though two thirds of the drafts are accepted (`tests/decoding/test_masked.py`).
 
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.

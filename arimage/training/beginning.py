@@ -38,7 +38,7 @@ class Beginning:
         return None if self.start_from is None else AutoPipeline.from_pretrained(self.start_from, dtype=torch.float32)
 
     def text_parts(
-        self, data: ImageCaptions, settings: CaptionSettings, config: dict, folder: Path
+        self, data: ImageCaptions, settings: CaptionSettings, config: dict, folder: Path, device: str
     ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
         """Text tokenizer and text encoder, `T5EncoderModel(T5Config(**config))`, in float32; `folder` keeps the run that trains a
         fresh encoder."""
@@ -48,7 +48,7 @@ class Beginning:
             return trained["tokenizer"], encoder
         tokenizer, encoder = new_text_parts(data, settings, config)
         if self.text is not None:
-            train_text_encoder(tokenizer, encoder, data, self.text, folder)
+            train_text_encoder(tokenizer, encoder, data, self.text, folder, device)
         return tokenizer, encoder
 
     def start(

@@ -85,6 +85,7 @@ def train_text_encoder(
     data: ImageCaptions,
     settings: TextSettings,
     out: str | Path,
+    device: str = "cpu",
 ) -> None:
     """Train `text_encoder` in place to tell the captions of `data` apart; `out` keeps checkpoint and log, and a second call resumes."""
-    fit(TextTask(tokenizer, text_encoder, data, settings), settings.optimizer, out)
+    fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out)

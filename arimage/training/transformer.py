@@ -116,7 +116,9 @@ def train_transformer(
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
+    tokenizer, text_encoder = beginning.text_parts(
+        data, settings, text_config, Path(out).with_name("text_encoder"), device
+    )
     transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,

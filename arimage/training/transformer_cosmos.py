@@ -108,7 +108,9 @@ def train_cosmos_transformer(
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
+    tokenizer, text_encoder = beginning.text_parts(
+        data, settings, text_config, Path(out).with_name("text_encoder"), device
+    )
     frames, side = data.images.shape[1], data.images.shape[-1] // vq.scale_factor
     transformer = CosmosTransformer(
         shape=(frames, side, side),

@@ -124,7 +124,7 @@ def train_latent_llama(
     `out` keeps checkpoints, logs, curves and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder")
+    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder", device)
 
     def new(config: dict) -> LatentLlamaTransformer:
         patch = config.get("patch_size", 1)

@@ -147,7 +147,9 @@ def train_var_transformer(
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
     torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out).with_name("text_encoder"))
+    tokenizer, text_encoder = beginning.text_parts(
+        data, settings, text_config, Path(out).with_name("text_encoder"), device
+    )
     transformer = new_transformer(vq, settings, text_config, model_config)
     beginning.start(transformer, device)
     nn.Module.to(text_encoder, device, fast_dtype(device))
