@@ -198,9 +198,14 @@ def fit(
     and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at
     each report, while the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
 
-    Processes that `torchrun` starts train together: each takes its own batches, the gradients are averaged, and the first one
-    reports.
+    Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the gradients
+    are averaged, and the first one reports.
+
+    Raises:
+        ValueError: if `torchrun` started several that did not.
     """
+    if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
+        raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     first = processes()[0] == 0

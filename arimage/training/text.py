@@ -18,12 +18,12 @@ from .processes import batch_generator
 @dataclass(frozen=True)
 class TextSettings:
     """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a batch, and
-    pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are reduced to `picture_size` pixels."""
+    pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are reduced to `picture_size`
+    pixels along each side."""
 
     optimizer: OptimizerSettings
     batch_size: int = 256
     picture_size: int = 16
-    caption_length: int = 24
     seed: int = 0
 
 
@@ -53,9 +53,8 @@ class TextTask(nn.Module):
 
     def text_features(self, captions: list[str]) -> torch.Tensor:
         """Unit vectors [B, D]."""
-        text = self.tokenizer(
-            captions, padding=True, max_length=self.settings.caption_length, truncation=True, return_tensors="pt"
-        ).to(self.text_encoder.device)
+        text = self.tokenizer(captions, padding=True, truncation=True, return_tensors="pt")
+        text = text.to(self.text_encoder.device)
         hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         mask = text.attention_mask[..., None]
         return F.normalize(self.text_projection((hidden * mask).sum(1) / mask.sum(1)), dim=-1)

@@ -76,6 +76,12 @@ def test_two_processes_train_as_one_with_both_their_batches(tmp_path):
     assert (tmp_path / "run0" / "checkpoint.pt").exists() and not (tmp_path / "run1" / "checkpoint.pt").exists()
 
 
+def test_what_trains_in_one_process_is_refused_under_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="trains in one process: start it without torchrun"):
+        fit(Mean(), SETTINGS, tmp_path)
+
+
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (12, 12)])
 def test_an_orthogonalised_matrix_keeps_its_singular_vectors(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -121,7 +127,7 @@ def test_a_text_encoder_learns_to_tell_captions_apart(colours, tmp_path):
     )
     encoder = T5EncoderModel(config)
     optimizer = OptimizerSettings(60, 1e-2, warmup_steps=5, ema_decay=0.9)
-    settings = TextSettings(optimizer, batch_size=8, picture_size=4, caption_length=8)
+    settings = TextSettings(optimizer, batch_size=8, picture_size=4)
     train_text_encoder(tokenizer, encoder, colours, settings, tmp_path)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert state["step"] == 60
@@ -141,7 +147,5 @@ def test_a_picture_twice_in_a_batch_is_not_told_from_itself(colours):
         T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=1)
     )
     colours.weights = torch.tensor([1.0, 0, 0, 0])
-    task = TextTask(
-        tokenizer, encoder, colours, TextSettings(SETTINGS, batch_size=6, picture_size=4, caption_length=8)
-    )
+    task = TextTask(tokenizer, encoder, colours, TextSettings(SETTINGS, batch_size=6, picture_size=4))
     assert task.loss(0)[0].item() == 0.0
