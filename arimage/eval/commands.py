@@ -38,12 +38,20 @@ PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
 Classes = Annotated[int | None, typer.Option(help="Generate the classes 0 to N - 1 instead of prompts.")]
 PerClass = Annotated[int, typer.Option(help="Images per class.")]
 Ref = Annotated[
-    Path | None, typer.Option(help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0).")
+    Path | None,
+    typer.Option(
+        help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0). For fvd, a folder of videos or "
+        "another run."
+    ),
 ]
 NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3).")]
 InceptionWeights = Annotated[
     Path | None,
     typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
+]
+I3DWeights = Annotated[
+    Path | None,
+    typer.Option(envvar="ARIMAGE_I3D_WEIGHTS", help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
 ]
 Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for the clip metric.")]
 ResizeOption = Annotated[
@@ -147,8 +155,8 @@ def score(
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, recall, density, "
-            "coverage), clip, emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts emoji-checks), videos (the "
-            "emoji, its motion and its change in videos of --prompts emoji-videos)."
+            "coverage), clip, fvd (of videos), emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts "
+            "emoji-checks), videos (the emoji, its motion and its change in videos of --prompts emoji-videos)."
         ),
     ],
     ref: Ref = None,
@@ -163,7 +171,16 @@ def score(
             "pixels, as LlamaGen does from 384 to 256.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures per call of the networks.")] = 32,
+    i3d_weights: I3DWeights = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="For fvd: the first so many frames of each video, at least 9. Default: as many as the run has."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Pictures, or frames of videos, per call of the networks.")
+    ] = 32,
     device: Device = None,
 ) -> None:
     """Score the images of a run; the figures are added to RUN/metrics.json."""
@@ -175,8 +192,10 @@ def score(
     check_metrics(names, ref, clip)
     if size is not None and not set(names) & set(INCEPTION_METRICS):
         raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
+    if frames is not None and "fvd" not in names:
+        raise ValueError("--frames is for fvd: leave it out")
     device = choose_device(device)
-    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size)
+    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size, i3d_weights, frames)
     for name, entry in score_run(job, names).items():
         error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
         typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
@@ -266,6 +285,7 @@ def compare(
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
     resize: ResizeOption = "clean",
+    i3d_weights: I3DWeights = None,
     device: Device = None,
 ) -> None:
     """Generate the same images with several decodings in turn, score them, and compare quality and cost. Repeat an
@@ -305,6 +325,6 @@ def compare(
         typer.echo(f"left out {'; '.join(f'{name} ({why})' for name, why in left_out.items())}", err=True)
 
     def job(run: Path) -> Job:
-        return Job(run, ref, inception_weights, clip, resize, str(pipe.device), batch_size)
+        return Job(run, ref, inception_weights, clip, resize, str(pipe.device), batch_size, i3d_weights=i3d_weights)
 
     typer.echo(comparison.compare(runs, pipe, names, job, out))

@@ -3,7 +3,7 @@
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from .run_folder import MANIFEST, read_finished
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+VIDEO_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 Resize = Literal["clean", "tf1"]
 
 
@@ -34,11 +35,11 @@ class Space:
 
 
 class Extractor(Protocol):
-    """A network that turns a batch of B pictures of any mode and size into features [B, D], float32."""
+    """A network that turns a batch of B pictures of any mode and size, or B videos, into features [B, D], float32."""
 
     space: Space
 
-    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor: ...
+    def __call__(self, images: list) -> torch.FloatTensor: ...
 
 
 def file_sha256(path: Path) -> str:
@@ -47,18 +48,24 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def image_paths(folder: Path) -> list[Path]:
-    """The images of a run in the order of its manifest, or all pictures below another folder, sorted.
+def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
+    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, sorted.
 
     Raises:
-        ValueError: if the run is not finished or damaged, or the folder has no pictures.
+        ValueError: if the run is not finished or damaged, or the folder has no pictures or no videos.
     """
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("pictures", IMAGE_SUFFIXES)
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
     if not found:
-        raise ValueError(f"{folder} has no pictures: name a folder of {', '.join(IMAGE_SUFFIXES)} files")
+        raise ValueError(f"{folder} has no {kind}: name a folder of {', '.join(suffixes)} files")
     return found
+
+
+def _open(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
 
 
 def extract(
@@ -68,21 +75,23 @@ def extract(
     cache: Path | None = None,
     batch_size: int = 32,
     size: int | None = None,
+    read: Callable[[Path], object] = _open,
 ) -> np.ndarray:
-    """Features [N, D], float32, of pictures in their order.
+    """Features [N, D], float32, of pictures or videos in their order.
 
     Args:
         paths: files of pictures, or a single .npz whose `arr_0` holds them: uint8 [N, H, W, 3], as the ADM evaluator reads.
         cache: a folder for files of features, whose names depend on the extractor's space and the pictures' names, sizes
             and modification times.
         size: before that, `resize` the pictures to this side in pixels.
+        read: how a file becomes what the extractor takes, an RGB picture by default.
     """
     file = (
         None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space, size)}.npz"
     )
     if file is not None and file.is_file():
         return np.load(file)["features"]
-    batches = _batches(paths, batch_size, extractor.space.name)
+    batches = _batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
     found = [extractor(images).float().cpu().numpy() for images in batches]
@@ -115,7 +124,7 @@ def _fingerprint(paths: list[Path], space: Space, size: int | None) -> str:
     return hashlib.sha256(json.dumps([asdict(space), files, *sizes]).encode()).hexdigest()[:16]
 
 
-def _batches(paths: list[Path], size: int, name: str) -> Iterator[list[Image.Image]]:
+def _batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
     packed = paths[0].suffix == ".npz"
     pictures = paths
     if packed:
@@ -127,13 +136,8 @@ def _batches(paths: list[Path], size: int, name: str) -> Iterator[list[Image.Ima
     with ThreadPoolExecutor() as pool, tqdm(total=len(pictures), desc=name, unit="image", leave=False) as progress:
         for start in range(0, len(pictures), size):
             batch = pictures[start : start + size]
-            yield list(pool.map(Image.fromarray if packed else _open, batch))
+            yield list(pool.map(Image.fromarray if packed else read, batch))
             progress.update(len(batch))
-
-
-def _open(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,12 @@ class WeightsFile:
     name: str
     url: str
     sha256: str
+
+    def provenance(self, digest: str) -> str:
+        """ "published", or a note that a file of another SHA-256 was used."""
+        if digest == self.sha256:
+            return "published"
+        return f"unknown (sha256 {digest}), not comparable with published figures"
 
 
 INCEPTION_WEIGHTS = {
@@ -180,11 +190,7 @@ class InceptionExtractor:
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"--resize {resize} needs {package}: pip install '{extra}'")
         digest = file_sha256(path)
-        self.weights = (
-            "published"
-            if digest == published.sha256
-            else f"unknown (sha256 {digest}), not comparable with published figures"
-        )
+        self.weights = published.provenance(digest)
         self.space = Space("inception-v3-2048", digest, resize)
         self.device = device
         try:

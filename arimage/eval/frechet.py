@@ -22,7 +22,13 @@ class Gaussian:
 
     @classmethod
     def of_features(cls, features: np.ndarray) -> "Gaussian":
-        """From features [N, D], N >= 2."""
+        """From features [N, D].
+
+        Raises:
+            ValueError: if there are fewer than 2.
+        """
+        if len(features) < 2:
+            raise ValueError(f"a Fréchet distance needs at least 2 images of reference, and there are {len(features)}")
         mean, centred = _centre(features)
         if len(centred) < centred.shape[1]:
             return cls(mean, centred / np.sqrt(len(centred) - 1))

@@ -178,7 +178,7 @@ def _cells(row: dict) -> list[str]:
 
 
 def _arrow(metric: str) -> str:
-    return "↓" if metric in LOWER_IS_BETTER or metric.startswith("fid") else "↑"
+    return "↓" if metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd")) else "↑"
 
 
 def _digits(error: float) -> int:

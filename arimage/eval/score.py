@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .emoji import (
 from .features import ClipExtractor, Extractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
 from .files import check_fields, parse_json, replace
 from .frechet import Gaussian, frechet_estimate, frechet_infinity
+from .i3d import I3DExtractor, frame_count, read_clip
 from .kernel_distance import kernel_distance
 from .neighbourhoods import neighbourhoods
 from .run_folder import NUMBER, read_rows
@@ -64,8 +65,7 @@ def read_reference(path: Path) -> Reference:
     """
     if path.is_dir():
         paths = image_paths(path)
-        names = json.dumps([(str(file.relative_to(path)), file.stat().st_size) for file in paths])
-        return Reference(f"{path.resolve().name}, files {hashlib.sha256(names.encode()).hexdigest()[:8]}", paths, None)
+        return Reference(_label(path, paths), paths, None)
     if path.suffix != ".npz" or not path.is_file():
         raise ValueError(
             f"--ref is {path}, which is not a reference: name a folder of pictures, or a .npz of statistics or pictures"
@@ -82,16 +82,23 @@ def read_reference(path: Path) -> Reference:
     )
 
 
+def _label(folder: Path, paths: list[Path]) -> str:
+    names = json.dumps([(str(file.relative_to(folder)), file.stat().st_size) for file in paths])
+    return f"{folder.resolve().name}, files {hashlib.sha256(names.encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True)
 class Job:
     """A run to score, and what to score it with. Features that several metrics share are extracted once.
 
     Attributes:
         run: the folder of a finished run.
-        reference: as `read_reference` takes it.
+        reference: as `read_reference` takes it; for `fvd` a folder of videos, or of another run.
         inception_weights: the file of `InceptionExtractor`.
         clip: the folder of `ClipExtractor`.
         size: for the Inception metrics, `resize` the images of the run to this side in pixels first; the reference stays.
+        i3d_weights: the file of `I3DExtractor`.
+        frames: how many of each video `fvd` compares; as many as the first video of the run has by default.
     """
 
     run: Path
@@ -102,6 +109,8 @@ class Job:
     device: str = "cpu"
     batch_size: int = 32
     size: int | None = None
+    i3d_weights: Path | None = None
+    frames: int | None = None
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -131,8 +140,7 @@ class Job:
                 f"--ref {self.reference} holds statistics only, which are enough for the FID: name a folder of "
                 "pictures, or a .npz with pictures as arr_0, for the other metrics"
             )
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
-        return extract(self.against.paths, self.inception, cache=cache, batch_size=self.batch_size)
+        return extract(self.against.paths, self.inception, cache=_reference_cache(), batch_size=self.batch_size)
 
     def inception_entry(
         self, estimate: Estimate, reference: str | None = None, count: int | None = None, **more
@@ -142,6 +150,10 @@ class Job:
             more["size"] = f"{self.size}, bicubic without antialiasing"
         count = len(self.features) if count is None else count
         return entry(estimate, count, label, self.inception.space, weights=self.inception.weights, **more)
+
+
+def _reference_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
 
 
 def entry(estimate: Estimate, count: int, reference: str, space: Space | None, **more) -> dict:
@@ -220,6 +232,28 @@ def _clip(job: Job) -> dict[str, dict]:
     return {"clip": entry(mean_estimate(values), len(values), label, extractor.space, prefix=PREFIX, scale=1)}
 
 
+def _fvd(job: Job) -> dict[str, dict]:
+    count = frame_count(job.paths[0])
+    if count < 2:
+        raise ValueError(f"{job.paths[0]} is an image: fvd needs a run of a model that generates videos")
+    if job.reference is None or not job.reference.is_dir():
+        raise ValueError(f"--ref is {job.reference}: fvd needs a folder of videos, or another run of videos")
+    paths, frames = image_paths(job.reference, videos=True), job.frames or count
+    extractor = I3DExtractor(job.i3d_weights, frames, job.device)
+    settings: dict[str, Any] = {
+        "batch_size": max(1, job.batch_size // frames),
+        "read": partial(read_clip, frames=frames),
+    }
+    features = extract(job.paths, extractor, cache=job.run / "features", **settings)
+    reference = Gaussian.of_features(extract(paths, extractor, cache=_reference_cache(), **settings))
+    infinity = Estimate(frechet_infinity(features, reference, points=FID_INFINITY_POINTS))
+    shared = (len(features), f"{_label(job.reference, paths)}: {len(paths)} videos", extractor.space)
+    return {
+        "fvd": entry(frechet_estimate(features, reference), *shared, weights=extractor.weights),
+        "fvd-infinity": entry(infinity, *shared, weights=extractor.weights, points=FID_INFINITY_POINTS),
+    }
+
+
 def _emoji_kid(job: Job) -> dict[str, dict]:
     reference, prompts = asked_features(job.run), [row["prompt"] for row in read_rows(job.run)]
     extractor = EmojiExtractor(device=job.device)
@@ -269,6 +303,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "kid": _kid,
     "prdc": _prdc,
     "clip": _clip,
+    "fvd": _fvd,
     "emoji-kid": _emoji_kid,
     "retrieval": _retrieval,
     "checks": _checks,
@@ -285,6 +320,8 @@ def check_metrics(metrics: list[str], reference: Path | None, clip: Path | None)
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(METRICS)}")
+    if reference is None and "fvd" in metrics:
+        raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
     if reference is None and set(metrics) & set(INCEPTION_METRICS):
         raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
     if clip is None and "clip" in metrics:
