@@ -131,7 +131,7 @@ class I3DExtractor:
     def __init__(self, weights: Path | None, frames: int, device: str = "cpu"):
         if frames < FEWEST_FRAMES:
             raise ValueError(
-                f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}, so score longer videos"
+                f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}: score longer videos, or raise --frames"
             )
         where = f"download {I3D_WEIGHTS.url}, and name the file with --i3d-weights or ARIMAGE_I3D_WEIGHTS"
         if weights is None:
