@@ -195,7 +195,7 @@ def block_cases():
         yield SpeculativeJacobiDecoding(**choice), block, sampling
     for block, sampling in itertools.product(BLOCKS, ["plain", "everything"]):
         yield AutoregressiveDecoding(), block, sampling
-    # Their tests are exact, but they are not the exact test.
+    # A relaxed test, where it is exact.
     yield SpeculativeJacobiDecoding(4, acceptance=GroupAcceptance(size=1)), 2, "plain"
 
 
