@@ -41,6 +41,7 @@ class MarkovMesh:
     """
 
     device = torch.device("cpu")
+    block = 1
 
     def __init__(self, grid: tuple[int, int] = (48, 48), vocab_size: int = 64, coupling: float = 1.0, seed: int = 0):
         self.layout, self.vocab_size = Layout(grid), vocab_size

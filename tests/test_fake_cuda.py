@@ -308,6 +308,13 @@ def test_a_step_with_drafts_from_the_frame_before(text):
     run(decoding_from_name(name, **settings), FAMILIES["cosmos"](torch.float32, False), Sampling(top_p=0.8))
 
 
+@pytest.mark.parametrize("text", ["ar", "sjd", "sjd-coupled:window=6", "sjd-gumbel"])
+def test_a_step_of_a_model_that_predicts_blocks(text):
+    name, settings = parse_decoding(text)
+    model = cosmos("text", torch.float32, block_tokens=4)
+    run(decoding_from_name(name, **settings), model, Sampling(top_p=0.8))
+
+
 def broken(change):
     """Autoregressive decoding with a defect in its step."""
     decoding = decoding_from_name("ar")

@@ -28,7 +28,7 @@ def golden_pipeline(name: str) -> CosmosPipeline:
     return pipe
 
 
-def transformer(kind: str = "video", seed: int = 0) -> CosmosTransformer:
+def transformer(kind: str = "video", seed: int = 0, block_tokens: int = 1) -> CosmosTransformer:
     """Of videos alone ("video"), or with text ("text")."""
     model = CosmosTransformer(
         shape=SHAPE,
@@ -40,6 +40,7 @@ def transformer(kind: str = "video", seed: int = 0) -> CosmosTransformer:
         head_dim=12,
         vocab_size=240,
         context_dim=tiny.TEXT_WIDTH if kind == "text" else None,
+        block_tokens=block_tokens,
     )
     return tiny.randomise(model, seed)
 
@@ -49,11 +50,11 @@ def video_tokenizer():
     return convert_cosmos_tokenizer(TOKENIZER)
 
 
-def pipeline(kind: str = "video", seed: int = 0, **components) -> CosmosPipeline:
+def pipeline(kind: str = "video", seed: int = 0, block_tokens: int = 1, **components) -> CosmosPipeline:
     if kind == "text":
         tokenizer = tiny.text_tokenizer()
         components |= {"tokenizer": tokenizer, "text_encoder": tiny.text_encoder(len(tokenizer), seed=seed)}
-    pipe = CosmosPipeline(transformer(kind, seed), deepcopy(video_tokenizer()), **components)
+    pipe = CosmosPipeline(transformer(kind, seed, block_tokens), deepcopy(video_tokenizer()), **components)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

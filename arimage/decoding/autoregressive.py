@@ -1,4 +1,4 @@
-"""One token per forward pass: the distribution that every exact decoding reproduces."""
+"""One token, or one block, per forward pass: the distribution that every exact decoding reproduces."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,34 +33,43 @@ def prefill(
 
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:
-    """Sample a token from what a prefill returned, logits [G, B, V]: that of rank 0, or the one after the `known` [B] first."""
-    position = torch.zeros_like(state.seeds)[:, None] if known is None else known[:, None]
+    """Sample a token, or a block, from what a prefill returned, logits [G, B, V] or [G, B, Q, V]: that of rank 0, or the one after
+    the `known` [B] first."""
+    logits = logits if logits.ndim == 4 else logits[:, :, None]
+    first = torch.zeros_like(state.seeds) if known is None else known
     if known is not None and state.sampling.forced is not None:
         ranks = torch.arange(state.model.num_tokens, device=known.device)
-        state.write_tokens(ranks.expand(len(known), -1), ranks < position, state.sampling.forced)
-    state.token_buffer.scatter_(1, position, _sample(state, logits[:, :, None], position))
-    state.record(position[:, 0] + 1)
-    torch.eq(position[:, 0] + 1, state.model.num_tokens, out=state.finished)
+        state.write_tokens(ranks.expand(len(known), -1), ranks < known[:, None], state.sampling.forced)
+    positions, end = block_from(first, logits.shape[2]), first + logits.shape[2]
+    state.token_buffer.scatter_(1, positions, _sample(state, logits, positions))
+    state.record(end)
+    torch.eq(end, state.model.num_tokens, out=state.finished)
+
+
+def block_from(first: torch.LongTensor, block: int) -> torch.LongTensor:
+    """The ranks [B, block] from `first` [B] on."""
+    return first[:, None] if block == 1 else first[:, None] + torch.arange(block, device=first.device)
 
 
 def _sample(
-    state: DecodingState, logits: torch.FloatTensor, position: torch.LongTensor, live: torch.BoolTensor | None = None
+    state: DecodingState, logits: torch.FloatTensor, positions: torch.LongTensor, live: torch.BoolTensor | None = None
 ) -> torch.LongTensor:
-    """Tokens [B, 1] at `position` [B, 1] by logits [G, B, 1, V]."""
-    probabilities = state.probabilities(logits, position, live)
-    return sample(probabilities, uniforms(state.seeds, position, Purpose.SAMPLE, None, 1)[..., 0])
+    """Tokens [B, Q] at `positions` [B, Q] by logits [G, B, Q, V]."""
+    probabilities = state.probabilities(logits, positions, live)
+    return sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
 
 
 @dataclass
 class AutoregressiveState(CursorState):
-    """A `CursorState` whose steps decide one token."""
+    """A `CursorState` whose steps decide one token, or one block."""
 
     model: TokenModel
 
     @property
     def newest(self) -> torch.BoolTensor:
         # Known tokens, which the prefill decides too, have been fed.
-        return torch.arange(self.model.num_tokens, device=self.seeds.device) == self.cursor[:, None] - 1
+        ranks, end = torch.arange(self.model.num_tokens, device=self.seeds.device), self.cursor[:, None]
+        return (ranks >= end - self.model.block) & (ranks < end)
 
     @property
     def replaceable(self) -> bool:
@@ -68,25 +77,27 @@ class AutoregressiveState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), 1
+        return self.cursor.max(), self.model.block
 
 
 @dataclass(frozen=True)
 class AutoregressiveDecoding:
-    """Sample the tokens one after another: N forward passes per image. Of a `CausalLatentModel` it samples continuous tokens, and
-    the last denoising step adds noise, as any other."""
+    """Sample the tokens one after another: N forward passes per image. Of a model that predicts blocks of tokens it samples a block
+    per forward pass, whose tokens are independent of each other given those before it. Of a `CausalLatentModel` it samples
+    continuous tokens, and the last denoising step adds noise, as any other."""
 
     exact = True
 
     def supports(self, model: TokenModel) -> str | None:
-        return None if generates_latents_in_turn(model) else needs_tokens(model)
+        return None if generates_latents_in_turn(model) else needs_tokens(model, blocks=True)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState | PathState:
         if generates_latents_in_turn(model):
             assert isinstance(sampling, LatentSampling)
             return start_paths(model, sampling, seeds, window=1)
         cache, logits, known = prefill(model, sampling, len(seeds))
-        state = AutoregressiveState.open(model, sampling, seeds, cache, cursor=known + 1)
+        block = model.block
+        state = AutoregressiveState.open(model, sampling, seeds, cache, spare=block, cursor=known + block)
         decide_first(state, logits, known)
         return state
 
@@ -94,10 +105,11 @@ class AutoregressiveDecoding:
         if isinstance(state, PathState):
             step_window(state, "reflection")
             return
-        position, running = state.cursor[:, None], ~state.finished
-        last = position - 1
-        positions = torch.where(running[:, None], last, -1)
-        logits = state.model.forward(state.token_buffer.gather(1, last), positions, state.cache)
+        block, running = state.model.block, ~state.finished
+        positions = block_from(state.cursor, block)
+        before = positions - block
+        fed = torch.where(running[:, None], before, -1)
+        logits = state.model.forward(state.token_buffer.gather(1, before), fed, state.cache)
         # What finished images get is thrown away.
-        state.token_buffer.scatter_(1, position, _sample(state, logits, position, running[:, None]))
-        state.advance(state.cursor + running)
+        state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, running[:, None]))
+        state.advance(torch.add(state.cursor, running, alpha=block))

@@ -127,6 +127,8 @@ class FlowDecoding:
         teacher = _teacher(model)
         if teacher is None:
             return "it needs the teacher of the student, one that generates token by token: give the pipeline one"
+        if reason := needs_tokens(teacher):
+            return reason
         if generates_vectors(model) and (reason := self._student.supports(model)) is not None:
             return reason
         if teacher.codebook is None:

@@ -22,6 +22,8 @@ class TokenModel(Protocol):
         num_tokens: N tokens per image.
         vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens.
+        block: how many consecutive ranks are predicted together, 1 in most models. The distribution of a token is given by the
+            tokens before its block, so that those of a block are independent of each other. It divides N.
         device: where its tensors live.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for the decodings that ask which tokens look alike;
             None where they are not known.
@@ -34,6 +36,7 @@ class TokenModel(Protocol):
 
     num_tokens: int
     layout: Layout
+    block: int
     device: torch.device
     codebook: torch.Tensor | None
     network: object
@@ -49,7 +52,8 @@ class TokenModel(Protocol):
     def context(self) -> torch.LongTensor | None: ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
-        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0.
+        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0; where `block` is larger
+        than 1, those of the first block, [G, B, block, V].
 
         G is 1, or 2 under guidance: with the condition, without it. A model whose layout has an order also takes `given`, int64
         [B, M], the known tokens of the first ranks, -1 behind those of an image: they are in the cache too, by the same forward
@@ -66,12 +70,15 @@ class TokenModel(Protocol):
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
-        """Feed `tokens[b, j]` of rank `positions[b, j]`; return the logits [G, B, Q, V] of the ranks after them.
+        """Feed `tokens[b, j]` of rank `positions[b, j]`; return the logits [G, B, Q, V] of the ranks `block` after them.
 
         Keys and values go to slot `slots[b, j]`, by default the rank itself; writing again overwrites, so a rejected draft
         needs no rollback. A query sees the slots 0 .. its own, or those of `visible` [B, Q, N + scratch]. A position of -1 is
         padding: it is not cached and its logits mean nothing. A token of -1 is not known yet; the model substitutes a
         stand-in.
+
+        Where `block` is larger than 1, whole blocks are fed, in any order, and a query also sees the rest of its own; there
+        are no other slots than the ranks, and `visible` is not given.
         """
         ...
 
@@ -398,14 +405,18 @@ def generates_tokens(model: Model) -> TypeGuard[TokenModel]:
     return not generates_scales(model) and not generates_vectors(model) and not generates_latents(model)
 
 
-def needs_tokens(model: Model) -> str | None:
-    """Why a decoding that generates token by token cannot run on `model`, or None."""
+def needs_tokens(model: Model, blocks: bool = False) -> str | None:
+    """Why a decoding that generates token by token, or with `blocks` also block by block, cannot run on `model`, or None."""
     if generates_scales(model):
         return "it generates whole scales: use next-scale or code"
     if generates_latents(model):
         names = "ar, sjd-coupled or path-jacobi" if generates_latents_in_turn(model) else "mar"
         return f"its tokens are continuous: use {names}"
-    return _VECTORS if generates_vectors(model) else None
+    if not generates_tokens(model):
+        return _VECTORS
+    return (
+        None if blocks or model.block == 1 else "it predicts whole blocks of tokens: use ar, sjd-coupled or the like"
+    )
 
 
 def needs_scales(model: Model) -> str | None:
@@ -429,7 +440,7 @@ def needs_latents_in_turn(model: Model) -> str | None:
 
 def needs_groups(model: Model) -> str | None:
     """Why a decoding that generates groups of tokens cannot run on `model`, or None."""
-    if not generates_tokens(model):
+    if not generates_tokens(model) or model.block > 1:
         return needs_tokens(model)
     return (
         None
@@ -445,6 +456,6 @@ def needs_vectors(model: Model) -> str | None:
 
 def needs_raster(model: Model) -> str | None:
     """Why a decoding that works row by row cannot run on `model`, or None."""
-    if not generates_tokens(model):
+    if not generates_tokens(model) or model.block > 1:
         return needs_tokens(model)
     return None if model.layout.order is None else "its tokens are not in raster order"

@@ -96,6 +96,10 @@ class SpeculativeJacobiDecoding:
     is not is replaced by a sample from the residual distribution and decided too. The other drafts are sampled again from the
     probabilities just computed. Every image has a cursor of its own, so none waits for another.
 
+    Of a model that predicts blocks of tokens a step decides whole blocks, up to the one with the first draft that is not accepted:
+    the other tokens of this block do not depend on it, and each is accepted or replaced by itself. Exact then means the model's own
+    distribution, in which the tokens of a block are independent of each other given those before it.
+
     A relaxed test decides drafts; it does not change how the others are sampled again, and it applies only to drafts that the
     model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded distribution whatever the
     test. Where the distribution of one token, given those before it, is off by a total variation of at most e, that of an
@@ -105,10 +109,10 @@ class SpeculativeJacobiDecoding:
     and a window that is a number. `init` means nothing there.
 
     Attributes:
-        window: drafts per step, >= 1; 1 is autoregressive decoding. "auto" uses the size that decides the most tokens per
-            second: the cost of a step is measured in the first call of a model with a batch size and remembered on disk (see
-            `step_seconds`), the accepted drafts are counted in every call. Exact like any other, but the same seed may then give
-            another image on another machine or in another batch.
+        window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the size that
+            decides the most tokens per second: the cost of a step is measured in the first call of a model with a batch size and
+            remembered on disk (see `step_seconds`), the accepted drafts are counted in every call. Exact like any other, but the
+            same seed may then give another image on another machine or in another batch. Not of a model that predicts blocks.
         refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original method);
             "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
             (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its other
@@ -157,7 +161,9 @@ class SpeculativeJacobiDecoding:
         if generates_latents_in_turn(model):
             plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
             return None if plain else "its tokens are continuous: use sjd-coupled with a window that is a number"
-        reason = needs_window(model, self.init)
+        reason = needs_window(model, self.init, blocks=True)
+        if reason is None and self.window == "auto" and model.block > 1:
+            reason = "it predicts whole blocks of tokens: give a window that is a number"
         if reason is None and self.levels and not model.denoises:
             reason = "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0"
         return reason or self.acceptance.supports(model)
@@ -171,7 +177,7 @@ class SpeculativeJacobiDecoding:
             adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens, model.device)
             window, capacity = adaptive.window, adaptive.largest
         else:
-            window = capacity = self.window
+            window = capacity = self.window + -self.window % model.block
         level = seeds.new_zeros(len(seeds), 0)
         vectors = torch.zeros(len(seeds), 0, device=model.device)
         if self.levels:
@@ -215,7 +221,8 @@ class SpeculativeJacobiDecoding:
             step_window(state, "reflection")
             return
         positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
-        live, before = positions < state.model.num_tokens, positions - 1
+        block = state.model.block
+        live, before = positions < state.model.num_tokens, positions - block
         previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
         noisy = state.noisy(before) if self.levels else {}
         logits = state.model.forward(previous, torch.where(live, before, -1), state.cache, **noisy)
@@ -230,7 +237,7 @@ class SpeculativeJacobiDecoding:
         if self.levels:
             # What follows a noisy draft has not seen its token.
             kept = kept & state.is_token(positions)
-        end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1))
+        end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1), block)
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
         # Coupled drafts are at once what is decided and what comes next.

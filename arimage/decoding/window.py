@@ -59,9 +59,9 @@ class WindowState(CursorState):
 _State = TypeVar("_State", bound=WindowState)
 
 
-def needs_window(model: TokenModel, init: Init) -> str | None:
-    """Why a decoding with drafts by `init` cannot run on `model`, or None."""
-    reason = needs_tokens(model)
+def needs_window(model: TokenModel, init: Init, blocks: bool = False) -> str | None:
+    """Why a decoding with drafts by `init` cannot run on `model`, or None; `blocks` as in `needs_tokens`."""
+    reason = needs_tokens(model, blocks)
     if reason is None and init == "previous" and len(model.layout.shape) < 3:
         return 'init "previous" copies from the frame before, and it generates images'
     return reason
@@ -90,9 +90,10 @@ def open_window(
     capacity: int | None = None,
     **buffers,
 ) -> _State:
-    """Prefill, decide the first rank that is not known and draft the `window` positions after it.
+    """Prefill, decide the first rank that is not known, or the first block, and draft the `window` positions after it.
 
     Args:
+        window: whole blocks of the model.
         scratch: slots of the cache beyond those of the image.
         capacity: the largest window that the state has room for, by default `window`.
         buffers: the fields that `state_class` adds to `WindowState`.
@@ -112,9 +113,9 @@ def open_window(
         seeds,
         cache,
         spare=capacity,
-        cursor=known + 1,
+        cursor=known + model.block,
         window=window,
-        positions=known[:, None] + 1 + ahead,
+        positions=known[:, None] + model.block + ahead,
         draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
         fresh=fresh,
         init=init,
@@ -129,12 +130,13 @@ def open_window(
 
 
 def decided_end(
-    state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor
+    state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor, block: int = 1
 ) -> torch.LongTensor:
     """The position [B] behind the first draft that is not `kept` [B, W], but at most behind the position `last` [B, 1], and behind
-    the image."""
+    the image. With a `block`, it is the end of the block of that draft, on which its other tokens do not depend."""
     decided = torch.where(kept, last, positions).amin(1)
-    return (decided + 1).clamp_(max=state.model.num_tokens)
+    end = (decided + 1).clamp_(max=state.model.num_tokens)
+    return end if block == 1 else end + -end % block
 
 
 def slide_window(

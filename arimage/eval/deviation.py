@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..decoding import Sampling, ScaleModel, TokenModel
-from ..decoding.interface import generates_scales
+from ..decoding.interface import generates_scales, generates_tokens
 from ..decoding.next_scale import scale_positions, scale_sampling
 
 
@@ -102,9 +102,11 @@ def token_places(
         positions = positions.expand(batch_size, -1)
         place(sampling.probabilities(logits, positions), positions)
 
-    place_logits(logits[:, :, None], torch.zeros(1, dtype=torch.long, device=tokens.device))
+    assert generates_tokens(model)
+    block, ranks = model.block, torch.arange(num_tokens, device=tokens.device)
+    place_logits(logits.reshape(len(logits), batch_size, block, -1), ranks[:block])
     # At most a few hundred megabytes of logits at once.
-    for positions in torch.arange(num_tokens - 1, device=tokens.device).split(max(1, 2**25 // logits[0].numel())):
+    for positions in ranks[:-block].split(max(1, 2**25 // logits[0].numel()) * block):
         fed = positions.expand(batch_size, -1)
-        place_logits(model.forward(tokens.gather(1, fed), fed, cache), positions + 1)
+        place_logits(model.forward(tokens.gather(1, fed), fed, cache), positions + block)
     return torch.cat(before, 1), torch.cat(own, 1)

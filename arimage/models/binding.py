@@ -56,6 +56,7 @@ class PrefixModel:
 
     drafter = None
     denoises = False
+    block = 1
 
     def __init__(
         self,

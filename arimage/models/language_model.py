@@ -68,6 +68,7 @@ class LanguageTokenModel:
     # It generates images, which continue none.
     context = None
     denoises = False
+    block = 1
 
     def __init__(
         self,

@@ -67,6 +67,12 @@ def position_table(width: int, shape: tuple[int, int, int], device: torch.device
     return torch.cat([part.bfloat16() for part in parts], dim=-1).flatten(0, 2)
 
 
+def block_mask(length: int, block: int, device: torch.device) -> torch.BoolTensor:
+    """Which of `length` tokens each of them sees, [1, length, length]: those of its own block and of the blocks before."""
+    number = torch.arange(length, device=device) // block
+    return (number <= number[:, None])[None]
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -158,6 +164,10 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         embeddings (`int`, *optional*): rows of the embedding, `vocab_size` of them for the tokens of a video; by default as many
             as there must be.
         yarn (`bool`): whether the positions are those of YaRN (https://arxiv.org/abs/2309.00071).
+        block_tokens (`int`): how many consecutive tokens are predicted together, such as those of a row, each by the token
+            `block_tokens` before it: Next Block Prediction (https://arxiv.org/abs/2502.07737). A token sees its whole block and
+            the blocks before. The tokens of a block are independent of each other, given those before it. It divides the tokens of
+            a frame; 1 is one token after the other.
     """
 
     _no_split_modules = ["Block"]
@@ -179,8 +189,10 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         yarn: bool = False,
         rope_theta: float = 500000.0,
         norm_eps: float = 1e-5,
+        block_tokens: int = 1,
     ):
         super().__init__()
+        _check_blocks(block_tokens, shape[1:])
         least = vocab_size + (context_dim is not None)
         if head_dim % 2 or (embeddings or least) < least:
             raise ValueError(
@@ -214,14 +226,17 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
 
     def positions(self, shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of a grid of (frames, rows, columns): the cosines and sines of `rotary_table`, and for text the absolute positions [P,
-        hidden_size], None otherwise. With text the first row is that of the token that begins a video."""
-        config = self.config
+        hidden_size], None otherwise. With text the first rows are those of the tokens that begin a video, `block_tokens` of them."""
+        config, block = self.config, self.config.block_tokens
         rotary = rotary_table(config.head_dim, shape, config.rope_theta, config.yarn, device)
         if not self.reads_text:
             return rotary, None
+        absolute = position_table(config.hidden_size, shape, device)
+        if block > 1:
+            # The tokens that begin a video are one and the same: by their positions they know which token they predict.
+            return torch.cat([rotary[:block], rotary]), torch.cat([absolute[:block], absolute])
         begin = torch.zeros_like(rotary[:1])
         begin[..., 0] = 1
-        absolute = position_table(config.hidden_size, shape, device)
         return torch.cat([begin, rotary]), F.pad(absolute, (0, 0, 1, 0))
 
     def forward(
@@ -235,7 +250,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         cache: "CosmosCache | None" = None,
         first_query: int = 0,
     ) -> torch.FloatTensor:
-        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 of the tokens after each of those fed.
+        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 of the tokens `block_tokens` after each of those fed.
 
         Args:
             tokens: [B, Q]; -1 is a token that is not known yet, `vocab_size` the token that begins a video.
@@ -263,18 +278,28 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         return self.head(self.norm(hidden[:, first_query:])).float()
 
     def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.FloatTensor:
-        """Teacher-forced logits in float32 of videos [B, t, h, w] given all tokens before: [B, N, vocab_size] of every token with
-        text [B, S, context_dim], [B, N - 1, vocab_size] of all but the first without. Differentiable, for training."""
+        """Teacher-forced logits in float32 of videos [B, t, h, w] given all tokens before, or before their block: [B, N, vocab_size]
+        of every token with text [B, S, context_dim], without it those of all but the first block. Differentiable, for training."""
+        block = self.config.block_tokens
         rotary, absolute = self.positions(tuple(tokens.shape[1:]), tokens.device)
         fed = tokens.flatten(1)
         if self.reads_text:
-            fed = F.pad(fed, (1, 0), value=self.config.vocab_size)
-        length = fed.shape[1] - 1
+            fed = F.pad(fed, (block, 0), value=self.config.vocab_size)
+        length = fed.shape[1] - block
         return self(
             fed[:, :length],
             rotary=rotary[None, :length],
             absolute=None if absolute is None else absolute[None, :length],
+            mask=None if block == 1 else block_mask(length, block, fed.device),
             prompt_embeds=prompt_embeds,
+        )
+
+
+def _check_blocks(block: int, shape: tuple[int, int]) -> None:
+    """Refuse blocks that do not divide a frame of (rows, columns) tokens."""
+    if block < 1 or math.prod(shape) % block:
+        raise ValueError(
+            f"block_tokens is {block}: give a number that divides the {math.prod(shape)} tokens of a frame"
         )
 
 
@@ -313,8 +338,8 @@ class CosmosTokenModel:
         codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
 
     Raises:
-        ValueError: if the layout has not three dimensions, has an order, does not fit the given maps, or a text is missing or
-            not read by the model.
+        ValueError: if the layout has not three dimensions, has an order, does not fit the given maps or the blocks of the model, or
+            a text is missing or not read by the model.
     """
 
     drafter = None
@@ -336,6 +361,8 @@ class CosmosTokenModel:
             raise ValueError(
                 f"given has maps of {tuple(given.shape[2:])}, the layout of {layout.shape[1:]}: give the same"
             )
+        self.block = transformer.config.block_tokens
+        _check_blocks(self.block, layout.shape[1:])
         if transformer.reads_text == (prompt_embeds is None):
             raise ValueError(
                 "the transformer has text: give prompt_embeds"
@@ -344,7 +371,7 @@ class CosmosTokenModel:
             )
         prefix = given.flatten(1)
         if transformer.reads_text:
-            prefix = F.pad(prefix, (1, 0), value=transformer.config.vocab_size)
+            prefix = F.pad(prefix, (self.block, 0), value=transformer.config.vocab_size)
         if not prefix.shape[1]:
             raise ValueError("given holds no map, and without text the first token is never predicted: give one")
         if guided:
@@ -385,8 +412,8 @@ class CosmosTokenModel:
         return False
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
-        """A cache with the given maps in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config = self.transformer.config
+        """A cache with the given maps in it, and the logits of the first position or block; see `TokenModel.prefill`."""
+        config, block = self.transformer.config, self.block
         if len(self._rows) != batch_size * self.groups:
             raise ValueError(
                 f"batch_size is {batch_size}, but the model is bound to {len(self._rows) // self.groups} videos"
@@ -412,10 +439,12 @@ class CosmosTokenModel:
             prefix,
             rotary=self._rotary[None, :length],
             absolute=None if self._absolute is None else self._absolute[None, :length],
+            mask=None if block == 1 else F.pad(block_mask(length, block, self.device), (cache.prefix - length, 0)),
             prompt_embeds=embeds[0] if embeds else None,
             cache=cache,
-            first_query=length - 1,
-        )[:, 0]
+            first_query=length - block,
+        )
+        logits = logits[:, 0] if block == 1 else logits
         if len(first) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
             logits = logits[copies]
@@ -430,10 +459,12 @@ class CosmosTokenModel:
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
-        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
         at_slots, length = cache.slots_of(positions, slots), self._conditions[0].shape[1]
         cache.write_next_at(cache.index(at_slots))
-        seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
+        # A token sees its block up to the last slot.
+        last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)
+        seen = cache.seen(last, visible).repeat(self.groups, 1, 1)
         prefix = torch.arange(cache.prefix, device=self.device) >= cache.prefix - length
         positions = positions.repeat(self.groups, 1)
         logits = self.transformer(

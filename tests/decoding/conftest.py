@@ -42,6 +42,7 @@ class TableModel:
         order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that of the
             raster order.
         context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution depends on them.
+        block: how many ranks are predicted together. The model refuses to be fed a part of a block.
 
     The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter. A query that sees noise
     has the distribution of other tokens, which depends on all noisy vectors and levels that it sees.
@@ -61,9 +62,10 @@ class TableModel:
         truncated=False,
         order=None,
         context=None,
+        block=1,
     ):
         self.layout, self.vocab_size, self.groups, self.padding = Layout(grid, order), vocab_size, groups, padding
-        self.truncated, self.context = truncated, context
+        self.truncated, self.context, self.block = truncated, context, block
         self.num_tokens = self.layout.num_tokens
         self.forward_passes = 0
         self.network = self
@@ -71,7 +73,8 @@ class TableModel:
         self.codebook = torch.arange(vocab_size)[:, None].float()
         generator = torch.Generator().manual_seed(seed)
         self.tables = [
-            -sharpness * torch.empty(groups, vocab_size**n, vocab_size).exponential_(generator=generator).log()
+            -sharpness
+            * torch.empty(groups, vocab_size ** (n - n % block), vocab_size).exponential_(generator=generator).log()
             for n in range(self.num_tokens)
         ]
         self._rows = torch.cat(self.tables, dim=1)
@@ -83,7 +86,9 @@ class TableModel:
 
     def prefill(self, batch_size, scratch=0, given=None, return_features=False):
         self.forward_passes += 1
-        cache, logits = TokenCache(batch_size, self.num_tokens + scratch), self.tables[0].expand(-1, batch_size, -1)
+        cache = TokenCache(batch_size, self.num_tokens + scratch)
+        logits = torch.stack(self.tables[: self.block], dim=2).expand(-1, batch_size, -1, -1)
+        logits = logits[:, :, 0] if self.block == 1 else logits
         if given is not None:
             assert self.layout.order is not None
             ranks, known = torch.arange(given.shape[1]).expand_as(given), (given >= 0).sum(1)
@@ -117,6 +122,11 @@ class TableModel:
         slots = positions if slots is None else slots
         live = positions >= 0
         assert (positions < self.num_tokens).all() and (tokens[live] < self.vocab_size).all()
+        # What is seen of its block is all of it.
+        end = positions - positions % self.block + self.block - 1
+        if self.block > 1:
+            together = (end[..., None] == end[:, None]) & live[:, None]
+            assert (together.sum(2) == self.block)[live].all(), "a part of a block is fed"
         # Token 0 stands in for a token that is not known yet.
         dump = cache.tokens.shape[1] - 1
         cache.tokens.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
@@ -128,21 +138,22 @@ class TableModel:
         cache.noise.scatter_(1, torch.where(live, slots, dump), told)
         fed, fed_at = cache.tokens[:, None, :dump], cache.positions[:, None, :dump]
         if visible is None:
-            visible = (torch.arange(dump) <= positions[..., None]).expand(*positions.shape, dump)
+            visible = (torch.arange(dump) <= end[..., None]).expand(*positions.shape, dump)
         visible = visible & live[..., None]
         assert not (visible & (fed < 0)).any(), "a slot is read that was never written"
-        assert not (visible & (fed_at > positions[..., None])).any(), "a query sees what comes after it"
+        assert not (visible & (fed_at > end[..., None])).any(), "a query sees what comes after it"
         place = fed_at.clamp(min=0).expand_as(visible)
         seen, times = torch.zeros(2, *positions.shape, self.num_tokens, dtype=torch.long)
         seen.scatter_add_(2, place, fed * visible)
         times.scatter_add_(2, place, visible.long())
         assert (times <= 1).all(), "a query sees two tokens for one position"
-        assert self.truncated or (times.sum(2) == positions + 1)[live].all(), "a table needs every token before"
-        distance = positions[..., None] - torch.arange(self.num_tokens)
+        assert self.truncated or (times.sum(2) == end + 1)[live].all(), "a table needs every token before"
+        distance = end[..., None] - torch.arange(self.num_tokens)
         index = (seen * self.vocab_size ** distance.clamp(min=0)).sum(2)
-        # The last position has none after it: its logits mean nothing either.
-        live = live & (positions < self.num_tokens - 1)
-        rows = torch.where(live, self._first_row[positions.clamp(max=self.num_tokens - 2) + 1] + index, 0)
+        # The last block has none after it: its logits mean nothing either.
+        live = live & (positions < self.num_tokens - self.block)
+        after = (positions + self.block).clamp(max=self.num_tokens - 1)
+        rows = torch.where(live, self._first_row[after] + index, 0)
         told = (cache.noise[:, None, :dump] * visible).sum(2)
         rows = torch.where(told > 0, (rows + 7 * told) % self._rows.shape[1], rows)
         logits = self._rows[:, rows].masked_fill(~live[..., None], self.padding)
@@ -162,11 +173,7 @@ class TableModel:
 
     def joint(self, sampling):
         """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest."""
-        joint = torch.ones(1, dtype=torch.float64)
-        for position, table in enumerate(self.tables):
-            rows = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
-            joint = (joint[:, None] * rows / rows.sum(-1, keepdim=True)).flatten()
-        return joint
+        return self.joint_given(sampling, [-1] * self.num_tokens)
 
     def joint_given(self, sampling, forced):
         """Probabilities [V ** N] of all images where each token of `forced` [N] is given (-1 is free) and each other follows
@@ -174,6 +181,8 @@ class TableModel:
         joint = torch.ones(1, dtype=torch.float64)
         for position, (table, token) in enumerate(zip(self.tables, forced, strict=True)):
             rows = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
+            # Whatever the tokens of its own block are.
+            rows = rows.repeat_interleave(self.vocab_size ** (position % self.block), 0)
             if token >= 0:
                 rows = torch.nn.functional.one_hot(torch.tensor(token), self.vocab_size).expand_as(rows)
             joint = (joint[:, None] * rows / rows.sum(-1, keepdim=True)).flatten()

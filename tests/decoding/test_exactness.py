@@ -16,6 +16,9 @@ from decoding.pairwise import pairwise
 from arimage.decoding import (
     AutoregressiveDecoding,
     DraftTreeDecoding,
+    FlowDecoding,
+    GroupAcceptance,
+    GroupDecoding,
     LazyJacobiDecoding,
     ParallelJacobiDecoding,
     Sampling,
@@ -25,8 +28,10 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
     decoding_names,
+    speculative_jacobi,
 )
 from arimage.decoding.noise import Purpose, uniforms
+from arimage.decoding.window import decided_end
 from arimage.kernels.coupling import couple, sample
 from arimage.kernels.siblings import sample_siblings
 
@@ -170,6 +175,89 @@ def test_rows_in_parallel_need_the_raster_order(table_model, decoding):
     assert "order" in decoding.supports(ordered)
     with pytest.raises(ValueError, match=f"{type(decoding).__name__}.*order"):
         decode(ordered, decoding, Sampling(), torch.arange(50))
+
+
+# Models that predict blocks of tokens: three blocks of 2 and of 3.
+BLOCKS = {2: {"grid": (2, 3), "vocab_size": 3}, 3: {"grid": (3, 3), "vocab_size": 2}}
+BLOCK_SETTINGS = {
+    "window": [1, 4, 5],
+    "refresh": ["independent", "coupled", "gumbel"],
+    "init": INITS,
+    "levels": [0, 2],
+    "block": list(BLOCKS),
+    "sampling": ["plain", "top-k", "guidance"],
+}
+
+
+def block_cases():
+    for choice in pairwise(BLOCK_SETTINGS):
+        block, sampling = choice.pop("block"), choice.pop("sampling")
+        yield SpeculativeJacobiDecoding(**choice), block, sampling
+    for block, sampling in itertools.product(BLOCKS, ["plain", "everything"]):
+        yield AutoregressiveDecoding(), block, sampling
+    # A relaxed test, where it is exact.
+    yield SpeculativeJacobiDecoding(4, acceptance=GroupAcceptance(size=1)), 2, "plain"
+
+
+@pytest.mark.parametrize(("decoding", "block", "sampling"), list(block_cases()))
+def test_images_of_blocks_follow_the_joint_distribution(table_model, decoding, block, sampling):
+    case, sampling = f"{block} {sampling}", SAMPLINGS[sampling]
+    model = table_model(**BLOCKS[block], groups=1 if sampling.guidance_scale == 1 else 2, block=block)
+    before = model.forward_passes
+    tokens = sample_images(model, decoding, sampling, 20_000, case)
+    passes = model.forward_passes - before
+    assert passes == 3 if isinstance(decoding, AutoregressiveDecoding) else passes <= 3
+    assert_follows(tokens, model.joint(sampling), model.vocab_size)
+    assert torch.equal(sample_images(model, decoding, sampling, 5, case), tokens[:5])
+
+
+def test_known_tokens_of_blocks_are_kept(table_model):
+    forced = [1, -1, -1, 0, -1, -1]
+    model = table_model(**BLOCKS[2], block=2)
+    sampling = Sampling(forced=torch.tensor(forced).expand(20_000, -1))
+    for decoding in (AutoregressiveDecoding(), SpeculativeJacobiDecoding(4)):
+        tokens = sample_images(model, decoding, sampling, 20_000)
+        assert_follows(tokens, model.joint_given(Sampling(), forced), model.vocab_size)
+
+
+def test_the_newest_tokens_are_those_of_a_block(table_model):
+    model, decoding = table_model(**BLOCKS[3], block=3), AutoregressiveDecoding()
+    state = decoding.start(model, Sampling(), torch.arange(2))
+    for first in (0, 3):
+        ranks = torch.arange(9)
+        assert (state.newest == ((ranks >= first) & (ranks < first + 3))).all()
+        decoding.step(state)
+
+
+def test_the_check_rejects_a_block_that_was_not_verified(table_model, monkeypatch):
+    def one_too_far(*args):
+        return (decided_end(*args) + 2).clamp(max=6)
+
+    monkeypatch.setattr(speculative_jacobi, "decided_end", one_too_far)
+    model = table_model(**BLOCKS[2], block=2)
+    tokens = sample_images(model, SpeculativeJacobiDecoding(4), Sampling(), 20_000)
+    with pytest.raises(AssertionError, match="chi-square|total variation"):
+        assert_follows(tokens, model.joint(Sampling()), 3)
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        TreeJacobiDecoding(),
+        LazyJacobiDecoding(),
+        DraftTreeDecoding(),
+        ZipARDecoding(),
+        ParallelJacobiDecoding(),
+        FlowDecoding(),
+        GroupDecoding(),
+        SpeculativeJacobiDecoding("auto"),
+    ],
+    ids=name,
+)
+def test_other_decodings_refuse_blocks(table_model, decoding):
+    model = table_model(**BLOCKS[2], block=2)
+    with pytest.raises(ValueError, match=f"{type(decoding).__name__} cannot .* predicts whole blocks of tokens"):
+        decode(model, decoding, Sampling(), torch.arange(2))
 
 
 def test_pairwise_meets_every_pair_with_few_choices():

@@ -25,7 +25,7 @@ class StillModel:
     """A `TokenModel` whose every frame repeats the one before, `context` at first; it counts its forward passes."""
 
     codebook = drafter = None
-    vocab_size, device, network = 50, torch.device("cpu"), None
+    vocab_size, device, network, block = 50, torch.device("cpu"), None, 1
 
     def __init__(self, layout, context):
         self.layout, self.num_tokens, self.context = layout, layout.num_tokens, context

@@ -336,7 +336,7 @@ def test_rows_begin_a_window_apart(grid, window):
 class Mesh:
     """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
 
-    device, codebook, drafter, vocab_size = torch.device("cpu"), None, None, 16
+    device, codebook, drafter, vocab_size, block = torch.device("cpu"), None, None, 16, 1
 
     def __init__(self, grid, sharpness=1.5):
         self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self

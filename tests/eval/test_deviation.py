@@ -23,7 +23,7 @@ class NoCache:
 class TokenTable:
     """A `TokenModel` of four tokens on eight positions: random probabilities after each token and position."""
 
-    layout, num_tokens, vocab_size, codebook = Layout((2, 4)), 8, 4, None
+    layout, num_tokens, vocab_size, codebook, block = Layout((2, 4)), 8, 4, None, 1
     device = torch.device("cpu")
 
     def __init__(self):

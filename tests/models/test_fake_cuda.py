@@ -77,10 +77,10 @@ def language_model(kind, dtype):
     )
 
 
-def cosmos(kind, dtype):
+def cosmos(kind, dtype, **settings):
     """Two maps of 2 x 4 tokens after a given one, so that they are as many as those of `LAYOUT`."""
     config = config_of(lambda: tiny_cosmos.transformer(kind))
-    transformer = built(lambda: CosmosTransformer(**config), dtype)
+    transformer = built(lambda: CosmosTransformer(**config | settings), dtype)
     given = torch.zeros(BATCH, 1, 2, 4, dtype=torch.long)
     embeds = torch.randn(BATCH, 5, tiny.TEXT_WIDTH, dtype=dtype) if kind == "text" else None
     return CosmosTokenModel(transformer, Layout((2, 2, 4)), given, embeds)

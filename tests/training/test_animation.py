@@ -225,7 +225,8 @@ def test_reports_show_a_video_per_row(trained):
     assert "held-out loss" in (out / "transformer" / "log.jsonl").read_text()
 
 
-def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(path, trained, tmp_path):
+@pytest.mark.parametrize("block_tokens", [1, 4])
+def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_tokens, path, trained, tmp_path):
     """What training predicts is what the pipeline decodes."""
     from arimage.tokenizers.vq_frames import FramewiseVQModel
     from arimage.training.loop import OptimizerSettings
@@ -251,7 +252,7 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(path, tr
         sample_prompts=("a frog",),
     )
     vq = FramewiseVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
-    model = RECIPE["transformer"]["model"]
+    model = RECIPE["transformer"]["model"] | {"block_tokens": block_tokens}
     pipe = train_cosmos_transformer(model, RECIPE["text_encoder"], vq, few, few, settings, tmp_path)
     prompts = [texts[0] for texts in few.captions]
     tokens = pipe(prompts, top_k=1, output_type="latent").tokens
@@ -261,9 +262,12 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(path, tr
     assert json.loads(log[-1])["held-out loss"] < 0.3
 
 
-def test_the_packaged_recipe_is_complete():
+def test_the_packaged_recipes_are_complete():
     recipe = load_recipe("emoji-video", "tokenizer", "transformer", "text_encoder", "generation", "clips")
     assert recipe["clips"]["frames"] == 8 and recipe["transformer"]["training"]["noisy_share"] > 0
+    # The two compare.
+    blocks = load_recipe("emoji-video-blocks")
+    assert blocks["transformer"]["model"].pop("block_tokens") == 8 and blocks == recipe
 
 
 def test_a_wrong_setting_of_clips_is_refused(path, tmp_path):

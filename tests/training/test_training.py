@@ -534,7 +534,8 @@ def test_a_text_tokenizer_lower_cases_ends_and_pads():
 def test_packaged_recipes_are_complete(name):
     recipe = load_recipe(name)
     default = VARTransformerSettings if name.startswith("emoji-var") else TransformerSettings
-    others = {"emoji-arpg": ARPGSettings, "emoji-latent-llama": LatentLlamaSettings, "emoji-video": VideoSettings}
+    others = {"emoji-arpg": ARPGSettings, "emoji-latent-llama": LatentLlamaSettings}
+    default = VideoSettings if name.startswith("emoji-video") else default
     for part, settings in (("tokenizer", TokenizerSettings), ("transformer", others.get(name, default))):
         optimizer = OptimizerSettings(**recipe[part]["optimizer"])
         assert optimizer.steps > 0
