@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     arguments = parser.parse_args()
 
-    recipe = load_recipe("emoji-llamagen")
+    recipe = load_recipe("emoji-var")
     part = recipe["transformer"]["data"]
     learned = load_captioned_images(arguments.train, 64, **part)
     whole = load_captioned_images(arguments.train, 64, **recipe["tokenizer"]["data"])

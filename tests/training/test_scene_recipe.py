@@ -19,7 +19,7 @@ from arimage.training import loop, recipe
 from arimage.training.scenes import SceneSettings
 
 
-NAME = "emoji-llamagen-2"
+NAME = "emoji-llamagen"
 RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "owl": (120, 120, 120)}
 
 
