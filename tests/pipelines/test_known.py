@@ -143,12 +143,16 @@ def test_a_model_of_few_pictures_knows_no_others(prompt, first):
     assert (known.nearest(prompt) or [None])[0] == first
 
 
-@pytest.mark.parametrize(
-    "prompt", ["two cats", "a tree", "a house", "a blue apple", "a green heart", "a cat and a dog", "someone laughing"]
-)
+@pytest.mark.parametrize("prompt", ["a tree", "a house", "a dog", "the moon", "someone laughing"])
 def test_the_default_model_knows_what_people_ask_for(prompt):
     known = KnownCaptions.load(ASSETS / "emoji-llamagen")
     assert known is not None and known.check(prompt, "emoji-llamagen") is None
+
+
+@pytest.mark.parametrize("prompt", ["two cats", "a blue apple", "a cat and a dog", "a robot on a blue background"])
+def test_what_the_default_model_composes_badly_is_not_called_known(prompt):
+    known = KnownCaptions.load(ASSETS / "emoji-llamagen")
+    assert known is not None and known.check(prompt, "emoji-llamagen") is not None
 
 
 @pytest.mark.parametrize("prompt", ["tree " * 2000, "x" * 10_000, " ".join(f"gren{i}appel" for i in range(500))])
