@@ -139,7 +139,8 @@ class KnownCaptions:
         if self.knows(prompt):
             return None
         nearest = self.nearest(prompt)
-        known = f"the {len(self.pictures):,} pictures that {model} knows{' and can combine' if self.words else ''}"
+        combines = self.words.keys() - {"adjective"}
+        known = f"the {len(self.pictures):,} pictures that {model} knows{' and can combine' if combines else ''}"
         return Unknown(nearest, f"{quoted([prompt])} is not among {known}; {tell_nearest(nearest)}")
 
 

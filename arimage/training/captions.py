@@ -17,22 +17,29 @@ from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions, save_grid
 from .loop import OptimizerSettings, fit
+from .text import TextSettings, TextTask
+from .wording import draw_captions
 
 
 @dataclass(frozen=True)
 class CaptionSettings:
     """How a transformer is trained on captions.
 
-    Half of the captions are the primary one, the others a random variant; `caption_dropout` of them are replaced by "no
-    caption", and `code_noise` of the input tokens by random ones. `noisy_share` of the images have more of these, any share
-    up to `most_noise`, half of which come from another image of the batch: without them the model continues an image from
-    its own beginning, and a token that strays from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale` times the
-    learning rate. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
+    `primary_share` of the captions are the primary one, the others a random variant; `framed_share` of them become part of a
+    sentence ("show me a cute dog"), `caption_dropout` are replaced by "no caption", and `code_noise` of the input tokens by
+    random ones. `noisy_share` of the images have more of these, any share up to `most_noise`, half of which come from
+    another image of the batch: without them the model continues an image from its own beginning, and a token that strays
+    from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale`
+    times the learning rate; with a `contrastive_weight` the loss of `TextTask`, times this weight, keeps on teaching the
+    encoder words. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
     Each of `stages` has the step `start` that it begins with, and the settings that change from there.
     """
 
     optimizer: OptimizerSettings
     batch_size: int = 32
+    primary_share: float = 0.5
+    framed_share: float = 0.0
+    contrastive_weight: float = 0.0
     caption_dropout: float = 0.1
     code_noise: float = 0.03
     noisy_share: float = 0.0
@@ -78,20 +85,6 @@ def train_text_tokenizer(captions: list[str], vocab_size: int, max_length: int) 
     )
 
 
-def draw_captions(captions: list[list[str]], index: torch.LongTensor, generator: torch.Generator) -> list[str]:
-    """A caption per image of `index`: in half of the cases the primary one, else any of its variants."""
-    chosen = []
-    for i, variant, plain in zip(
-        index.tolist(),
-        torch.rand(len(index), generator=generator).tolist(),
-        torch.rand(len(index), generator=generator).tolist(),
-        strict=True,
-    ):
-        variants = captions[i]
-        chosen.append(variants[0] if plain < 0.5 else variants[int(variant * len(variants))])
-    return chosen
-
-
 def new_text_encoder(tokenizer: PreTrainedTokenizerFast, config: dict) -> T5EncoderModel:
     """A `T5EncoderModel` with random weights for `tokenizer`, with the shape `config` (`T5Config(**config)`)."""
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -126,6 +119,7 @@ class CaptionTask(nn.Module):
         self.data, self.settings, self.decoding = data, settings, decoding
         # Not a module: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
+        self.text: TextTask | None = None
         self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
         self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
 
@@ -140,7 +134,10 @@ class CaptionTask(nn.Module):
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
         """Indices of images [B], their captions, and which of these to drop [B]."""
         index = self.data.draw(size, generator)
-        captions = draw_captions(self.captions, index, generator)
+        settings = self.settings
+        captions = draw_captions(
+            self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
+        )
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout
 
     def noisy(
@@ -155,6 +152,18 @@ class CaptionTask(nn.Module):
         of_another = noisy & (torch.rand(each, generator=generator) < 0.5)
         noise = torch.where(of_another.to(tokens.device), tokens.roll(1, 0), random)
         return torch.where(chosen.to(tokens.device), noise, tokens)
+
+    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss of the tokens of the batch of `step`, and figures for the log."""
+        raise NotImplementedError
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, figures = self.token_loss(step)
+        if self.text is not None:
+            text_loss, text_figures = self.text.loss(step)
+            loss = loss + self.settings.contrastive_weight * text_loss
+            figures |= {f"text {name}": value for name, value in text_figures.items()}
+        return loss, figures
 
     def save_samples(self, path: Path) -> None:
         """Generate images of the sample prompts and save them as one."""
@@ -171,5 +180,16 @@ class CaptionTask(nn.Module):
 
     def fit(self, out: str | Path, *, slow: tuple[str, ...] = (), on_report: Callable[[], None] | None = None) -> None:
         """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate."""
-        scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
+        settings, encoder = self.settings, self.text_encoder
+        if settings.contrastive_weight:
+            text = TextSettings(
+                settings.optimizer,
+                primary_share=settings.primary_share,
+                framed_share=settings.framed_share,
+                seed=settings.seed,
+            )
+            self.text = TextTask(self.frozen.pipe.tokenizer, encoder, self.data, text).to(
+                encoder.device, encoder.dtype
+            )
+        scales = dict.fromkeys(slow, settings.text_learning_rate_scale)
         fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report)

@@ -3,7 +3,7 @@
 from ..pipelines.known import KnownCaptions, as_words, fits, parse_pattern
 from .data import ImageCaptions
 from .scenes import SCENE_PATTERNS, scene_words
-from .wording import TEMPLATES
+from .wording import ADJECTIVES, FRAMES, TEMPLATES
 
 
 # How data sets and `captions_of` make captions of a name.
@@ -15,13 +15,14 @@ PATTERNS = (
 )
 
 
-def known_captions(data: ImageCaptions, trained: ImageCaptions) -> KnownCaptions:
+def known_captions(data: ImageCaptions, trained: ImageCaptions, *, framed: bool = False) -> KnownCaptions:
     """The captions of a training set, without those that a pattern makes of others and without lists that begin with the name
     of their picture.
 
     Args:
         data: the pictures as they are.
         trained: what the model is trained on: `data` itself, or what `make_scenes` made of it.
+        framed: whether captions became parts of sentences in training, as `draw_captions` makes them.
     """
     captions: dict[str, set[str]] = {name: {name} for name in data.names}
     for name, texts in zip(trained.names, trained.captions, strict=True):
@@ -45,6 +46,11 @@ def known_captions(data: ImageCaptions, trained: ImageCaptions) -> KnownCaptions
             if not made and not text.startswith((f"{name}, ", f"{name} (")):
                 own.add(as_words(text))
                 pictures[name].append(text)
+    if framed:
+        adorned = "{adjective} {picture}"
+        sentences = (frame.format(a=caption) for frame in FRAMES for caption in ("{picture}", adorned))
+        patterns = list(dict.fromkeys([*patterns, adorned, *sentences]))
+        words = words | {"adjective": list(ADJECTIVES)}
     return KnownCaptions(pictures, words, patterns)
 
 

@@ -188,7 +188,7 @@ def run_transformer(
         raise ValueError(f"the recipe's transformer is a {model_class}: choose the class from {', '.join(classes)}")
     plain, heldout_data = _load(recipe, "transformer", train), _load(recipe, "transformer", heldout)
     data = _with_scenes(recipe, "transformer", plain)
-    known = known_captions(plain, data)
+    known = known_captions(plain, data, framed=part["training"].get("framed_share", 0) > 0)
     samples = {"sampling": recipe["generation"]["sampling"]}
 
     def save(pipe: ARImagePipeline) -> None:
@@ -334,8 +334,9 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
     half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
-    partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
-    shutil.rmtree(partial, ignore_errors=True)
+    # The model card tells the name of the folder.
+    partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
+    shutil.rmtree(partial.parent, ignore_errors=True)
     half.save_pretrained(partial)
     # The path that a part was loaded from means nothing elsewhere.
     for file in partial.glob("*/config.json"):
@@ -345,4 +346,5 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
     if folder.exists():
         os.replace(folder, old)
     os.replace(partial, folder)
+    partial.parent.rmdir()
     shutil.rmtree(old, ignore_errors=True)

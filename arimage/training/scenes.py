@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ..eval.colours import COLOURS, colour_shares, main_hues, recolour
 from ..eval.composition import ONE_COLOUR, connected_parts, foreground
 from ..eval.prompts import EMOJI_CHECKS, read_prompts
+from ..pipelines.known import Words, as_words
 from .data import ImageCaptions
 from .wording import NUMBERS, captions_of, is_countable, noun_of, plural, rare_keywords, with_article
 
@@ -72,9 +73,9 @@ class SceneSettings:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What no picture is made of and no caption says."""
+    """What no picture is made of and no caption says; `prompts` are words as `as_words` gives them."""
 
-    prompts: frozenset[str]
+    prompts: frozenset[Words]
     colours: frozenset[tuple[str, str]]
     counts: frozenset[tuple[int, str]]
     pairs: frozenset[frozenset[str]]
@@ -84,7 +85,7 @@ class HeldOut:
         """What the prompts of `emoji-checks` ask for, other than known captions."""
         rows = [row for row in read_prompts(path) if row["check"] != "known"]
         return cls(
-            prompts=frozenset(row["prompt"].lower() for row in rows),
+            prompts=frozenset(as_words(row["prompt"]) for row in rows),
             colours=frozenset((row["colour"], row["noun"]) for row in rows if row["check"] == "colours"),
             counts=frozenset((len(row["parts"]), row["noun"]) for row in rows if row["check"] == "counts"),
             pairs=frozenset(frozenset(row["nouns"]) for row in rows if row["check"] == "pairs"),
@@ -169,12 +170,12 @@ def arrange(
 class _Pictures:
     """Pictures that are being collected, with their captions."""
 
-    def __init__(self, prompts: frozenset[str]):
+    def __init__(self, prompts: frozenset[Words]):
         self.prompts = prompts
         self.images, self.alphas, self.captions, self.names, self.weights = [], [], [], [], []
 
     def add(self, image: torch.Tensor, alpha: torch.Tensor, captions: list[str], name: str, weight: float = 1) -> None:
-        captions = [caption for caption in captions if caption.lower() not in self.prompts]
+        captions = [caption for caption in captions if as_words(caption) not in self.prompts]
         if captions:
             for kept, one in (
                 (self.images, image), (self.alphas, alpha), (self.captions, captions), (self.names, name), (self.weights, weight),

@@ -9,26 +9,28 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ..pipelines.captions import clean_caption
-from .captions import draw_captions
 from .data import ImageCaptions, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .wording import draw_captions
 
 
 @dataclass(frozen=True)
 class TextSettings:
     """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a batch, and
     pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are reduced to `picture_size`
-    pixels along each side."""
+    pixels along each side. `primary_share` and `framed_share` are those of `CaptionSettings`."""
 
     optimizer: OptimizerSettings
     batch_size: int = 256
+    primary_share: float = 0.5
+    framed_share: float = 0.0
     picture_size: int = 16
     seed: int = 0
 
 
 class TextTask(nn.Module):
-    """Teaches `text_encoder` to bring the mean of a caption's states near the features of its picture."""
+    """Teaches `text_encoder` to bring the state of a caption's last token near the features of its picture."""
 
     def __init__(
         self,
@@ -56,17 +58,21 @@ class TextTask(nn.Module):
         text = self.tokenizer(captions, padding=True, truncation=True, return_tensors="pt")
         text = text.to(self.text_encoder.device)
         hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        mask = text.attention_mask[..., None]
-        return F.normalize(self.text_projection((hidden * mask).sum(1) / mask.sum(1)), dim=-1)
+        ends = text.attention_mask.sum(1) - 1
+        return F.normalize(self.text_projection(hidden[torch.arange(len(hidden)), ends]).float(), dim=-1)
 
     def picture_features(self, index: torch.LongTensor) -> torch.Tensor:
         """Unit vectors [B, D]."""
-        return F.normalize(self.picture_projection(self.pictures[index].to(self.text_encoder.device)), dim=-1)
+        pictures = self.pictures[index].to(self.text_encoder.device, self.text_encoder.dtype)
+        return F.normalize(self.picture_projection(pictures).float(), dim=-1)
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        generator = batch_generator(self.settings.seed, step)
-        index = self.data.draw(self.settings.batch_size, generator)
-        captions = draw_captions(self.captions, index, generator)
+        settings = self.settings
+        generator = batch_generator(settings.seed, step)
+        index = self.data.draw(settings.batch_size, generator)
+        captions = draw_captions(
+            self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
+        )
         scores = self.log_scale.exp() * self.text_features(captions) @ self.picture_features(index).T
         # The same picture twice in a batch is no mistake.
         twice = (index[:, None] == index).fill_diagonal_(False).to(scores.device)

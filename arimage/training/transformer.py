@@ -26,11 +26,13 @@ class TransformerSettings(CaptionSettings):
 
     At the full learning rate, text encoder and caption projection end in a constant that no longer tells captions apart.
     `short_share` of the steps train on the first `short_tokens` tokens only, with as many more images: there the caption
-    decides most, while later tokens follow from the image's own beginning.
+    decides most, while later tokens follow from the image's own beginning. Of `end_share` of the captions the transformer reads
+    the end alone, whose state stands for the whole: what it has not read word for word before, it understands by this state.
     """
 
     short_share: float = 0.75
     short_tokens: int = 96
+    end_share: float = 0.0
 
 
 class TransformerTask(CaptionTask):
@@ -61,6 +63,9 @@ class TransformerTask(CaptionTask):
         self, captions: list[str], codes: torch.LongTensor, unconditional: torch.BoolTensor, **order
     ) -> torch.Tensor:
         embeds, mask = left_pad(*self.embed(captions, self.settings.caption_length))
+        if self.training:
+            mask = mask.clone()
+            mask[torch.rand(len(mask)) < self.settings.end_share, :-1] = 0
         unconditional = unconditional.to(codes.device)
         return self.transformer.predict(
             codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional, **order
@@ -74,7 +79,7 @@ class TransformerTask(CaptionTask):
             batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
         return batch_size, length
 
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = batch_generator(self.settings.seed, step)
         batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)

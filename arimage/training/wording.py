@@ -2,6 +2,10 @@
 
 import re
 from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import torch
 
 
 # CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name several.
@@ -200,6 +204,26 @@ PLAIN_WORDS = {
 COLOUR_WORDS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "grey")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 TEMPLATES = ("{a}", "{a}", "an emoji of {a}", "{n} emoji", "a picture of {a}", "a drawing of {a}", "{n}, noto style")
+ADJECTIVES = tuple(
+    (
+        "big small little cute simple nice pretty funny tiny large huge lovely beautiful great good pleasant gorgeous "
+        "adorable fancy plain basic typical normal ordinary regular classic standard perfect wonderful amazing awesome fine "
+        "neat tidy charming detailed cartoon stylish delightful proper"
+    ).split()
+)
+# Sentences around a caption.
+FRAMES = (
+    "i want {a}", "{a} please", "a cartoon of {a}", "a nice drawing of {a}", "{a} on a white background",
+    "can you draw {a}", "draw {a}", "draw me {a}", "please draw {a} for me", "a picture of {a}",
+    "a small picture of {a}", "an image of {a}", "a photo of {a}", "an icon of {a}", "an icon showing {a}",
+    "a drawing of {a}", "a sketch of {a}", "an illustration of {a}", "a simple illustration of {a}",
+    "clip art of {a}", "a sticker of {a}", "make {a}", "make me {a}", "make a picture of {a}", "create {a}",
+    "create an image with {a}", "generate {a}", "generate a picture of {a}", "give me {a}",
+    "could you make {a} for me", "can i have {a}", "can i see {a}", "i need {a}", "i need an icon with {a}",
+    "i would like {a}", "i'd like to see {a}", "let me see {a}", "let's see {a}", "how about {a}", "paint {a}",
+    "there is {a}", "this is {a}", "it shows {a}", "here you can see {a}", "just {a}", "{a} in cartoon style",
+    "{a} as an icon",
+)  # fmt: skip
 # Names of what cannot be counted, or is more than one already.
 _UNCOUNTABLE = set(
     "bacon bread broccoli butter celery coal cooking corn curry custard fire fog garlic gear ginger ice lightning mate meat "
@@ -251,6 +275,13 @@ def is_countable(noun: str) -> bool:
     return plain is not None and not plural_already and last not in _UNCOUNTABLE
 
 
+@cache
+def written_captions() -> dict[str, list[str]]:
+    """Captions that were written for this project, by the name of their picture."""
+    lines = Path(__file__).with_name("written_captions.tsv").read_text(encoding="utf-8").splitlines()
+    return {name: captions for name, *captions in (line.split("\t") for line in lines)}
+
+
 def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
     """Of the keywords of each image, those that at most `most` images have: the others tell too little."""
     counts = Counter(word for words in keywords for word in set(words))
@@ -263,6 +294,30 @@ def captions_of(name: str, keywords: list[str]) -> list[str]:
     captions = [name, *(template.format(a=with_article(name), n=name) for template in TEMPLATES)]
     for word in words:
         captions += [word, with_article(word), f"a picture of {with_article(word)}"]
+    captions += written_captions().get(name, ())
     captions += [word for word in keywords if word not in words]
     captions += [f"{name}, {word}" for word in keywords[:3]]
     return captions
+
+
+def draw_captions(
+    captions: list[list[str]],
+    index: torch.LongTensor,
+    generator: torch.Generator,
+    *,
+    primary_share: float = 0.5,
+    framed_share: float = 0.0,
+) -> list[str]:
+    """A caption per image of `index`: `primary_share` of them the primary one, else any of its variants; `framed_share` of these in
+    one of `FRAMES`, every second with one of `ADJECTIVES`."""
+    chosen = []
+    for i, row in zip(index.tolist(), torch.rand(len(index), 5, generator=generator).tolist(), strict=True):
+        variant, primary, framed, adjective, frame = row
+        caption = captions[i][0 if primary < primary_share else int(variant * len(captions[i]))]
+        if framed < framed_share:
+            article, space, rest = caption.partition(" ")
+            if article in ("a", "an") and adjective < 0.5:
+                caption = with_article(f"{ADJECTIVES[int(2 * adjective * len(ADJECTIVES))]} {rest}")
+            caption = FRAMES[int(frame * len(FRAMES))].format(a=caption)
+        chosen.append(caption)
+    return chosen

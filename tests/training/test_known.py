@@ -7,6 +7,7 @@ import torch
 from arimage.training.data import ImageCaptions
 from arimage.training.known import known_captions
 from arimage.training.scenes import NOTHING, SceneSettings, make_scenes
+from arimage.training.wording import written_captions
 
 
 RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "mouse": (120, 120, 120)}
@@ -55,8 +56,21 @@ def test_with_scenes_it_covers_every_caption_and_what_is_made_of_the_same_words(
     captions = {text for texts in trained.captions for text in texts}
     lists = {text for text in captions if text.startswith(tuple(f"{name}, " for name in RGB))}
     assert {text for text in captions - lists if not known.knows(text)} == set()
-    assert known.pictures["lime"] == ["fruit", "citrus"] and known.pictures["mouse"] == ["animal", "little mouse"]
+    others = {
+        name: [text for text in texts if text not in written_captions().get(name, ())]
+        for name, texts in known.pictures.items()
+    }
+    assert others["lime"] == ["fruit", "citrus"] and others["mouse"] == ["animal", "little mouse"]
     for prompt in ("three mice", "a purple tomato", "a bell and a lime", "a lime on a light blue background"):
         assert known.knows(prompt), prompt
     for prompt in ("five mice", "a purple mouse", "a bell and a cat", "a lime on a table", "two purple tomatoes"):
         assert not known.knows(prompt), prompt
+
+
+def test_sentences_around_a_caption_are_known_if_the_model_was_trained_on_them(data):
+    for framed in (False, True):
+        known = known_captions(data, data, framed=framed)
+        for prompt in ("can you draw a lime", "I want a cute bell", "a lovely tomato please"):
+            assert known.knows(prompt) == framed, prompt
+        assert not known.knows("can you draw a hat") and not known.knows("I want a furious bell")
+        assert known.check("a hat", "m").message.startswith('"a hat" is not among the 4 pictures that m knows; ')

@@ -10,6 +10,7 @@ from arimage.eval.colours import COLOURS, colour_shares
 from arimage.eval.composition import connected_parts, foreground
 from arimage.eval.emoji import read_gallery
 from arimage.eval.prompts import EMOJI_CHECKS, read_prompts
+from arimage.pipelines.known import as_words
 from arimage.training.data import ImageCaptions
 from arimage.training.scenes import GROUNDS, HeldOut, SceneSettings, arrange, make_scenes, on_ground
 from arimage.training.wording import (
@@ -27,7 +28,7 @@ SIDE = 64
 RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "owl": (120, 120, 120)}
 SETTINGS = SceneSettings(grounds=2, counted=2, pairs=40, seed=3)
 HELD_OUT = HeldOut(
-    prompts=frozenset({"a drawing of a lime"}),
+    prompts=frozenset({("drawing", "of", "lime")}),
     colours=frozenset({("blue", "tomato"), ("pink", "bell")}),
     counts=frozenset({(2, "tomato"), (4, "owl")}),
     pairs=frozenset({frozenset({"lime", "bell"})}),
@@ -201,10 +202,10 @@ def test_arranged_pictures_never_touch(count, side):
 def test_the_packaged_checks_are_held_out():
     held_out, rows = HeldOut.of_checks(), read_prompts(EMOJI_CHECKS)
     for row in rows:
-        assert (row["prompt"].lower() in held_out.prompts) == (row["check"] != "known")
+        assert (as_words(row["prompt"]) in held_out.prompts) == (row["check"] != "known")
     assert {("green", "heart"), ("blue", "book"), ("yellow", "circle")} <= held_out.colours
     counted = {(number, noun) for number, noun in held_out.counts}
-    assert {f"{NUMBERS[number]} {plural(noun)}" for number, noun in counted} <= held_out.prompts
+    assert {as_words(f"{NUMBERS[number]} {plural(noun)}") for number, noun in counted} <= held_out.prompts
     assert all(len(pair) == 2 for pair in held_out.pairs) and len(held_out.pairs) >= 50
     # Every held-out object is a word for a picture that exists.
     nouns = {noun_of(name) for name in read_gallery()[1]}

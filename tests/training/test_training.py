@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage import AutoPipeline, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
@@ -581,7 +581,7 @@ def test_a_run_leaves_its_records(trained):
         log = [json.loads(line) for line in (out / part / "log.jsonl").read_text().splitlines()]
         assert math.isfinite(log[-1][figure])
         assert Image.open(out / part / picture).size[0] >= 2 * SIZE
-        assert not list(out.rglob("*.partial")) and not list(out.rglob("*.old"))
+        assert not list(out.rglob("*partial")) and not list(out.rglob("*.old"))
     assert (out / "model" / "model_index.json").is_file()
 
 
@@ -637,6 +637,7 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     recipe = copy.deepcopy(RECIPE)
     recipe["transformer"]["model"]["dropout"] = recipe["text_encoder"]["dropout_rate"] = dropout
     recipe["transformer"]["optimizer"]["steps"] = 8
+    recipe["transformer"]["training"] |= {"contrastive_weight": 0.1, "framed_share": 0.5}
     runs = [tmp_path / "whole", tmp_path / "parts"]
     for run in runs:
         run.mkdir()
@@ -671,6 +672,24 @@ def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
     run_transformer(recipe, data, data, tmp_path, "cpu")
     assert shapes.keys() == {(8, 8, 16), (32, 32, 4)}
     assert min(shapes.values()) > 5
+
+
+def test_some_captions_are_read_from_their_end_alone(trained, data, tmp_path, monkeypatch):
+    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["training"]["end_share"] = 0.5
+    lengths = {True: [], False: []}
+    predict = LlamaGenTransformer.predict
+
+    def recorded(transformer, codes, *, prompt_attention_mask, **condition):
+        lengths[transformer.training] += prompt_attention_mask.sum(1).tolist()
+        assert prompt_attention_mask[:, -1].all()
+        return predict(transformer, codes, prompt_attention_mask=prompt_attention_mask, **condition)
+
+    monkeypatch.setattr(LlamaGenTransformer, "predict", recorded)
+    run_transformer(recipe, data, data, tmp_path, "cpu")
+    assert 0.35 < lengths[True].count(1) / len(lengths[True]) < 0.65
+    assert 1 not in lengths[False]
 
 
 def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):
