@@ -54,7 +54,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         num_layers (`int`): blocks of both halves together; an even number.
         vocab_size (`int`): image tokens.
         num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 1 for classes.
+        num_condition_tokens (`int`): length of the prefix; 1 for classes, or for texts of which the state of the last token
+            alone is read.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
     """

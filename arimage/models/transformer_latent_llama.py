@@ -32,7 +32,8 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         head_hidden_size, num_head_layers (`int`): the denoising head's shape.
         num_train_timesteps (`int`): the diffusion steps of training.
         num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 1 for classes.
+        num_condition_tokens (`int`): length of the prefix; 1 for classes, or for texts of which the state of the last token
+            alone is read.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of residual branches, in training.
     """

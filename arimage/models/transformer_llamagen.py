@@ -185,7 +185,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size (`int`): image tokens.
         num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 1 for classes, 120 in the published text models.
+        num_condition_tokens (`int`): length of the prefix; 120 in the published text models, 1 for classes, or for texts of
+            which the state of the last token alone is read.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
     """

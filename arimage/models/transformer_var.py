@@ -138,7 +138,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         conditioning (`str`): "class" or "text".
         num_classes (`int`): classes; one more embedding stands for "no class".
         caption_dim (`int`, *optional*): width of the text embeddings.
-        num_condition_tokens (`int`): length of the text embeddings; 0 for classes.
+        num_condition_tokens (`int`): length of the text embeddings; 0 for classes, 1 for texts of which the state of the last
+            token alone is read.
         vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
         scales (`tuple[int]`): tokens along each side of the K maps.
         hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.

@@ -36,10 +36,17 @@ def left_pad(
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
     """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes zero."""
     length = prompt_embeds.shape[1]
-    count = prompt_attention_mask.sum(1, keepdim=True)
+    count = prompt_attention_mask.long().sum(1, keepdim=True)
     index = (torch.arange(length, device=prompt_embeds.device) + count) % length
     mask = prompt_attention_mask.flip(-1).bool()
     return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
+
+
+def last_state(prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of right-padded embeddings [B, P, D] with mask [B, P] those of the last token [B, 1, D], and their mask [B, 1]."""
+    ends = prompt_attention_mask.long().sum(1) - 1
+    rows = torch.arange(len(ends), device=ends.device)
+    return prompt_embeds[rows, ends][:, None], prompt_attention_mask[:, :1]
 
 
 class ClassOrTextPipeline(ARImagePipeline):
@@ -116,16 +123,17 @@ class ClassOrTextPipeline(ARImagePipeline):
 
         Args:
             prompt: one text or several.
-            max_sequence_length: P, by default what the transformer reads, and without a transformer what the tokenizer says.
+            max_sequence_length: P, by default what the transformer reads, and what the tokenizer says without a transformer or
+                for one that reads the state of the last token alone.
 
         Raises:
             ValueError: if `prompt` is not text, or the pipeline has no text encoder.
         """
         self._check_encoder()
+        prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
         length = max_sequence_length
         if length is None:
-            config = None if self.transformer is None else self.transformer.config
-            length = self.tokenizer.model_max_length if config is None else config.num_condition_tokens
+            length = self.tokenizer.model_max_length if prefix in (None, 1) else prefix
         cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
         if any(len(ids) > length for ids in self.tokenizer(cleaned).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
@@ -158,16 +166,16 @@ class ClassOrTextPipeline(ARImagePipeline):
         if prompt is not None:
             self._check_encoder()
             return len(as_texts(prompt))
-        length, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
+        prefix, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
+        expected = f"[B, {'P' if prefix == 1 else prefix}, {width}]"
         if not isinstance(prompt_embeds, torch.Tensor):
-            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor [B, {length}, {width}]")
-        if prompt_embeds.ndim != 3 or prompt_embeds.shape[1:] != (length, width) or not len(prompt_embeds):
-            raise ValueError(
-                f"prompt_embeds are {tuple(prompt_embeds.shape)}: this model expects [B, {length}, {width}]"
-            )
+            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor {expected}")
+        shape = tuple(prompt_embeds.shape)
+        if len(shape) != 3 or shape[2] != width or prefix not in (1, shape[1]) or 0 in shape:
+            raise ValueError(f"prompt_embeds are {shape}: this model expects {expected}")
         mask = prompt_attention_mask
-        if not isinstance(mask, torch.Tensor) or mask.shape != prompt_embeds.shape[:2]:
-            raise ValueError(f"prompt_attention_mask must be [B, {length}], like prompt_embeds")
+        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+            raise ValueError(f"prompt_attention_mask must be [B, {shape[1]}], like prompt_embeds")
         if not mask[:, 0].all() or (mask.int().diff() > 0).any():
             raise ValueError(
                 "prompt_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
@@ -205,5 +213,7 @@ class ClassOrTextPipeline(ARImagePipeline):
                 different = list(dict.fromkeys(texts))
                 rows = [different.index(text) for text in texts]
                 prompt_embeds, prompt_attention_mask = (part[rows] for part in self.encode_prompt(different))
+            if self.transformer.config.num_condition_tokens == 1:
+                prompt_embeds, prompt_attention_mask = last_state(prompt_embeds, prompt_attention_mask)
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
         return {name: value.to(self._execution_device) for name, value in condition.items()}

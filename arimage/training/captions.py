@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from ..decoding import Decoding
 from ..pipelines.captions import clean_caption
+from ..pipelines.class_or_text import last_state
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions, save_grid
@@ -123,13 +124,14 @@ class CaptionTask(nn.Module):
         self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
         self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
 
-    def embed(self, captions: list[str], length: int) -> tuple[torch.Tensor, torch.LongTensor]:
-        """Embeddings [B, `length`, D] and mask [B, `length`] of the captions."""
-        text = self.frozen.pipe.tokenizer(
-            captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
-        ).to(self.text_encoder.device)
+    def embed(self, captions: list[str]) -> tuple[torch.Tensor, torch.LongTensor]:
+        """Embeddings [B, P, D] and mask [B, P] of the captions, as the pipeline's `encode_condition` gives them."""
+        pipe, length = self.frozen.pipe, self.settings.caption_length
+        text = pipe.tokenizer(captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        text = text.to(self.text_encoder.device)
         hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        return hidden, text.attention_mask
+        one = pipe.transformer.config.get("num_condition_tokens") == 1
+        return last_state(hidden, text.attention_mask) if one else (hidden, text.attention_mask)
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
         """Indices of images [B], their captions, and which of these to drop [B]."""

@@ -26,13 +26,11 @@ class TransformerSettings(CaptionSettings):
 
     At the full learning rate, text encoder and caption projection end in a constant that no longer tells captions apart.
     `short_share` of the steps train on the first `short_tokens` tokens only, with as many more images: there the caption
-    decides most, while later tokens follow from the image's own beginning. Of `end_share` of the captions the transformer reads
-    the end alone, whose state stands for the whole: what it has not read word for word before, it understands by this state.
+    decides most, while later tokens follow from the image's own beginning.
     """
 
     short_share: float = 0.75
     short_tokens: int = 96
-    end_share: float = 0.0
 
 
 class TransformerTask(CaptionTask):
@@ -62,10 +60,7 @@ class TransformerTask(CaptionTask):
     def logits(
         self, captions: list[str], codes: torch.LongTensor, unconditional: torch.BoolTensor, **order
     ) -> torch.Tensor:
-        embeds, mask = left_pad(*self.embed(captions, self.settings.caption_length))
-        if self.training:
-            mask = mask.clone()
-            mask[torch.rand(len(mask)) < self.settings.end_share, :-1] = 0
+        embeds, mask = left_pad(*self.embed(captions))
         unconditional = unconditional.to(codes.device)
         return self.transformer.predict(
             codes, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional, **order
@@ -127,10 +122,9 @@ def train_transformer(
     transformer = task_class.transformer_class(
         conditioning="text",
         caption_dim=text_encoder.config.d_model,
-        num_condition_tokens=settings.caption_length,
         vocab_size=vq.config.codebook_size,
         grid_size=data.images.shape[-1] // vq.scale_factor,
-        **model_config,
+        **{"num_condition_tokens": settings.caption_length} | model_config,
     )
     beginning.start(transformer, device, task_class.starting_weights)
     nn.Module.to(text_encoder, device, fast_dtype(device))

@@ -47,7 +47,7 @@ class VideoTask(CaptionTask):
 
     def logits(self, captions: list[str], tokens: torch.LongTensor, dropped: torch.BoolTensor) -> torch.Tensor:
         """[B, N, V] for clips [B, t, h, w]; those whose caption is dropped read zeros, as behind every caption."""
-        embeds, mask = self.embed(captions, self.settings.caption_length)
+        embeds, mask = self.embed(captions)
         read = mask.bool() & ~dropped.to(mask.device)[:, None]
         return self.transformer.predict(tokens, embeds.masked_fill(~read[..., None], 0))
 

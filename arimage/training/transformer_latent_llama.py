@@ -69,7 +69,7 @@ class LatentLlamaTask(CaptionTask):
         generator: torch.Generator,
     ) -> torch.FloatTensor:
         """Squared errors [B, N, noises, D] of the velocity of tokens [B, N, D], each at several random steps of the diffusion."""
-        embeds, mask = left_pad(*self.embed(captions, self.settings.caption_length))
+        embeds, mask = left_pad(*self.embed(captions))
         conditions = self.transformer.predict(
             tokens,
             prompt_embeds=embeds,
@@ -131,10 +131,9 @@ def train_latent_llama(
         return LatentLlamaTransformer(
             conditioning="text",
             caption_dim=text_encoder.config.d_model,
-            num_condition_tokens=settings.caption_length,
             token_dim=vq.config.codebook_dim * patch**2,
             grid_size=data.images.shape[-1] // vq.scale_factor // patch,
-            **config,
+            **{"num_condition_tokens": settings.caption_length} | config,
         )
 
     transformer = new(model_config)

@@ -69,7 +69,7 @@ class VARTransformerTask(CaptionTask):
         """The mean loss per scale of `codes`, the first scales of all; `noise` are the tokens that the inputs are made from.
         In evaluation mode it is the cross-entropy, with or without a teacher."""
         vq, teacher = self.frozen.pipe.vq, self.frozen.teacher
-        embeds, mask = self.embed(captions, self.network.config.num_condition_tokens)
+        embeds, mask = self.embed(captions)
         condition = {
             "prompt_embeds": embeds,
             "prompt_attention_mask": mask,
@@ -120,11 +120,10 @@ def new_transformer(
     return VARTransformer(
         conditioning="text",
         caption_dim=text_config["d_model"],
-        num_condition_tokens=settings.caption_length,
         vocab_size=vq.config.codebook_size,
         codebook_dim=vq.config.codebook_dim,
         scales=vq.config.scales,
-        **config,
+        **{"num_condition_tokens": settings.caption_length} | config,
     )
 
 

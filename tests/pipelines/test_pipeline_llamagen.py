@@ -290,6 +290,25 @@ def test_encoded_prompts_stand_in_for_prompts(pipe, greedy):
     assert torch.equal(pipe(prompt_embeds=junk, prompt_attention_mask=mask.bool(), **GREEDY).tokens, greedy)
 
 
+def test_a_prefix_of_one_token_is_the_state_of_the_last_token_of_the_prompt(pipe):
+    short = LlamaGenPipeline(
+        tiny.transformer("text", GRID, num_condition_tokens=1), pipe.vq, pipe.tokenizer, pipe.text_encoder
+    )
+    short.set_progress_bar_config(disable=True)
+    length = pipe.tokenizer.model_max_length
+    embeds, mask = short.encode_prompt(PROMPTS)
+    assert embeds.shape == (3, length, tiny.TEXT_WIDTH) and len(set(mask.sum(1).tolist())) == len(PROMPTS)
+    ends = torch.stack([row[count - 1] for row, count in zip(embeds, mask.sum(1).tolist(), strict=True)])[:, None]
+    tokens = short(PROMPTS, **GREEDY).tokens
+    condition = {"prompt_embeds": ends, "prompt_attention_mask": torch.ones(3, 1)}
+    assert torch.equal(guided_argmax(short, tokens, condition, GREEDY["guidance_scale"]), tokens)
+    assert len({tuple(row.flatten().tolist()) for row in tokens}) == len(PROMPTS)
+    for given in ({"prompt_embeds": embeds, "prompt_attention_mask": mask}, condition):
+        assert torch.equal(short(**given, **GREEDY).tokens, tokens)
+    with pytest.raises(ValueError, match=r"prompt_embeds are \(3, 1, 5\): this model expects \[B, P, 16\]"):
+        short(prompt_embeds=ends[..., :5], prompt_attention_mask=torch.ones(3, 1))
+
+
 def test_prompts_are_cleaned_before_they_are_encoded(pipe, greedy):
     assert torch.equal(pipe("  A   RED https://example.com  heart ", **GREEDY).tokens, greedy[:1])
 

@@ -674,22 +674,31 @@ def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
     assert min(shapes.values()) > 5
 
 
-def test_some_captions_are_read_from_their_end_alone(trained, data, tmp_path, monkeypatch):
+def test_captions_can_be_read_by_their_last_state_alone(trained, data, tmp_path, monkeypatch):
     shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
     recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["training"]["end_share"] = 0.5
-    lengths = {True: [], False: []}
+    recipe["transformer"]["model"]["num_condition_tokens"] = 1
+    recipe["transformer"]["optimizer"]["steps"] = 4
+    widths = set()
     predict = LlamaGenTransformer.predict
 
-    def recorded(transformer, codes, *, prompt_attention_mask, **condition):
-        lengths[transformer.training] += prompt_attention_mask.sum(1).tolist()
-        assert prompt_attention_mask[:, -1].all()
-        return predict(transformer, codes, prompt_attention_mask=prompt_attention_mask, **condition)
+    def recorded(transformer, codes, *, prompt_embeds, prompt_attention_mask, **condition):
+        widths.add(prompt_embeds.shape[1])
+        assert prompt_attention_mask.all()
+        return predict(
+            transformer, codes, prompt_embeds=prompt_embeds, prompt_attention_mask=prompt_attention_mask, **condition
+        )
 
     monkeypatch.setattr(LlamaGenTransformer, "predict", recorded)
-    run_transformer(recipe, data, data, tmp_path, "cpu")
-    assert 0.35 < lengths[True].count(1) / len(lengths[True]) < 0.65
-    assert 1 not in lengths[False]
+    pipe = run_transformer(recipe, data, data, tmp_path, "cpu")
+    assert widths == {1}
+    images = load_captioned_images(data, SIZE, ["flat"])
+    task = TransformerTask(pipe, images, images, TransformerSettings(OptimizerSettings(1, 1e-3), caption_length=8))
+    prompts = ["a red square", "red"]
+    condition = pipe.encode_condition(prompts, None, None, None)
+    for ours, theirs in zip(task.embed(prompts), condition.values(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert condition["prompt_embeds"].shape == (2, 1, 16)
 
 
 def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):

@@ -38,7 +38,7 @@ def test_a_framed_caption_is_part_of_a_sentence():
 
 def test_written_captions_are_of_pictures_that_exist():
     written = written_captions()
-    assert written.keys() <= set(read_gallery()[1]) and len(written) > 1000
+    assert written.keys() <= set(read_gallery()[1]) and len(written) > 1400
     assert all(len(set(captions)) == len(captions) >= 5 for captions in written.values())
     assert set(written["tomato"]) <= set(captions_of("tomato", []))
 
