@@ -83,7 +83,6 @@ def test_the_model_of_the_recipe_fits_the_package():
         transformer = LlamaGenTransformer(
             conditioning="text",
             caption_dim=text["d_model"],
-            num_condition_tokens=training["caption_length"],
             vocab_size=vq.config.codebook_size,
             grid_size=parts["image_size"] // vq.scale_factor,
             **parts["transformer"]["model"],
