@@ -18,7 +18,6 @@ from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions, save_grid
 from .loop import OptimizerSettings, fit
-from .text import TextSettings, TextTask
 from .wording import draw_captions
 
 
@@ -31,8 +30,9 @@ class CaptionSettings:
     random ones. `noisy_share` of the images have more of these, any share up to `most_noise`, half of which come from
     another image of the batch: without them the model continues an image from its own beginning, and a token that strays
     from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale`
-    times the learning rate; with a `contrastive_weight` the loss of `TextTask`, times this weight, keeps on teaching the
-    encoder words. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
+    times the learning rate; without `train_text` the encoder stays as it is. `mixed_share` of the captions have up to half of
+    another one of the batch mixed into their embeddings, so that words the encoder places near a caption mean the same to the
+    transformer. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
     Each of `stages` has the step `start` that it begins with, and the settings that change from there.
     """
 
@@ -40,7 +40,8 @@ class CaptionSettings:
     batch_size: int = 32
     primary_share: float = 0.5
     framed_share: float = 0.0
-    contrastive_weight: float = 0.0
+    train_text: bool = True
+    mixed_share: float = 0.0
     caption_dropout: float = 0.1
     code_noise: float = 0.03
     noisy_share: float = 0.0
@@ -120,7 +121,6 @@ class CaptionTask(nn.Module):
         self.data, self.settings, self.decoding = data, settings, decoding
         # Not a module: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe)
-        self.text: TextTask | None = None
         self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
         self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
 
@@ -129,9 +129,15 @@ class CaptionTask(nn.Module):
         pipe, length = self.frozen.pipe, self.settings.caption_length
         text = pipe.tokenizer(captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         text = text.to(self.text_encoder.device)
-        hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        one = pipe.transformer.config.get("num_condition_tokens") == 1
-        return last_state(hidden, text.attention_mask) if one else (hidden, text.attention_mask)
+        mask = text.attention_mask
+        hidden = self.text_encoder(text.input_ids, attention_mask=mask).last_hidden_state
+        if pipe.transformer.config.get("num_condition_tokens") == 1:
+            hidden, mask = last_state(hidden, mask)
+        if self.training:
+            each = (len(hidden), 1, 1)
+            share = (torch.rand(each) < self.settings.mixed_share) * torch.rand(each) / 2
+            hidden = hidden.lerp(hidden.roll(1, 0), share.to(hidden))
+        return hidden, mask
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
         """Indices of images [B], their captions, and which of these to drop [B]."""
@@ -155,18 +161,6 @@ class CaptionTask(nn.Module):
         noise = torch.where(of_another.to(tokens.device), tokens.roll(1, 0), random)
         return torch.where(chosen.to(tokens.device), noise, tokens)
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss of the tokens of the batch of `step`, and figures for the log."""
-        raise NotImplementedError
-
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss, figures = self.token_loss(step)
-        if self.text is not None:
-            text_loss, text_figures = self.text.loss(step)
-            loss = loss + self.settings.contrastive_weight * text_loss
-            figures |= {f"text {name}": value for name, value in text_figures.items()}
-        return loss, figures
-
     def save_samples(self, path: Path) -> None:
         """Generate images of the sample prompts and save them as one."""
         pipe = self.frozen.pipe
@@ -182,16 +176,6 @@ class CaptionTask(nn.Module):
 
     def fit(self, out: str | Path, *, slow: tuple[str, ...] = (), on_report: Callable[[], None] | None = None) -> None:
         """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate."""
-        settings, encoder = self.settings, self.text_encoder
-        if settings.contrastive_weight:
-            text = TextSettings(
-                settings.optimizer,
-                primary_share=settings.primary_share,
-                framed_share=settings.framed_share,
-                seed=settings.seed,
-            )
-            self.text = TextTask(self.frozen.pipe.tokenizer, encoder, self.data, text).to(
-                encoder.device, encoder.dtype
-            )
-        scales = dict.fromkeys(slow, settings.text_learning_rate_scale)
+        self.text_encoder.requires_grad_(self.settings.train_text)
+        scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
         fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ..pipelines.captions import clean_caption
+from ..pipelines.class_or_text import last_state
 from .data import ImageCaptions, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
@@ -47,7 +48,6 @@ class TextTask(nn.Module):
         frames = data.images.flatten(0, -4).split(256)
         pooled = torch.cat([F.adaptive_avg_pool2d(to_unit_range(some), size) for some in frames])
         self.pictures = pooled.reshape(len(data), -1)
-        self.text_projection = nn.Linear(width, width, bias=False)
         self.picture_projection = nn.Sequential(
             nn.Linear(self.pictures.shape[1], 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -58,8 +58,7 @@ class TextTask(nn.Module):
         text = self.tokenizer(captions, padding=True, truncation=True, return_tensors="pt")
         text = text.to(self.text_encoder.device)
         hidden = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        ends = text.attention_mask.sum(1) - 1
-        return F.normalize(self.text_projection(hidden[torch.arange(len(hidden)), ends]).float(), dim=-1)
+        return F.normalize(last_state(hidden, text.attention_mask)[0][:, 0].float(), dim=-1)
 
     def picture_features(self, index: torch.LongTensor) -> torch.Tensor:
         """Unit vectors [B, D]."""

@@ -74,7 +74,7 @@ class TransformerTask(CaptionTask):
             batch_size, length = batch_size * length // settings.short_tokens, settings.short_tokens
         return batch_size, length
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = batch_generator(self.settings.seed, step)
         batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)

@@ -58,7 +58,7 @@ class ARPGTask(TransformerTask):
         order[farthest] = spread
         return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = batch_generator(self.settings.seed, step)
         batch_size, length = self.batch_shape(step, generator)
         index, captions, unconditional = self.batch(batch_size, generator)

@@ -51,7 +51,7 @@ class VideoTask(CaptionTask):
         read = mask.bool() & ~dropped.to(mask.device)[:, None]
         return self.transformer.predict(tokens, embeds.masked_fill(~read[..., None], 0))
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings.at(step)
         generator = batch_generator(settings.seed, step)
         batch_size, frames = settings.batch_size, self.tokens.shape[1]

@@ -84,7 +84,7 @@ class LatentLlamaTask(CaptionTask):
         head = self.transformer.denoising_head
         return F.mse_loss(head(noisy, timesteps.to(tokens.device), conditions[:, :, None]), expected, reduction="none")
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = batch_generator(self.settings.seed, step)
         index, captions, unconditional = self.batch(self.settings.batch_size, generator)
         tokens = self.tokens[index].to(self.transformer.device)

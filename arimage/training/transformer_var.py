@@ -87,7 +87,7 @@ class VARTransformerTask(CaptionTask):
             losses = losses + self.settings.law_weight * divergences
         return [one.mean() for one in losses.split(self.sizes[: len(codes)], dim=1)]
 
-    def token_loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings, sizes = self.settings.at(step), self.sizes
         generator = batch_generator(settings.seed, step)
         shares = torch.tensor(settings.scale_shares or [0] * (len(sizes) - 1) + [1]).float()

@@ -637,7 +637,7 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     recipe = copy.deepcopy(RECIPE)
     recipe["transformer"]["model"]["dropout"] = recipe["text_encoder"]["dropout_rate"] = dropout
     recipe["transformer"]["optimizer"]["steps"] = 8
-    recipe["transformer"]["training"] |= {"contrastive_weight": 0.1, "framed_share": 0.5}
+    recipe["transformer"]["training"] |= {"train_text": False, "mixed_share": 0.5, "framed_share": 0.5}
     runs = [tmp_path / "whole", tmp_path / "parts"]
     for run in runs:
         run.mkdir()
@@ -699,6 +699,34 @@ def test_captions_can_be_read_by_their_last_state_alone(trained, data, tmp_path,
     for ours, theirs in zip(task.embed(prompts), condition.values(), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert condition["prompt_embeds"].shape == (2, 1, 16)
+
+
+def test_a_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
+    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["optimizer"]["steps"] = 4
+    recipe["transformer"]["training"]["train_text"] = False
+    run_transformer(recipe, data, data, tmp_path, "cpu", start_from=trained[0] / "model")
+    for part, same in (("text_encoder", True), ("transformer", False)):
+        ours, theirs = (
+            load_file(next((run / "model" / part).glob("*.safetensors"))) for run in (tmp_path, trained[0])
+        )
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs) == same
+
+
+def test_another_caption_is_mixed_into_the_embeddings(trained, data):
+    pipe = AutoPipeline.from_pretrained(trained[0] / "model", dtype=torch.float32)
+    images = load_captioned_images(data, SIZE, ["flat"])
+    settings = TransformerSettings(OptimizerSettings(1, 1e-3), caption_length=8, mixed_share=0.5)
+    task = TransformerTask(pipe, images, images, settings).eval()
+    prompts = ["a red square", "blue"] * 200
+    alone = task.embed(prompts)[0]
+    # How much of the other caption is in each embedding.
+    task.train().text_encoder.eval()
+    mixed = task.embed(prompts)[0] - alone
+    share = (mixed.norm(dim=(1, 2)) / (alone.roll(1, 0) - alone).norm(dim=(1, 2))).detach()
+    assert 0.4 < (share > 1e-6).float().mean() < 0.6
+    assert 0.4 < share.max() <= 0.5 + 1e-6
 
 
 def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):
