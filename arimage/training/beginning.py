@@ -40,8 +40,11 @@ class Beginning:
     def text_parts(
         self, data: ImageCaptions, settings: CaptionSettings, config: dict, folder: Path, device: str
     ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
-        """Text tokenizer and text encoder, `T5EncoderModel(T5Config(**config))`, in float32; `folder` keeps the run that trains a
-        fresh encoder."""
+        """Text tokenizer and text encoder, in float32: those of the pipeline `config["start_from"]`, or a
+        `T5EncoderModel(T5Config(**config))`; `folder` keeps the run that trains a fresh one."""
+        if "start_from" in config:
+            pipe = AutoPipeline.from_pretrained(config["start_from"], dtype=torch.float32)
+            return pipe.tokenizer, pipe.text_encoder
         trained = {} if self.trained is None else self.trained.components
         encoder = trained.get("text_encoder")
         if encoder is not None and encoder.config.to_dict().items() >= config.items():

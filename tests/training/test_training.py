@@ -714,6 +714,19 @@ def test_a_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs) == same
 
 
+def test_the_text_encoder_of_another_model_can_be_taken(trained, data, tmp_path):
+    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["optimizer"]["steps"] = 2
+    recipe["transformer"]["training"]["train_text"] = False
+    recipe["text_encoder"] = {"start_from": str(trained[0] / "model")}
+    pipe = run_transformer(recipe, data, data, tmp_path, "cpu")
+    theirs = AutoPipeline.from_pretrained(trained[0] / "model", dtype=torch.float32)
+    for name, weight in theirs.text_encoder.state_dict().items():
+        torch.testing.assert_close(pipe.text_encoder.state_dict()[name], weight, rtol=2**-8, atol=0)
+    assert pipe.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
+
+
 def test_another_caption_is_mixed_into_the_embeddings(trained, data):
     pipe = AutoPipeline.from_pretrained(trained[0] / "model", dtype=torch.float32)
     images = load_captioned_images(data, SIZE, ["flat"])
