@@ -330,8 +330,9 @@ def draw_captions(
             if article in ("a", "an") and adjective < 0.5:
                 caption = with_article(f"{ADJECTIVES[int(2 * adjective * len(ADJECTIVES))]} {rest}")
             caption = FRAMES[int(frame * len(FRAMES))].format(a=caption)
-        if inserted < inserted_share and chosen:
-            words, others = caption.split(), chosen[-1].split()
+        others = chosen[-1].split() if chosen else []
+        if inserted < inserted_share and others:
+            words = caption.split()
             words.insert(int(place * (len(words) + 1)), others[int(word * len(others))])
             if as_words(" ".join(words)) not in held_out_prompts():
                 caption = " ".join(words)

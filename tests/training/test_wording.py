@@ -42,6 +42,8 @@ def test_a_word_of_another_caption_is_inserted():
     assert with_pizza <= set(drawn[::2]) <= with_pizza | {"a dog", "a a dog", "dog a dog", "a dog dog", "a dog a"}
     plain = sum(caption == "a dog" for caption in drawn[::2]) / len(drawn[::2])
     assert 0.45 < plain < 0.55
+    # Cleaning leaves nothing of some captions.
+    assert "a dog" in draw([[""], ["a dog"]], framed_share=0.0, inserted_share=1.0)
 
 
 def test_an_inserted_word_does_not_make_what_the_checks_ask_for():
