@@ -26,7 +26,7 @@ class CaptionSettings:
     """How a transformer is trained on captions.
 
     `primary_share` of the captions are the primary one, the others a random variant; `framed_share` of them become part of a
-    sentence ("show me a cute dog"), `inserted_share` get a word of another caption, `caption_dropout` are replaced by "no caption", and `code_noise` of the input tokens by
+    sentence ("show me a cute dog"), `caption_dropout` are replaced by "no caption", and `code_noise` of the input tokens by
     random ones. `noisy_share` of the images have more of these, any share up to `most_noise`, half of which come from
     another image of the batch: without them the model continues an image from its own beginning, and a token that strays
     from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale`
@@ -40,7 +40,6 @@ class CaptionSettings:
     batch_size: int = 32
     primary_share: float = 0.5
     framed_share: float = 0.0
-    inserted_share: float = 0.0
     train_text: bool = True
     mixed_share: float = 0.0
     caption_dropout: float = 0.1
@@ -145,12 +144,7 @@ class CaptionTask(nn.Module):
         index = self.data.draw(size, generator)
         settings = self.settings
         captions = draw_captions(
-            self.captions,
-            index,
-            generator,
-            primary_share=settings.primary_share,
-            framed_share=settings.framed_share,
-            inserted_share=settings.inserted_share,
+            self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
         )
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout
 

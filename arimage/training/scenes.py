@@ -13,7 +13,7 @@ from ..eval.composition import ONE_COLOUR, connected_parts, foreground
 from ..eval.prompts import EMOJI_CHECKS, read_prompts
 from ..pipelines.known import Words, as_words
 from .data import ImageCaptions
-from .wording import NUMBERS, captions_of, held_out_prompts, is_countable, noun_of, plural, rare_keywords, with_article
+from .wording import NUMBERS, captions_of, is_countable, noun_of, plural, rare_keywords, with_article
 
 
 GROUNDS = {
@@ -85,7 +85,7 @@ class HeldOut:
         """What the prompts of `emoji-checks` ask for, other than known captions."""
         rows = [row for row in read_prompts(path) if row["check"] != "known"]
         return cls(
-            prompts=held_out_prompts(path),
+            prompts=frozenset(as_words(row["prompt"]) for row in rows),
             colours=frozenset((row["colour"], row["noun"]) for row in rows if row["check"] == "colours"),
             counts=frozenset((len(row["parts"]), row["noun"]) for row in rows if row["check"] == "counts"),
             pairs=frozenset(frozenset(row["nouns"]) for row in rows if row["check"] == "pairs"),

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ..eval.prompts import EMOJI_CHECKS, read_prompts
-from ..pipelines.known import Words, as_words
-
 
 # CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name several.
 PLAIN_WORDS = {
@@ -285,12 +282,6 @@ def written_captions() -> dict[str, list[str]]:
     return {name: captions for name, *captions in (line.split("\t") for line in lines)}
 
 
-@cache
-def held_out_prompts(path: Path = EMOJI_CHECKS) -> frozenset[Words]:
-    """The prompts of `emoji-checks` other than known captions."""
-    return frozenset(as_words(row["prompt"]) for row in read_prompts(path) if row["check"] != "known")
-
-
 def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
     """Of the keywords of each image, those that at most `most` images have: the others tell too little."""
     counts = Counter(word for words in keywords for word in set(words))
@@ -316,25 +307,17 @@ def draw_captions(
     *,
     primary_share: float = 0.5,
     framed_share: float = 0.0,
-    inserted_share: float = 0.0,
 ) -> list[str]:
     """A caption per image of `index`: `primary_share` of them the primary one, else any of its variants; `framed_share` of these in
-    one of `FRAMES`, every second with one of `ADJECTIVES`; `inserted_share` of all with a word of the caption before, unless this makes
-    one of `held_out_prompts`."""
+    one of `FRAMES`, every second with one of `ADJECTIVES`."""
     chosen = []
-    for i, row in zip(index.tolist(), torch.rand(len(index), 8, generator=generator).tolist(), strict=True):
-        variant, primary, framed, adjective, frame, inserted, word, place = row
+    for i, row in zip(index.tolist(), torch.rand(len(index), 5, generator=generator).tolist(), strict=True):
+        variant, primary, framed, adjective, frame = row
         caption = captions[i][0 if primary < primary_share else int(variant * len(captions[i]))]
         if framed < framed_share:
             article, space, rest = caption.partition(" ")
             if article in ("a", "an") and adjective < 0.5:
                 caption = with_article(f"{ADJECTIVES[int(2 * adjective * len(ADJECTIVES))]} {rest}")
             caption = FRAMES[int(frame * len(FRAMES))].format(a=caption)
-        others = chosen[-1].split() if chosen else []
-        if inserted < inserted_share and others:
-            words = caption.split()
-            words.insert(int(place * (len(words) + 1)), others[int(word * len(others))])
-            if as_words(" ".join(words)) not in held_out_prompts():
-                caption = " ".join(words)
         chosen.append(caption)
     return chosen

@@ -36,21 +36,6 @@ def test_a_framed_caption_is_part_of_a_sentence():
     assert not any("big pizza" in caption for caption in draw([["pizza"]], framed_share=1.0))
 
 
-def test_a_word_of_another_caption_is_inserted():
-    drawn = draw([["a dog"], ["pizza"]], framed_share=0.0, inserted_share=0.5)
-    with_pizza = {"pizza a dog", "a pizza dog", "a dog pizza"}
-    assert with_pizza <= set(drawn[::2]) <= with_pizza | {"a dog", "a a dog", "dog a dog", "a dog dog", "a dog a"}
-    plain = sum(caption == "a dog" for caption in drawn[::2]) / len(drawn[::2])
-    assert 0.45 < plain < 0.55
-    # Cleaning leaves nothing of some captions.
-    assert "a dog" in draw([[""], ["a dog"]], framed_share=0.0, inserted_share=1.0)
-
-
-def test_an_inserted_word_does_not_make_what_the_checks_ask_for():
-    drawn = set(draw([["a crab"], ["red"]], framed_share=0.0, inserted_share=1.0))
-    assert "a crab red" in drawn and not {"red a crab", "a red crab"} & drawn
-
-
 def test_written_captions_are_of_pictures_that_exist():
     written = written_captions()
     assert written.keys() <= set(read_gallery()[1]) and len(written) > 1400
