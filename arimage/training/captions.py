@@ -176,6 +176,7 @@ class CaptionTask(nn.Module):
 
     def fit(self, out: str | Path, *, slow: tuple[str, ...] = (), on_report: Callable[[], None] | None = None) -> None:
         """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate."""
-        self.text_encoder.requires_grad_(self.settings.train_text)
+        if not self.settings.train_text:
+            self.text_encoder.requires_grad_(False)
         scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
         fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report)
