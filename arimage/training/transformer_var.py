@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import T5EncoderModel
 
 from ..decoding import Decoding
 from ..models.transformer_var import VARTransformer
@@ -92,7 +93,8 @@ class VARTransformerTask(CaptionTask):
         generator = batch_generator(settings.seed, step)
         shares = torch.tensor(settings.scale_shares or [0] * (len(sizes) - 1) + [1]).float()
         count = 1 + int(torch.multinomial(shares, 1, generator=generator))
-        whole, short = (settings.caption_length + sum(some) for some in (sizes, sizes[:count]))
+        condition = self.network.config.num_condition_tokens
+        whole, short = (condition + sum(some) for some in (sizes, sizes[:count]))
         index, captions, unconditional = self.batch(settings.batch_size * whole // short, generator)
         codes = [one[index.to(one.device)] for one in self.codes[:count]]
         noisy = [self.noisy(one, self.network.config.vocab_size, step, generator) for one in codes]
@@ -114,16 +116,16 @@ class VARTransformerTask(CaptionTask):
 
 
 def new_transformer(
-    vq: VARVQModel, settings: VARTransformerSettings, text_config: dict, config: dict
+    vq: VARVQModel, text_encoder: T5EncoderModel, num_condition_tokens: int, config: dict
 ) -> VARTransformer:
-    """A text-conditional `VARTransformer(**config)` for the tokens of `vq`."""
+    """A text-conditional `VARTransformer(**config)` for the tokens of `vq` and the states of `text_encoder`."""
     return VARTransformer(
         conditioning="text",
-        caption_dim=text_config["d_model"],
+        caption_dim=text_encoder.config.d_model,
         vocab_size=vq.config.codebook_size,
         codebook_dim=vq.config.codebook_dim,
         scales=vq.config.scales,
-        **{"num_condition_tokens": settings.caption_length} | config,
+        **{"num_condition_tokens": num_condition_tokens} | config,
     )
 
 
@@ -149,7 +151,7 @@ def train_var_transformer(
     tokenizer, text_encoder = beginning.text_parts(
         data, settings, text_config, Path(out).with_name("text_encoder"), device
     )
-    transformer = new_transformer(vq, settings, text_config, model_config)
+    transformer = new_transformer(vq, text_encoder, settings.caption_length, model_config)
     beginning.start(transformer, device)
     nn.Module.to(text_encoder, device, fast_dtype(device))
     pipe = VARPipeline(transformer, vq.to(device), tokenizer, text_encoder)
@@ -178,7 +180,9 @@ def train_refiner(
     torch.manual_seed(settings.seed)
     for model in (pipe.transformer, pipe.text_encoder):
         model.requires_grad_(False)
-    refiner = new_transformer(pipe.vq, settings, pipe.text_encoder.config.to_dict(), model_config).to(pipe.device)
+    # The pipeline gives both transformers the same embeddings.
+    length = pipe.transformer.config.num_condition_tokens
+    refiner = new_transformer(pipe.vq, pipe.text_encoder, length, model_config).to(pipe.device)
     refiner.init_weights()
     alone = VARPipeline(refiner, pipe.vq, pipe.tokenizer, pipe.text_encoder)
     task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)

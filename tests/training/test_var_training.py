@@ -122,6 +122,26 @@ def test_a_run_leaves_its_records_and_a_model_that_draws(trained):
         assert len(output.images) == 2 and output.stats.forward_passes == len(SIZES)
 
 
+def test_one_state_of_another_text_encoder_is_what_both_transformers_read(trained, tmp_path):
+    tiny.scale_tokenizer().save_pretrained(tmp_path / "tokenizer" / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["text_encoder"] = {"start_from": str(trained[0] / "model")}
+    recipe["transformer"]["model"]["num_condition_tokens"] = 1
+    recipe["transformer"]["training"]["train_text"] = False
+    for part in ("transformer", "refiner"):
+        recipe[part]["optimizer"]["steps"] = 2
+    run_transformer(recipe, "train", "heldout", tmp_path, "cpu")
+    ours, theirs = (
+        load_file(next((out / "model" / "text_encoder").glob("*.safetensors"))) for out in (tmp_path, trained[0])
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    pipe = AutoPipeline.from_pretrained(tmp_path / "model")
+    assert {part.config.num_condition_tokens for part in (pipe.transformer, pipe.refiner)} == {1}
+    pipe.set_progress_bar_config(disable=True)
+    for decoding in ("next-scale", "code"):
+        assert len(pipe(["a red heart", "a very green tree"], decoding=decoding).images) == 2
+
+
 @pytest.mark.parametrize("part", ["transformer", "refiner"])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, part):
     loss, whole = VARTransformerTask.loss, trained[0]
@@ -173,7 +193,7 @@ def test_short_steps_see_more_beginnings(monkeypatch):
     monkeypatch.setattr(VARTransformerTask, "losses", recorded)
     for step in range(12):
         task.loss(step)
-    assert seen == {(4 * (24 + sum(SIZES)) // (24 + 5), 2), (4, 4)}
+    assert seen == {(4 * (tiny.TEXT_LENGTH + sum(SIZES)) // (tiny.TEXT_LENGTH + 5), 2), (4, 4)}
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0])
