@@ -27,7 +27,7 @@ from ..decoding import (
     DraftTreeDecoding,
     Sampling,
     decoding_from_dict,
-    decoding_from_name,
+    decoding_from_text,
     decoding_names,
     decoding_to_dict,
 )
@@ -544,13 +544,13 @@ def _warn_once(message: str) -> None:
 
 
 def as_decoding(decoding: Decoding | str) -> Decoding:
-    """A decoding, or the one of that name.
+    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes.
 
     Raises:
         ValueError: if it is neither.
     """
     if isinstance(decoding, str):
-        return decoding_from_name(decoding)
+        return decoding_from_text(decoding)
     if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
         raise ValueError(
             f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"

@@ -55,7 +55,8 @@ PARTS = {
         generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
             Makes the images reproducible: one for the call, or a list with one per image.
         decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
-            The decoding method of this call, or one of the names in `pipe.decoding_names`.
+            The decoding method of this call, or one of the names in `pipe.decoding_names`, with settings behind it as on the
+            command line.
         output_type (`str`, *optional*, defaults to `"pil"`):
             `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens.
         return_dict (`bool`, *optional*, defaults to `True`):

@@ -1,4 +1,4 @@
-"""Muon (https://kellerjordan.github.io/posts/muon/) in the dtype of the weights.
+"""Muon (https://kellerjordan.github.io/posts/muon/) in the dtype that is fast on the device.
 
 `torch.optim.Muon` orthogonalises in bfloat16, which on a CPU without bfloat16 instructions takes five times as long as float32.
 """
@@ -6,6 +6,7 @@
 import torch
 from torch.optim import Optimizer
 
+from ..options import fast_dtype
 from .processes import average, processes
 
 
@@ -16,11 +17,11 @@ def orthogonalised(update: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """A matrix with the singular vectors of `update` and singular values near 1, by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
     wide = update if update.shape[0] <= update.shape[1] else update.T
-    wide = wide / wide.norm().clamp(min=1e-7)
+    wide = (wide / wide.norm().clamp(min=1e-7)).to(fast_dtype(update.device))
     for _ in range(steps):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide if update.shape[0] <= update.shape[1] else wide.T
+    return (wide if update.shape[0] <= update.shape[1] else wide.T).to(update.dtype)
 
 
 class Muon(Optimizer):

@@ -245,6 +245,8 @@ def test_a_decoding_is_swapped_by_object_by_name_and_for_one_call(pipe):
     assert for_one_call.stats.forward_passes == N
     assert by_object.stats.accepted.max() <= 3
     assert not torch.equal(by_object.tokens, by_name.tokens)
+    with_settings = pipe("tree", generator=seeded(4), output_type="latent", decoding="sjd:window=3")
+    assert torch.equal(with_settings.tokens, by_object.tokens)
 
 
 @pytest.mark.parametrize("decoding", decoding_names(scales=False))
