@@ -13,7 +13,6 @@ from PIL import Image, ImageFilter
 from arimage import AutoPipeline
 from arimage.eval.emoji import EmojiExtractor, emoji_kernel_distance, read_gallery, reference_features
 from arimage.training.data import ImageCaptions, load_captioned_images, to_unit_range
-from arimage.training.recipe import load_recipe
 
 
 def pictures(images: torch.Tensor) -> list[Image.Image]:
@@ -28,10 +27,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     arguments = parser.parse_args()
 
-    recipe = load_recipe("emoji-var")
-    part = recipe["transformer"]["data"]
-    learned = load_captioned_images(arguments.train, 64, **part)
-    whole = load_captioned_images(arguments.train, 64, **recipe["tokenizer"]["data"])
+    part = {"skin_tones": False, "groups": ["smileys-emotion", "animals-nature", "food-drink"]}
+    learned = load_captioned_images(arguments.train, 64, ["noto"], **part)
+    whole = load_captioned_images(arguments.train, 64, ["noto"])
     pipe = AutoPipeline.from_pretrained("emoji-llamagen")
     pipe.set_progress_bar_config(disable=True)
 
@@ -49,7 +47,7 @@ def main() -> None:
         sets[f"blur of {radius} pixels"] = [image.filter(ImageFilter.GaussianBlur(radius)) for image in own]
     sets["half of the pictures, twice"] = own[: len(own) // 2] * 2
     for style in ("twemoji", "blob"):
-        other = load_captioned_images(arguments.train, 64, **{**part, "styles": [style]})
+        other = load_captioned_images(arguments.train, 64, [style], **part)
         sets[f"the same concepts in {style} style"] = pictures(other.images)
     others = [i for i, name in enumerate(whole.names) if name not in set(learned.names)]
     sets["the other noto pictures"] = pictures(whole.images[others])

@@ -205,7 +205,8 @@ def run_transformer(
         part = recipe["refiner"]
         training = recipe["transformer"]["training"] | part["training"]
         settings = _settings(VARTransformerSettings, part["optimizer"], training, **samples)
-        pipe = train_refiner(pipe, part["model"], data, heldout_data, settings, out / "refiner", on_report=save)
+        parts = (part["model"], data, heldout_data, settings, out / "refiner")
+        pipe = train_refiner(pipe, *parts, on_report=save, compile=compile)
     elif model_class == LatentLlamaTransformer.__name__:
         vq = LlamaGenVQModel.from_pretrained(folder)
         settings = _settings(LatentLlamaSettings, part["optimizer"], part["training"], **samples)

@@ -171,6 +171,8 @@ def train_refiner(
     settings: VARTransformerSettings,
     out: str | Path,
     on_report: Callable[[VARPipeline], None] | None = None,
+    *,
+    compile: bool = False,
 ) -> VARPipeline:
     """Train a second, smaller `VARTransformer(**model_config)` that reads the text encoder of `pipe` and learns from its
     transformer as well as from the data; returns `pipe` with the averaged weights as its component `refiner`, in float32.
@@ -184,6 +186,8 @@ def train_refiner(
     length = pipe.transformer.config.num_condition_tokens
     refiner = new_transformer(pipe.vq, pipe.text_encoder, length, model_config).to(pipe.device)
     refiner.init_weights()
+    if compile:
+        refiner.compile_repeated_blocks()
     alone = VARPipeline(refiner, pipe.vq, pipe.tokenizer, pipe.text_encoder)
     task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)
     pipe.register_modules(refiner=refiner)
