@@ -64,6 +64,8 @@ def page(url, chromium):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda request: hosts.add(urlparse(request.url).netloc))
     page.goto(url)
+    # The page begins with an image of its own.
+    expect(page.locator("#status .badge")).to_be_visible(timeout=60_000)
     yield page
     context.close()
     assert errors == []
