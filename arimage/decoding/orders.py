@@ -49,21 +49,22 @@ def _spread(
     close, largest = max(rows // 8, 1), float(rows**2 + columns**2)
     place = torch.arange(rows * columns, device=noise.device)
     row, column = place // columns, place % columns
-    undecided, neighbours, picks = torch.ones_like(noise, dtype=torch.bool), torch.zeros_like(noise), []
+    down, right = (row - row[:, None]).abs(), (column - column[:, None]).abs()
+    apart, squared = torch.maximum(down, right), (down**2 + right**2).float()
+    # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
+    weight = torch.where(apart == 1, squared.rsqrt(), 0.0)
+    # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
+    preference = 0.5 * noise + 9 * largest * known
+    neighbours, picks = torch.zeros_like(noise), []
     for size in group_sizes:
-        before, nearest = neighbours.clone(), torch.full_like(noise, largest)
-        free = undecided & (before >= 1)
+        nearest = torch.full_like(noise, largest)
+        crowded, free = largest * (2 + neighbours), neighbours >= 1
         for _ in range(size):
-            score = torch.where(free, largest * (2 + before), nearest) + 9 * largest * known
-            score = score.where(undecided, -1.0)
-            # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
-            pick = (score + 0.5 * noise).argmax(1)
+            score = torch.where(free, crowded, nearest) + preference
+            pick = score.argmax(1)
             picks.append(pick)
-            down, right = (row - row[pick, None]).abs(), (column - column[pick, None]).abs()
-            apart, squared = torch.maximum(down, right), down**2 + right**2
-            undecided &= apart > 0
-            free &= apart > close
-            nearest = torch.minimum(nearest, squared.float())
-            # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
-            neighbours += torch.where(apart == 1, squared.float().rsqrt(), 0.0)
+            preference.scatter_(1, pick[:, None], -torch.inf)
+            nearest = torch.minimum(nearest, squared[pick])
+            free &= apart[pick] > close
+            neighbours += weight[pick]
     return torch.stack(picks, dim=1)
