@@ -228,12 +228,15 @@ def test_who_equals_its_teacher_learns_nothing_from_it():
     assert other > alone + 0.1 and half == pytest.approx((alone + other) / 2, rel=1e-5)
 
 
-def test_a_refiner_leaves_transformer_and_text_as_they_were(tmp_path):
+def test_a_refiner_leaves_transformer_and_text_as_they_were(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(training.VARTransformer, "compile_repeated_blocks", lambda self: compiled.append(self))
     pipe = tiny.scale_pipeline("text", refiner=False)
     before = {name: copy.deepcopy(getattr(pipe, name).state_dict()) for name in ("transformer", "text_encoder", "vq")}
     settings = VARTransformerSettings(OptimizerSettings(steps=3, learning_rate=1e-2), caption_length=tiny.TEXT_LENGTH)
     model = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}
-    trained = training.train_refiner(pipe, model, pictures(), pictures(), settings, tmp_path)
+    trained = training.train_refiner(pipe, model, pictures(), pictures(), settings, tmp_path, compile=True)
+    assert compiled == [pipe.refiner]
     assert trained is pipe and pipe.refiner.config.hidden_size == 16
     for name, state in before.items():
         for key, value in getattr(pipe, name).state_dict().items():
