@@ -171,6 +171,7 @@ def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VA
 
 ANY_ORDER = {
     "arpg": (ARPGTransformer, ARPGPipeline),
+    "arpg with places": (ARPGTransformer, ARPGPipeline),
     "lpd": (LPDTransformer, LPDPipeline),
     "randar": (RandARTransformer, RandARPipeline),
 }
@@ -181,13 +182,15 @@ def any_order_transformer(family: str, conditioning: str = "class", grid: int = 
         "grid_size": grid,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_layers": 4 if family == "arpg" else 2,
+        "num_layers": 4 if family.startswith("arpg") else 2,
         "num_attention_heads": 4,
         "vocab_size": CODES,
         "num_classes": NUM_CLASSES,
     }
     if conditioning == "text":
         settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
+    if family == "arpg with places":
+        settings["place_embeddings"] = True
     return randomise(ANY_ORDER[family][0](**{**settings, **changes}), seed)
 
 

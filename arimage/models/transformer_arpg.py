@@ -58,6 +58,9 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             alone is read.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
+        place_embeddings (`bool`): whether a query begins with a vector of its place. Without them, as published, all places get
+            the same first logits, since their queries read the condition alone: enough for a class, little for a caption that
+            decides what is where.
     """
 
     _no_split_modules = ["Block", "QueryBlock"]
@@ -80,6 +83,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         rope_theta: float = 10000.0,
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
+        place_embeddings: bool = False,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)
@@ -88,6 +92,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         self.add_condition()
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
+        self.place_embedding = nn.Embedding(grid_size**2, hidden_size) if place_embeddings else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
         self.memory_norm = RMSNorm(hidden_size, norm_eps)
@@ -111,6 +116,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         rotary: torch.Tensor,
         mask: torch.BoolTensor,
         query_rotary: torch.Tensor,
+        query_places: torch.LongTensor,
         query_mask: torch.BoolTensor,
         query_rows: torch.LongTensor | None = None,
         condition: dict[str, torch.Tensor] | None = None,
@@ -124,6 +130,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             rotary: rows of `rotary_table` for the fed positions, [B or 1, P + T, head_dim / 2, 2].
             mask: bool [B, P + T, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
             query_rotary: rows of `rotary_table` for the places that are asked for, [R or 1, Q, head_dim / 2, 2].
+            query_places: these places, [R or 1, Q].
             query_mask: bool [R, Q, K], which keys each query sees.
             query_rows: which of the B rows the queries of each row read, [R].
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
@@ -145,6 +152,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         if query_rows is not None:
             key, value = key[query_rows], value[query_rows]
         queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
+        if self.place_embedding is not None:
+            queries = queries + self.place_embedding(query_places)
         scores = additive(query_mask, hidden.dtype)
         for block in self.query_blocks:
             queries = block(queries, key, value, query_rotary, scores)
@@ -163,12 +172,14 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
         grid = (self.config.grid_size,) * 2
         table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)
-        rotary = table[start:][None] if order is None else table[start:][order]
+        places = torch.arange(len(table) - start, device=table.device)[None] if order is None else order
+        rotary = table[start:][places]
         return self(
             tokens[:, :-1],
             rotary=torch.cat([table[None, :start].expand(len(rotary), -1, -1, -1), rotary[:, :-1]], dim=1),
             mask=mask,
             query_rotary=rotary,
+            query_places=places,
             query_mask=mask[:, start - 1 :],
             condition=condition,
         )
@@ -197,6 +208,11 @@ class ARPGTokenModel(PrefixModel):
     def _per_row(self, ranks: torch.LongTensor) -> torch.Tensor:
         """The rotations [rows, Q, head_dim / 2, 2] of ranks [B, Q]."""
         return self._rotary[self._prefix_mask.shape[1] :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
+
+    def _ask(self, ranks: torch.LongTensor) -> dict[str, torch.Tensor]:
+        """The arguments of the transformer that say which ranks [B, Q] are asked for."""
+        places = self.layout.places(ranks).repeat(self.groups, 1)
+        return {"query_rotary": self._per_row(ranks), "query_places": places}
 
     def _open(self, batch_size: int, scratch: int) -> tuple[SlotCache, dict[str, torch.Tensor], list[int]]:
         """See `open_prefill`."""
@@ -232,7 +248,7 @@ class ARPGTokenModel(PrefixModel):
                 [self._rotary[None, :length].expand(len(copies), -1, -1, -1), self._per_row(ranks)], dim=1
             ),
             mask=torch.cat([F.pad(prefix_seen, (0, seen.shape[-1] - cache.prefix)), seen[:, :-1]], dim=1),
-            query_rotary=self._per_row(after),
+            **self._ask(after),
             query_mask=seen[:, -1:],
             condition=condition,
             cache=cache,
@@ -247,7 +263,7 @@ class ARPGTokenModel(PrefixModel):
         logits = self.transformer(
             rotary=self._rotary[None, :length],
             mask=mask,
-            query_rotary=self._per_row(torch.arange(count, device=self.device).expand(batch_size, -1)),
+            **self._ask(torch.arange(count, device=self.device).expand(batch_size, -1)),
             query_mask=mask[rows, -1:].expand(-1, count, -1),
             query_rows=rows,
             condition=condition,
@@ -298,7 +314,7 @@ class ARPGTokenModel(PrefixModel):
             tokens.repeat(self.groups, 1),
             rotary=self._per_row(ranks),
             mask=seen,
-            query_rotary=self._per_row(asked),
+            **self._ask(asked),
             query_mask=query_seen,
             cache=cache,
         )

@@ -243,6 +243,15 @@ def test_text_as_a_condition():
         assert torch.equal(together[i], pipe(prompt, generator=seeded(i), **settings).images[0])
 
 
+@torch.no_grad()
+def test_with_place_embeddings_the_first_logits_depend_on_the_place():
+    order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
+    for family, differ in (("arpg", False), ("arpg with places", True)):
+        transformer = tiny.any_order_transformer(family)
+        first = transformer.predict(torch.zeros(2, N).long(), order=order, class_labels=torch.ones(2).long())[:, 0]
+        assert torch.allclose(first[0], first[1], atol=1e-5) != differ
+
+
 def test_without_an_image_tokenizer_calls_return_tokens():
     pipe = tiny.any_order_pipeline("arpg")
     bare = type(pipe)(pipe.transformer)
