@@ -61,6 +61,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         place_embeddings (`bool`): whether a query begins with a vector of its place. Without them, as published, all places get
             the same first logits, since their queries read the condition alone: enough for a class, little for a caption that
             decides what is where.
+        condition_copies (`int`): how often the condition stands in the prefix, 1 as published. Each copy has a vector of its own
+            added, so that they come to tell of different parts of the image, and a query attends to those of its place.
     """
 
     _no_split_modules = ["Block", "QueryBlock"]
@@ -84,6 +86,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
         place_embeddings: bool = False,
+        condition_copies: int = 1,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)
@@ -93,6 +96,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
         self.place_embedding = nn.Embedding(grid_size**2, hidden_size) if place_embeddings else None
+        self.copy_embedding = nn.Embedding(condition_copies, hidden_size) if condition_copies > 1 else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
         self.memory_norm = RMSNorm(hidden_size, norm_eps)
@@ -108,6 +112,17 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.normal_(self.query_embedding, std=0.02)
         nn.init.zeros_(self.head.weight)
+
+    def embed_condition(self, **condition) -> torch.Tensor:
+        """See `ClassOrTextCondition.embed_condition`; the copies of a token follow each other."""
+        embedded = super().embed_condition(**condition)
+        if self.copy_embedding is None:
+            return embedded
+        return (embedded[:, :, None] + self.copy_embedding.weight).flatten(1, 2)
+
+    def prefix_mask(self, **condition) -> torch.BoolTensor:
+        """See `ClassOrTextCondition.prefix_mask`."""
+        return super().prefix_mask(**condition).repeat_interleave(self.config.condition_copies, dim=1)
 
     def forward(
         self,
