@@ -22,7 +22,7 @@ EDITS = [
 
 def main(path: str, *models: str) -> None:
     rows = []
-    models = models or ("emoji-llamagen", "emoji-var")
+    models = models or ("emoji-llamagen", "emoji-var", "emoji-arpg")
     for name in models:
         pipe = AutoPipeline.from_pretrained(name)
         pipe.set_progress_bar_config(disable=True)

@@ -14,7 +14,7 @@ from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 
 
-@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var"])
+@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var", "emoji-arpg"])
 def name(request):
     return request.param
 
@@ -33,7 +33,7 @@ def data_folder():
     return Path(os.environ["ARIMAGE_EMOJI_DATA"])
 
 
-@pytest.mark.parametrize(("name", "limit"), [("emoji-llamagen", 16e6), ("emoji-var", 16e6)])
+@pytest.mark.parametrize(("name", "limit"), [("emoji-llamagen", 16e6), ("emoji-var", 16e6), ("emoji-arpg", 16e6)])
 def test_packaged_weights_are_small(name, limit):
     assert sum(path.stat().st_size for path in (ASSETS / name).rglob("*") if path.is_file()) <= limit
 
@@ -47,7 +47,7 @@ def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
 
 def test_the_packaged_decodings_need_few_passes(pipe, name):
     stats = pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="latent").stats
-    assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6}[name]
+    assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6, "emoji-arpg": 40}[name]
 
 
 @pytest.mark.slow
@@ -56,6 +56,7 @@ def test_the_model_generates_what_the_prompt_asks_for(pipe, name, data_folder, d
     decoding = {
         "emoji-llamagen": {"first": "ar", "second": "sjd-coupled"},
         "emoji-var": {"first": "next-scale", "second": "code"},
+        "emoji-arpg": {"first": "ar", "second": "sjd-coupled"},
     }[name][decoding]
     recipe = load_recipe(name)
     trained_on = load_captioned_images(data_folder / "train.parquet", 64, **recipe["transformer"]["data"])

@@ -40,7 +40,7 @@ COMBINED = KnownCaptions(
 )
 
 
-@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var"])
+@pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var", "emoji-arpg"])
 def packaged(request) -> KnownCaptions:
     known = KnownCaptions.load(ASSETS / request.param)
     assert known is not None
@@ -143,7 +143,7 @@ def test_a_model_of_few_pictures_knows_no_others(prompt, first):
     assert (known.nearest(prompt) or [None])[0] == first
 
 
-MODELS = pytest.mark.parametrize("model", ["emoji-llamagen", "emoji-var"])
+MODELS = pytest.mark.parametrize("model", ["emoji-llamagen", "emoji-var", "emoji-arpg"])
 
 
 @MODELS
