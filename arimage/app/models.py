@@ -9,7 +9,7 @@ import torch
 
 from ..auto import packaged_models
 from ..decoding import decoding_from_name, decoding_to_text
-from ..options import load_pipeline
+from ..options import DEFAULT_MODEL, load_pipeline
 from ..pipelines.base import ARPipeline
 
 
@@ -61,7 +61,9 @@ def model_names(models: list[str] | None) -> dict[str, str]:
         ValueError: if two of them have the same name.
     """
     named = {}
-    for model in models or packaged_models():
+    # The first one is what the demo begins with.
+    packaged = sorted(packaged_models(), key=lambda name: name != DEFAULT_MODEL)
+    for model in models or packaged:
         name = Path(model).resolve().name if Path(model).is_dir() else model
         if name in named:
             raise ValueError(f"two models have the name {name}: rename a folder")
