@@ -16,7 +16,7 @@ from .auto import AutoPipeline, find_model
 from .decoding.names import Order, check_text
 
 
-DEFAULT_MODEL = "emoji-llamagen"
+DEFAULT_MODEL = "emoji-arpg"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEO_SUFFIXES = (".mp4", ".webp", ".gif")
 

@@ -168,12 +168,12 @@ def test_names_of_decodings_do_not_import_torch():
 
 
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
-    names = ("llamagen", "var", "janus", "emu3", "lumina_mgpt", "anole")
+    names = ("arpg", "llamagen", "var", "janus", "emu3", "lumina_mgpt", "anole")
     families = {f"arimage.pipelines.pipeline_{name}" for name in names}
     others = {"arimage.convert.checkpoint", "transformers.models.janus", "transformers.models.chameleon"}
     extras = {"gradio", "matplotlib", "pandas", "pyarrow", "sklearn", "torchao"}
     script = command(0, "generate", "a red heart", "--out", str(tmp_path / "heart.png"))
-    assert heavy_modules(script, families | others | extras) == {"arimage.pipelines.pipeline_llamagen"}
+    assert heavy_modules(script, families | others | extras) == {"arimage.pipelines.pipeline_arpg"}
 
 
 @pytest.mark.parametrize(

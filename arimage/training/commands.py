@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-from ..options import DEFAULT_MODEL, Device, Dtype, Model, choose_device, load_pipeline
+from ..options import Device, Dtype, Model, choose_device, load_pipeline
 
 
 train_app = typer.Typer(help="Train a model from a recipe. Run a command again to resume an interrupted run.")
 
+# The model, and the recipe of its name, that most commands here are for.
+PACKAGED = "emoji-llamagen"
 # The tables of a recipe that a finished model needs.
 FINISHED = ("tokenizer", "transformer", "text_encoder", "generation")
 Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML file.")]
@@ -23,7 +25,7 @@ def tokenizer(
     data: Annotated[Path, typer.Option(help="Training set: a parquet file or a folder of images.")],
     heldout: Annotated[Path, typer.Option(help="Held-out set: a parquet file or a folder of images.")],
     out: Out,
-    recipe: Recipe = DEFAULT_MODEL,
+    recipe: Recipe = PACKAGED,
     device: Device = None,
 ) -> None:
     """Train the image tokenizer of a recipe."""
@@ -37,7 +39,7 @@ def transformer(
     data: Train,
     heldout: Heldout,
     out: Out,
-    recipe: Recipe = DEFAULT_MODEL,
+    recipe: Recipe = PACKAGED,
     device: Device = None,
     start_from: Annotated[
         str | None,
@@ -64,8 +66,8 @@ def drafter(
     data: Train,
     heldout: Heldout,
     out: Out,
-    model: Model = DEFAULT_MODEL,
-    recipe: Recipe = DEFAULT_MODEL,
+    model: Model = PACKAGED,
+    recipe: Recipe = PACKAGED,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
@@ -81,8 +83,8 @@ def distill(
     prompts: Annotated[
         Path | None, typer.Option(help="Text file, a prompt per line. Default: the classes or captions of the model.")
     ] = None,
-    model: Model = DEFAULT_MODEL,
-    recipe: Recipe = DEFAULT_MODEL,
+    model: Model = PACKAGED,
+    recipe: Recipe = PACKAGED,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
@@ -100,8 +102,8 @@ def denoiser(
     data: Train,
     heldout: Heldout,
     out: Out,
-    model: Model = DEFAULT_MODEL,
-    recipe: Recipe = DEFAULT_MODEL,
+    model: Model = PACKAGED,
+    recipe: Recipe = PACKAGED,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
@@ -131,7 +133,7 @@ def collaborate(
 
 
 @train_app.command("classifier")
-def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None) -> None:
+def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED, device: Device = None) -> None:
     """Train the classifier of `arimage eval score --metrics emoji-kid`; OUT/reference scores a model of the recipe."""
     from .classifier import run_classifier
     from .recipe import load_recipe
@@ -140,7 +142,7 @@ def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT
 
 
 @train_app.command("all")
-def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = DEFAULT_MODEL, device: Device = None) -> None:
+def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED, device: Device = None) -> None:
     """Train the tokenizer, then the transformer, as for a packaged model; the pipeline is OUT/model."""
     from .recipe import load_recipe
 

@@ -119,7 +119,7 @@ RECORD = """() => {
 
 def test_a_visitor_sees_a_picture_and_what_this_is(page, url):
     expect(page.locator(".intro")).to_contain_text("watch an AI model make a picture")
-    expect(page.locator(".intro")).to_contain_text("emoji-llamagen knows")
+    expect(page.locator(".intro")).to_contain_text("emoji-arpg knows")
     expect(page.locator("#status")).to_contain_text("seed 0")
     first = generated(page)
     assert first.std() > 30 and page.url == url
@@ -167,7 +167,7 @@ def test_a_link_generates_its_image(page):
     page.wait_for_url("**prompt=taco**")
     image = generated(page)
     settings = {name: value for name, (value,) in parse_qs(urlparse(page.url).query).items()}
-    assert settings == {"model": "emoji-llamagen", "prompt": "taco", "seed": "11", "decoding": "sjd-coupled:window=24"}
+    assert settings == {"model": "emoji-arpg", "prompt": "taco", "seed": "11", "decoding": "sjd-coupled:window=64"}
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#copy-link").click()
     expect(page.locator("#copy-link")).to_have_text("Link copied")
@@ -176,10 +176,10 @@ def test_a_link_generates_its_image(page):
     other.goto(page.url)
     assert np.array_equal(generated(other), image)
     # A link may have a decoding with settings, which the form then offers.
-    other.goto(page.url.replace("sjd-coupled%3Awindow%3D24", "sjd%3Awindow%3D64"))
-    expect(other.locator("#status")).to_contain_text("sjd:window=64")
+    other.goto(page.url.replace("sjd-coupled%3Awindow%3D64", "sjd%3Awindow%3D32"))
+    expect(other.locator("#status")).to_contain_text("sjd:window=32")
     panel = other.get_by_role("tabpanel").filter(visible=True)
-    expect(panel.get_by_label("Decoding")).to_have_value("sjd:window=64")
+    expect(panel.get_by_label("Decoding")).to_have_value("sjd:window=32")
     expect(panel.get_by_label("Prompt")).to_have_value("taco")
     expect(panel.get_by_label("Seed")).to_have_value("11")
     other.goto(page.url.replace("seed=11", "seed=many"))
@@ -268,7 +268,7 @@ def test_errors_are_shown_in_a_toast(page):
 
 def test_decodings_race_side_by_side(page, tmp_path):
     panel = tab(page, "Race")
-    expect(panel.locator("#decodings .token")).to_have_text(["ar · exact", "sjd-coupled:window=24 · exact"])
+    expect(panel.locator("#decodings .token")).to_have_text(["ar · exact", "sjd-coupled:window=64 · exact"])
     page.locator("#race").click()
     expect(panel.locator(".card")).to_have_count(2)
     expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
@@ -276,7 +276,7 @@ def test_decodings_race_side_by_side(page, tmp_path):
     expect(page.locator("#film img")).to_be_visible(timeout=240_000)
     expect(panel.locator(".card img.map")).to_have_count(2)
     texts = panel.locator(".card").all_inner_texts()
-    assert "ar exact" in texts[0] and "sjd-coupled:window=24 exact" in texts[1] and "256 forward passes" in texts[0]
+    assert "ar exact" in texts[0] and "sjd-coupled:window=64 exact" in texts[1] and "256 forward passes" in texts[0]
     seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
     expect(page.locator("#race")).to_be_visible()
     with page.expect_download() as download:
