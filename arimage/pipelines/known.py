@@ -87,6 +87,11 @@ class KnownCaptions:
         return [parse_pattern(pattern, sets | {"picture": self._captions}) for pattern in self.patterns]
 
     @cached_property
+    def _most_words(self) -> int:
+        longest = [sum(max(map(len, part), default=0) for part in parts) for parts in self._patterns]
+        return max(longest + [len(caption) for caption in self._captions], default=0)
+
+    @cached_property
     def _stems(self) -> list[tuple[str, frozenset[str]]]:
         """The name and the stems of every caption."""
         return [
@@ -106,6 +111,9 @@ class KnownCaptions:
         """Whether the prompt is a known caption, or made of known ones by a pattern. Case, articles and punctuation do not
         matter."""
         words = as_words(prompt)
+        # A text of thousands of words would take seconds to compare with the patterns.
+        if len(words) > self._most_words:
+            return False
         return words in self._captions or any(fits(words, parts) for parts in self._patterns)
 
     def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
