@@ -29,6 +29,7 @@ PIPELINES = {
     "LPDPipeline": "pipeline_lpd",
     "RandARPipeline": "pipeline_randar",
 }
+VIDEO_PIPELINES = ("CosmosPipeline",)
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
 CONFIG = "config.json"
@@ -37,9 +38,10 @@ HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revi
 MAX_LAYERS = 1000
 
 
-def packaged_models() -> list[str]:
-    """Names of the models that are part of the package."""
-    return sorted(path.parent.name for path in ASSETS.glob("*/model_index.json"))
+def packaged_models(videos: bool = True) -> list[str]:
+    """Names of the models that are part of the package; without `videos`, of those that generate images."""
+    indices = ASSETS.glob("*/model_index.json")
+    return sorted(index.parent.name for index in indices if videos or _class_name(index) not in VIDEO_PIPELINES)
 
 
 def published_models() -> list[str]:

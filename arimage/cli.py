@@ -100,7 +100,9 @@ def generate(
     num_frames: Annotated[
         int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
     ] = None,
-    fps: Annotated[int, typer.Option(min=1, max=100, help="Frames per second of a video.")] = 24,
+    fps: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Frames per second of a video. Default: the model's.")
+    ] = None,
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
     ratio: Annotated[
@@ -216,7 +218,7 @@ def generate(
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or image or out).stem]
-    rate = fps if pipe.generates_video else None
+    rate = (fps or pipe.config.fps) if pipe.generates_video else None
     written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)

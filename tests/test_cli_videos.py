@@ -68,6 +68,10 @@ def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(run, picture, 
     monkeypatch.setattr(media, "can_write_mp4", lambda: False)
     run("--image", picture, "--out", "first.webp")
     assert len(frames_of(tmp_path / "first.webp")) == 17
+    with Image.open(tmp_path / "first.webp") as file:
+        file.seek(1)
+        file.load()
+        assert file.info["duration"] == round(1000 / 24)
     printed = run("--video", "first.webp", "-n", 2, "--out", "films")
     assert printed.out.split() == ["films/first-0-0.webp", "films/first-0-1.webp"]
     assert len(frames_of(tmp_path / "films" / "first-0-1.webp")) == 17

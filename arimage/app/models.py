@@ -53,16 +53,16 @@ class ModelInfo:
         return self.names or [] if self.classes is None else []
 
 
-def model_names(models: list[str] | None) -> dict[str, str]:
-    """`models`, names, folders or Hub repositories, the packaged ones by default, by the names that clients use. A folder is
-    known by the last part of its path, so that clients do not see the rest.
+def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
+    """`models`, names, folders or Hub repositories, by the names that clients use. A folder is known by the last part of
+    its path, so that clients do not see the rest. The default is all packaged models, those of videos only with `videos`.
 
     Raises:
         ValueError: if two of them have the same name.
     """
     named = {}
     # The first one is what the demo begins with.
-    packaged = sorted(packaged_models(), key=lambda name: name != DEFAULT_MODEL)
+    packaged = sorted(packaged_models(videos), key=lambda name: name != DEFAULT_MODEL)
     for model in models or packaged:
         name = Path(model).resolve().name if Path(model).is_dir() else model
         if name in named:
@@ -96,8 +96,8 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
 def load_models(
     models: list[str] | None, device: str | None, dtype: str = "auto", videos: bool = False
 ) -> dict[str, Any]:
-    """The pipelines of `models` by their `model_names`; with `videos`, those of videos may be among them."""
-    return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models).items()}
+    """The pipelines of `models` by their `model_names`. Without `videos`, a model of videos is refused."""
+    return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models, videos).items()}
 
 
 @torch.no_grad()

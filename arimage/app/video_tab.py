@@ -15,7 +15,6 @@ from .videos import VideoMaker, VideoProgress, VideoRequest
 
 
 EXAMPLES = ["a red heart, moving right", "a robot, spinning", "a cat, growing", "a rocket, moving up and shrinking"]
-FPS = 8
 EMPTY = '<p class="faint">Press Generate: frames appear as soon as they are decided.</p>'
 
 
@@ -71,7 +70,7 @@ def video_tab(maker: VideoMaker) -> None:
                         shown, update[frames] = len(now.frames), now.frames
                     if now.finished is not None:
                         path = own_path(f"{prompt} {seed}", ".webp", film.GRADIO_CACHE)
-                        write_video([enlarged(frame) for frame in now.frames], path, FPS)
+                        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[model])
                         update[film] = gr.Image(path, visible=True)
                         update[download] = gr.DownloadButton(value=path, visible=True)
                     yield update

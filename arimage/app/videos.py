@@ -56,6 +56,7 @@ class VideoMaker:
 
     Attributes:
         models: the abilities of each pipeline, by name.
+        fps: the frames per second of its videos, by name.
 
     Raises:
         ValueError: if a pipeline needs an image or a video to begin with.
@@ -66,6 +67,7 @@ class VideoMaker:
         for pipe in pipelines.values():
             pipe.set_progress_bar_config(disable=True)
         self.models: dict[str, ModelInfo] = {name: describe(name, pipe) for name, pipe in pipelines.items()}
+        self.fps = {name: pipe.config.fps for name, pipe in pipelines.items()}
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
         """The video whenever there are more frames, and at the end. Closing the iterator stops the generation.

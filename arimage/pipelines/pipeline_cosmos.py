@@ -54,6 +54,7 @@ class CosmosPipeline(ARPipeline):
         begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance may leave out.
         requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of NVIDIA's does. The
             first call then loads it if it is not given.
+        fps (`int`): frames per second of the videos that the weights were trained with.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -75,6 +76,7 @@ class CosmosPipeline(ARPipeline):
         safety_checker: Any = None,
         requires_safety_checker: bool = False,
         begins_with_text: bool = False,
+        fps: int = 24,
     ):
         super().__init__()
         if transformer.config.vocab_size != vq.codebook_size:
@@ -95,7 +97,9 @@ class CosmosPipeline(ARPipeline):
             text_encoder=text_encoder,
             safety_checker=safety_checker,
         )
-        self.register_to_config(requires_safety_checker=requires_safety_checker, begins_with_text=begins_with_text)
+        self.register_to_config(
+            requires_safety_checker=requires_safety_checker, begins_with_text=begins_with_text, fps=fps
+        )
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

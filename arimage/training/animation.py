@@ -16,6 +16,8 @@ from .wording import PLAIN_WORDS, with_article
 
 # Every so many pairs of an object and its motions, one is held out.
 HELD_OUT = 10
+# Frames per second at which a clip is shown.
+FPS = 8
 # The size of a sprite as a share of the frame, its least and greatest, and how far it moves from the centre, where 1 is the border.
 SIZE, LEAST, GREATEST, REACH = 0.6, 0.35, 0.75, 0.37
 # More words for what videos are asked for.

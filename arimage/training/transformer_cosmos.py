@@ -12,6 +12,7 @@ from ..models.transformer_cosmos import CosmosTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..tokenizers.vq_frames import FramewiseVQModel
+from .animation import FPS
 from .beginning import FRESH, Beginning
 from .captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, save_grid, to_unit_range
@@ -120,7 +121,7 @@ def train_cosmos_transformer(
     )
     beginning.start(transformer, device)
     nn.Module.to(text_encoder, device, fast_dtype(device))
-    pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True)
+    pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True, fps=FPS)
     task = VideoTask(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
     task.fit(out, slow=("text_encoder.",), on_report=hook)

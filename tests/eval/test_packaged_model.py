@@ -9,7 +9,7 @@ import torch
 from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.auto import ASSETS
+from arimage.auto import ASSETS, packaged_models
 from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 
@@ -33,9 +33,9 @@ def data_folder():
     return Path(os.environ["ARIMAGE_EMOJI_DATA"])
 
 
-@pytest.mark.parametrize(("name", "limit"), [("emoji-llamagen", 16e6), ("emoji-var", 16e6), ("emoji-arpg", 16e6)])
-def test_packaged_weights_are_small(name, limit):
-    assert sum(path.stat().st_size for path in (ASSETS / name).rglob("*") if path.is_file()) <= limit
+@pytest.mark.parametrize("name", packaged_models())
+def test_packaged_weights_are_small(name):
+    assert sum(path.stat().st_size for path in (ASSETS / name).rglob("*") if path.is_file()) <= 16e6
 
 
 def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
@@ -48,6 +48,17 @@ def test_a_red_heart_is_red_in_the_middle_and_white_around(pipe):
 def test_the_packaged_decodings_need_few_passes(pipe, name):
     stats = pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="latent").stats
     assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6, "emoji-arpg": 40}[name]
+
+
+def test_a_red_heart_moves_right():
+    pipe = AutoPipeline.from_pretrained("emoji-video")
+    pipe.set_progress_bar_config(disable=True)
+    output = pipe("a red heart, moving right", generator=torch.Generator().manual_seed(0), output_type="np")
+    frames = torch.from_numpy(output.frames[0])
+    assert frames.shape == (8, 64, 64, 3) and output.stats.exact and output.stats.forward_passes < 100
+    red = (frames[..., 0] - frames[..., 1]).clamp(0)
+    places = (red.sum(1) * torch.arange(64)).sum(1) / red.sum((1, 2))
+    assert (places.diff() > 0).all() and places[-1] - places[0] > 20
 
 
 @pytest.mark.slow
