@@ -31,15 +31,16 @@ def video_tab(maker: VideoMaker) -> None:
                 start = gr.Button("Generate", variant="primary", elem_id="make-video")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-video")
             gr.Examples(EXAMPLES, prompt, label="Try")
-            with gr.Row():
+            with gr.Row(elem_classes="settings"):
                 decoding = gr.Dropdown(
                     decoding_choices(maker, first),
                     value=maker.models[first].decoding,
                     label="Decoding",
                     filterable=False,
+                    scale=3,
                 )
-                seed = gr.Number(0, label="Seed", precision=0, min_width=100)
-            image = gr.Image(type="pil", label="First frame, if you have one", height=200, elem_id="first-frame")
+                seed = gr.Number(0, label="Seed", precision=0, min_width=80)
+            image = gr.Image(type="pil", label="First frame, if you have one", height=200, elem_id="first-frame", elem_classes="settings")
         with gr.Column(scale=5, min_width=300):
             film = gr.Image(
                 visible=False,
@@ -51,7 +52,7 @@ def video_tab(maker: VideoMaker) -> None:
                 elem_classes="pixels",
             )
             frames = gr.Gallery(
-                show_label=False, format="png", columns=8, height=220, interactive=False, buttons=[], elem_id="frames",
+                show_label=False, format="png", columns=4, height="auto", interactive=False, buttons=[], elem_id="frames",
                 elem_classes="pixels",
             )  # fmt: skip
             status = gr.HTML(EMPTY, elem_id="video-status")
@@ -103,4 +104,4 @@ def status_of(now: VideoProgress) -> str:
     )
     appeared = ", ".join(map(str, now.map_passes)) or "none yet"
     which = "" if now.finished is None else f"{now.finished[0]} {markup.badge(now.finished[1])} · "
-    return f'<div class="status"><p>{text}</p><p class="faint">{which}maps complete after forward pass {appeared}</p></div>'
+    return f'<div class="status"><p>{text}</p><p class="faint">{which}frames appeared after forward pass {appeared}</p></div>'

@@ -19,6 +19,7 @@ pytest.importorskip("gradio")
 from arimage.app.demo import build_demo, launch_settings
 from arimage.app.engine import Engine
 from arimage.app.models import load_models
+from arimage.app.videos import VideoMaker
 
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -35,9 +36,10 @@ BRUSH = (255, 61, 127)
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     engine = Engine(load_models(None, "cpu"))
+    videos = VideoMaker(load_models(["emoji-video"], "cpu", videos=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
-        demo = build_demo(engine)
+        demo = build_demo(engine, videos)
         _, url, _ = demo.launch(prevent_thread_lock=True, **launch_settings(engine))
         yield url
         demo.close()
@@ -296,7 +298,7 @@ def test_decodings_race_side_by_side(page, tmp_path):
 
 def test_a_phone_shows_the_image_after_a_tap(page):
     page.set_viewport_size({"width": 390, "height": 844})
-    for name in ("Gallery", "Race", "Edit", "Generate"):
+    for name in ("Gallery", "Race", "Edit", "Video", "Generate"):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     tab(page, "Generate").get_by_label("Prompt").fill("pizza")
@@ -334,3 +336,20 @@ def test_a_painted_part_is_generated_again(page):
     assert changed.any() and not changed[:24].any()
     generated = pixels(page.locator("#pictures img").get_attribute("src"))
     assert np.array_equal(before, generated)
+
+
+def test_frames_of_a_video_appear_and_then_play(page):
+    panel = tab(page, "Video")
+    panel.locator("#make-video").click()
+    frames = panel.locator("#frames img")
+    expect(frames.first).to_be_visible()
+    expect(panel.locator("#video img")).to_be_visible()
+    expect(frames).to_have_count(8)
+    expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    with page.expect_download() as download:
+        panel.locator("#download-video").click()
+    with Image.open(download.value.path()) as film:
+        assert film.n_frames == 8
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1200, "height": 900})

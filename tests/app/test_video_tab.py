@@ -123,7 +123,7 @@ def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
         assert (
             film.size == (320 // 64 * 64, 48 * (320 // 64)) and sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
         )
-    assert "maps complete after forward pass" in updates[-1][named["video-status"]]
+    assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
     with pytest.raises(gr.Error, match="at most 40 characters"):
         list(run.fn("video", "a" * 41, "sjd-coupled", 0, None))
 
