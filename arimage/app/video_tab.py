@@ -40,7 +40,13 @@ def video_tab(maker: VideoMaker) -> None:
                     scale=3,
                 )
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80)
-            image = gr.Image(type="pil", label="First frame, if you have one", height=200, elem_id="first-frame", elem_classes="settings")
+            image = gr.Image(
+                type="pil",
+                label="First frame, if you have one",
+                height=200,
+                elem_id="first-frame",
+                elem_classes="settings",
+            )
         with gr.Column(scale=5, min_width=300):
             film = gr.Image(
                 visible=False,
