@@ -197,8 +197,6 @@ def generate(
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
-    if (trace or acceptance_map) and pipe.generates_latents:
-        raise ValueError("--trace and --acceptance-map do not show continuous tokens: leave them out")
     recorder = Trace() if trace or acceptance_map else None
     output = pipe(
         **condition,

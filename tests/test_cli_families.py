@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import tiny_latent_llama
 import typer
 from families import OTHERS, seeded
 from PIL import Image
 
 from arimage import cli
+from arimage.app import markup
 from arimage.app.engine import Engine
 from arimage.app.protocol import Refused, Request
 from arimage.decoding import decoding_from_text
@@ -16,15 +18,17 @@ from arimage.eval import tables
 from arimage.eval.judge import judge
 
 
+PIPELINES = {**OTHERS, "latent-llama": tiny_latent_llama.pipeline}
 IMAGES = ("mar", "llamagen-dd", "var-dd")
+SERVED = ("llamagen-dd", "var-dd", "mar", "latent-llama")
 DECODINGS = {"mar": "mar", "llamagen-dd": "few-step", "var-dd": "few-step"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    for name in (*IMAGES, "cosmos"):
-        OTHERS[name]().save_pretrained(root / name)
+    for name in (*IMAGES, "latent-llama", "cosmos"):
+        PIPELINES[name]().save_pretrained(root / name)
     return root
 
 
@@ -48,13 +52,13 @@ def test_images_are_measured_but_not_compared_with_a_distribution(run, model, tm
     assert "not compared with the model's distribution, since" in printed.err
     rows = tables.read_json(tmp_path / "rows.json")
     measured = {row["decoding"] for row in rows["rows"]}
-    assert measured == set(OTHERS[model]().decoding_names) - {"cspd"}
+    assert measured == set(PIPELINES[model]().decoding_names) - {"cspd"}
     assert DECODINGS[model] in tables.compare(rows, rows)
 
 
 @pytest.mark.parametrize("model", IMAGES)
 def test_a_python_call_that_compares_them_is_refused(model):
-    pipe = OTHERS[model]()
+    pipe = PIPELINES[model]()
     with pytest.raises(ValueError, match="Pipeline cannot be compared with its distribution"):
         judge(pipe, {"class_labels": [1]}, pipe.decoding, images=1, seed=0)
 
@@ -64,7 +68,7 @@ def test_a_run_of_many_images_is_finished_and_reported(run, model, models, tmp_p
     options = ("--classes", 3, "--batch-size", 2, "--dtype", "float32")
     assert "images: 3 of" in run("eval generate", model, *options, "--out", "run", "--dry-run").out
     assert run("eval generate", model, *options, "--out", "run").out == "run\n"
-    pipe, row = OTHERS[model](), json.loads((tmp_path / "run/manifest.jsonl").read_text().splitlines()[2])
+    pipe, row = PIPELINES[model](), json.loads((tmp_path / "run/manifest.jsonl").read_text().splitlines()[2])
     alone = pipe(class_labels=2, generator=seeded(row["seed"])).images[0]
     with Image.open(tmp_path / "run" / row["path"]) as picture:
         assert np.abs(np.asarray(picture).astype(int) - np.asarray(alone)).max() <= 1
@@ -97,15 +101,9 @@ def test_videos_are_refused_with_the_command_that_generates_them(run, command, t
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["serve", "app"])
-def test_continuous_tokens_are_not_served(run, command):
-    with pytest.raises(ValueError, match="mar has continuous tokens, .* use `arimage generate`"):
-        run(command, "mar")
-
-
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine({name: OTHERS[name]() for name in ("llamagen-dd", "var-dd")})
+    engine = Engine({name: PIPELINES[name]() for name in SERVED})
     yield engine
     engine.close()
 
@@ -124,10 +122,50 @@ def test_students_are_served(engine, model, decoding):
     for label, result in enumerate(results, 1):
         assert not result.exact and result.film is not None and len(result.film.frames) >= 2
         for seed, image in zip(result.seeds, result.images, strict=True):
-            alone = OTHERS[model]()(
+            alone = PIPELINES[model]()(
                 class_labels=label, generator=seeded(seed), decoding=decoding_from_text(decoding)
             ).images[0]
             assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "decoding"),
+    [("mar", "mar"), ("mar", "mar-disa"), ("latent-llama", "ar"), ("latent-llama", "sjd-coupled")],
+)
+def test_continuous_tokens_are_served(engine, model, decoding):
+    info = engine.models[model]
+    assert decoding in info.decodings and info.edits == (model == "mar")
+    # Settings differ, so that the second request waits for the first.
+    asked = [
+        Request(model, class_label=1, count=2, decoding=decoding, temperature=t, preview_every=1, film=True)
+        for t in (0.9, 0.5)
+    ]
+    progress = [[], []]
+    tickets = [engine.submit(request, seen.append) for request, seen in zip(asked, progress, strict=True)]
+    for request, ticket, seen in zip(asked, tickets, progress, strict=True):
+        result = ticket.result(60)
+        assert result.head_calls > result.passes and f"{result.head_calls} calls of" in markup.finished(result)
+        assert result.film is not None and any(now.previews for now in seen)
+        assert result.deciding_pass.max() == result.passes and result.deciding_pass.shape[1:] == info.grid
+        for seed, image in zip(result.seeds, result.images, strict=True):
+            alone = PIPELINES[model]()(
+                class_labels=1, generator=seeded(seed), decoding=decoding, temperature=request.temperature
+            ).images[0]
+            assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
+
+
+def test_continuous_tokens_have_no_top_k(engine):
+    with pytest.raises(Refused, match="top_k is for tokens of a vocabulary"):
+        engine.submit(Request("mar", class_label=1, top_k=5))
+
+
+@pytest.mark.parametrize("model", ["mar", "latent-llama"])
+def test_continuous_tokens_are_traced(run, model, tmp_path):
+    options = ("--trace", "trace.webp", "--acceptance-map", "map.png", "--out", "x.png")
+    printed = run("generate", model, "--class-label", 1, *options)
+    assert "calls of the denoising head" in printed.err
+    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "map.png"):
+        assert film.n_frames > 2
 
 
 def test_a_request_to_edit_with_a_student_is_refused(engine):

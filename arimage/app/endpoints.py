@@ -14,9 +14,9 @@ from .race_tab import Comparison
 
 ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the images so far, and {passes, decided,
 tokens, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
-tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
+head_calls, tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
 ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far, maps
-of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, tokens_per_pass, seconds}."""
+of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, head_calls, tokens_per_pass, seconds}."""
 ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
 
 
@@ -158,5 +158,5 @@ def _progress(event: Progress) -> dict:
 
 
 def _cost(result: Result) -> dict:
-    names = ("decoding", "exact", "passes", "tokens_per_pass", "seconds")
+    names = ("decoding", "exact", "passes", "head_calls", "tokens_per_pass", "seconds")
     return {name: getattr(result, name) for name in names}

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Serves requests, first come, first served. Images of the same model, decoding and size, all with guidance or all without,
     share a batch: one begins as soon as another makes room, unless a request of another kind waits first. Each has its own
-    seed and settings, so it does not depend on the others. Next-scale models begin and end together, with equal settings.
+    seed and settings, so it does not depend on the others. Those of next-scale models and of continuous tokens have equal settings.
 
     Args:
         pipelines: by the names that requests use.
@@ -86,7 +86,7 @@ class Engine:
         # Images in raster order have no order that those next to them could have.
         raster = plan.order == "raster" and not plan.edits
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
-        if info.grid is None:
+        if info.grid is None or pipe.generates_latents:
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)
         if pipe.known_captions is not None and request.prompt is not None:

@@ -12,7 +12,7 @@ from PIL import Image
 from ..decoding import GroupDecoding
 from ..decoding.slots import Images, Slots, decode_slots
 from ..decoding.watch import INTERVAL
-from ..eval.trace import draw_steps
+from ..eval.trace import draw_steps, is_known
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.call import GenerationCall, running
 from .protocol import FILM_STEPS, Film, Refused
@@ -71,6 +71,7 @@ class Flow:
         self._slots = Slots(kind[1], size, pipe._steps)
         # Those that the current forward pass prefills, and requests to be prepared one by one.
         self._beginning: list[Place] = []
+        self._head_calls = 0
         self._retried: list[Parts] = []
 
     @torch.no_grad()
@@ -134,6 +135,7 @@ class Flow:
     def _on_step(self) -> bool:
         slots, state = self._slots, self._slots.state
         self._on_pass(len(slots.running))
+        head_calls, self._head_calls = slots.head_calls - self._head_calls, slots.head_calls
         slots.release([row for row in slots.running if slots.names[row].ticket.future.done()])
         # A prefill is a forward pass of its own images only.
         rows = [row for row in slots.running if not self._beginning or slots.names[row] in self._beginning]
@@ -152,6 +154,7 @@ class Flow:
         counts = decided.sum(1).tolist() if on_cpu or slots.forward_passes % INTERVAL == 0 else None
         for ticket, its_rows in by_ticket.items():
             ticket.passes += 1
+            ticket.head_calls += head_calls
             self._report(ticket, its_rows, counts)
         return False
 
@@ -224,14 +227,14 @@ class Flow:
 
 
 def preview(
-    pipe: ARImagePipeline, call: GenerationCall, tokens: torch.LongTensor, decided: torch.BoolTensor
+    pipe: ARImagePipeline, call: GenerationCall, tokens: torch.Tensor, decided: torch.BoolTensor
 ) -> list[Image.Image]:
-    """Images of the tokens so far [B, N], of which `decided` [B, N] are final: the others are greyed."""
+    """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the others are greyed."""
     with running(pipe, call):
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
     if not pipe.generates_scales:
-        # Drafts shine through; tokens not known yet (-1) are grey.
-        veil = torch.where(decided, 0.0, torch.where(tokens >= 0, VEIL, 1.0))
+        # Drafts shine through; tokens not known yet are grey.
+        veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
         veil = call.layout.to_places(veil)[:, None]
         veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
         pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil

@@ -93,10 +93,16 @@ def progress(now: Progress, count: int) -> str:
 def finished(result: Result) -> str:
     """The cost of a request, the seeds that generate its images again, and whether the model knows the prompt."""
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
-    cost = f"{result.passes} forward passes · {result.tokens_per_pass:.1f} tokens per forward pass · {result.seconds:.2f} s"
+    cost = f"{passes_of(result)} · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
     note = "" if result.unknown is None else _note(result.unknown, result.settings["model"])
     return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p>{note}</div>'
+
+
+def passes_of(result: Result) -> str:
+    """The forward passes of a result, its calls of denoising heads if there are any, and its tokens per forward pass."""
+    heads = f"{result.head_calls} calls of the denoising head · " if result.head_calls else ""
+    return f"{result.passes} forward passes · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
 
 
 def _note(unknown: Unknown, model: str) -> str:
@@ -117,13 +123,12 @@ def card(decoding: str, info: ModelInfo, event: Progress | Result | None, second
             headline, part = f"{seconds:.1f} s", event.decided / event.tokens
             text = f"Forward pass {event.passes} · {event.decided} of {event.tokens} tokens"
         return f'<article class="card">{head}<p class="headline faint">{headline}</p>{_bar(part)}<p class="faint">{text}</p></article>'
-    passes = f"{event.passes} forward passes · {event.tokens_per_pass:.1f} tokens per forward pass"
     passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
     if event.deciding_pass is not None:
         source = data_uri(map_of(event.deciding_pass[0]))
         passes_map = f'<img class="map" src="{source}" alt="The forward pass that decided each token">'
     return (
-        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p><p class="faint">{passes}</p>'
+        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p><p class="faint">{passes_of(event)}</p>'
         f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
     )
 

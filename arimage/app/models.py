@@ -105,12 +105,8 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     """The abilities of the pipeline that requests know by this name.
 
     Raises:
-        ValueError: if its tokens are continuous, or it does not generate from a text or a class alone.
+        ValueError: if it does not generate from a text or a class alone.
     """
-    if pipe.generates_latents:
-        raise ValueError(
-            f"{name} has continuous tokens, which the demo and the server do not show: use `arimage generate`"
-        )
     if pipe.generates_video and not pipe.config.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
@@ -126,7 +122,8 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         grid=None if pipe.generates_scales else model.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
-        sampling=dict(pipe.generation_config),
+        # Models of continuous tokens have neither.
+        sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
         negative_prompt=pipe.accepts_negative_prompt,
         edits=pipe.accepts_mask_image,
         order=pipe.order if pipe.accepts_order else None,  # pyright: ignore[reportAttributeAccessIssue]

@@ -155,6 +155,7 @@ class Result:
         settings: the request as JSON values, with the defaults filled in.
         film: of the first image, if the request asked for it.
         unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
+        head_calls: calls of denoising heads, one after the other; 0 for models without one.
     """
 
     images: list[Image.Image]
@@ -168,6 +169,7 @@ class Result:
     settings: dict
     film: Film | None = None
     unknown: Unknown | None = None
+    head_calls: int = 0
 
 
 def image_seeds(seed: int, count: int) -> list[int]:

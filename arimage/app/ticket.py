@@ -38,7 +38,7 @@ class Ticket:
         future: resolves to the `Result`, or to the exception that `result` raises.
         kind: what requests have in common whose images may share a batch: model, decoding, and so on.
         unbegun: the images that have not begun, by their indices.
-        passes: forward passes of its images so far.
+        passes, head_calls: forward passes of its images so far, and calls of denoising heads in these.
         unknown: what to tell about a prompt that the model does not know.
     """
 
@@ -54,7 +54,7 @@ class Ticket:
         # Only `settle` ends it from here on.
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
-        self.finished, self.passes, self.shown = Finished(), 0, 0
+        self.finished, self.passes, self.head_calls, self.shown = Finished(), 0, 0, 0
         self.unknown: Unknown | None = None
         self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
@@ -164,6 +164,7 @@ class Ticket:
             images=[finished.images[i] for i in indices],
             seeds=self.seeds,
             passes=finished.passes,
+            head_calls=self.head_calls,
             tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
             seconds=finished.seconds,
             exact=plan.decoding.exact,

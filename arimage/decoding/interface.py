@@ -228,12 +228,14 @@ class LatentModel(Protocol):
     Attributes:
         num_tokens: N tokens per image.
         dim: D, the width of a token.
+        layout: the `Layout` of the tokens.
         device: where its tensors live.
         network: the network that runs the forward passes.
     """
 
     num_tokens: int
     dim: int
+    layout: Layout
     device: torch.device
     network: object
 
@@ -280,12 +282,9 @@ class CausalLatentModel(LatentModel, Protocol):
     are those of the step alone, numbers above 0 that broadcast to [B, Q, D]: neither tokens nor conditions change them.
 
     Attributes:
-        layout: the `Layout` of the tokens.
         drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None where there
             is none.
     """
-
-    layout: Layout
 
     @property
     def drafter(self) -> "CausalLatentModel | None": ...

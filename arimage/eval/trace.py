@@ -47,6 +47,11 @@ class Trace:
         return tokens[:passes], decided[:passes]
 
 
+def is_known(tokens: torch.Tensor) -> torch.BoolTensor:
+    """Which tokens are decided or drafts: those that are not `UNKNOWN`, or continuous ones [..., D] that are not zeros."""
+    return tokens.any(-1) if tokens.is_floating_point() else tokens != UNKNOWN
+
+
 def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
     """The step, counted from 1, that decided each token [N], from `decided` [T, N]."""
     return (~decided).sum(0) + 1
@@ -93,7 +98,7 @@ def draw_steps(
     """A frame per step, with the tokens marked that it decided, and one with the finished picture.
 
     Args:
-        tokens, decided: from `Trace.of_image`.
+        tokens, decided: from `Trace.of_image`; continuous tokens are [T, N, D].
         layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
         steps: those to draw, counted from 0, in order.
@@ -107,14 +112,14 @@ def draw_steps(
     for index in steps:
         step, done, number = tokens[index], decided[index], index + 1
         known = decided[index - 1] if index else torch.zeros_like(done)
-        drafts = tokens[index - 1] if index else torch.full_like(step, UNKNOWN)
+        drafts, drafted = (tokens[index - 1], is_known(tokens[index - 1])) if index else (step, known)
         new = done & ~known
-        rejected = new & (drafts != UNKNOWN) & (step != drafts)
+        rejected = new & drafted & (step != drafts).view(*done.shape, -1).any(-1)
         marks = {
             ACCEPTED: new & ~rejected,
             REJECTED: rejected,
-            DRAFT: ~done & (step != UNKNOWN),
-            NOTHING: ~done & (step == UNKNOWN),
+            DRAFT: ~done & is_known(step),
+            NOTHING: ~done & ~is_known(step),
         }
         count = int(done.sum())
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"

@@ -149,6 +149,7 @@ class MARLatentModel:
         transformer: the `MARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         head: the `DenoisingHead`, likewise.
         class_labels: int64 [B], one per image.
+        layout: the `Layout` of the tokens.
         guided: also compute what no class in particular gives.
         drafter: the same of a smaller transformer, with the same classes.
     """
@@ -158,6 +159,7 @@ class MARLatentModel:
         transformer: nn.Module,
         head: nn.Module,
         class_labels: torch.LongTensor,
+        layout,
         *,
         guided: bool = False,
         drafter: "MARLatentModel | None" = None,
@@ -167,6 +169,7 @@ class MARLatentModel:
         self.groups, self.device = 2 if guided else 1, class_labels.device
         config = transformer.config
         self.num_tokens, self.dim = config.grid_size**2, config.token_dim
+        self.layout = layout
         none = torch.full_like(class_labels, config.num_classes)
         self._labels = torch.cat([class_labels, none]) if guided else class_labels
 

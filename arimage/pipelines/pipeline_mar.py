@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
-from ..decoding import Decoding, LatentSampling, MaskedDecoding, decoding_names
+from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding, decoding_names
 from ..models.denoising_head import DenoisingHead
 from ..models.transformer_mar import MARLatentModel, MARTransformer
 from .call import GenerationCall
@@ -153,10 +153,10 @@ class MARPipeline(ClassOrTextPipeline):
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         labels = call.per_image(self.encode_condition(*condition)["class_labels"])
-        drafter = None
+        drafter, shared = None, (labels, Layout((self.transformer.config.grid_size,) * 2))
         if self.drafter is not None:
-            drafter = MARLatentModel(self.drafter, self.drafter_head, labels, guided=call.guided)
-        call.model = MARLatentModel(self.transformer, self.head, labels, guided=call.guided, drafter=drafter)
+            drafter = MARLatentModel(self.drafter, self.drafter_head, *shared, guided=call.guided)
+        call.model = MARLatentModel(self.transformer, self.head, *shared, guided=call.guided, drafter=drafter)
         return call
 
     def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from models.test_fake_cuda import built, config_of
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arimage.decoding import LatentSampling, MaskedDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding import LatentSampling, Layout, MaskedDecoding, Sampling, decode, decoding_from_name
 from arimage.decoding.masked import masked_counts
 from arimage.decoding.noise import Purpose, normals, random_orders
 from arimage.models.denoising_head import DenoisingHead, diffusion_tables
@@ -188,7 +188,7 @@ def test_denoising_steps_may_fall_from_set_to_set():
 
 def mar(images=3, guided=True):
     labels = torch.arange(images)
-    return MARLatentModel(tiny_mar.transformer(), tiny_mar.head(), labels, guided=guided)
+    return MARLatentModel(tiny_mar.transformer(), tiny_mar.head(), labels, Layout((4, 4)), guided=guided)
 
 
 def sampling(**changes):
@@ -283,7 +283,7 @@ def test_a_step_stays_on_the_device(dtype, guided):
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         transformer = built(lambda: MARTransformer(**configs[0]), dtype)
         head = built(lambda: DenoisingHead(**configs[1]), torch.float32)
-        model = MARLatentModel(transformer, head, torch.zeros(2, dtype=torch.long), guided=guided)
+        model = MARLatentModel(transformer, head, torch.zeros(2, dtype=torch.long), Layout((4, 4)), guided=guided)
         decoding = decoding_from_name("mar")
         state = decoding.start(
             model, sampling(guidance_scale=2.0 if guided else 1.0), torch.zeros(2, dtype=torch.long)

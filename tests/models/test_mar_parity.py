@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from arimage.convert import convert_mar
-from arimage.decoding import masked
+from arimage.decoding import Layout, masked
 from arimage.models.denoising_head import diffusion_tables
 from arimage.models.transformer_mar import MARLatentModel
 
@@ -36,6 +36,10 @@ def no_grad():
         yield
 
 
+def layout_of(pipe):
+    return Layout((pipe.transformer.config.grid_size,) * 2)
+
+
 def close(found, wanted, atol):
     torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
 
@@ -59,7 +63,7 @@ def test_the_transformer(pipe, expected, masked_tokens, padded):
     visible = torch.ones(2, 16, dtype=torch.bool).scatter(1, orders[:, :masked_tokens], False)
     # What is not visible may be anything.
     tokens = torch.where(visible[..., None], tokens, 7.0)
-    model = MARLatentModel(pipe.transformer, pipe.head, expected["class_labels"], guided=True)
+    model = MARLatentModel(pipe.transformer, pipe.head, expected["class_labels"], layout_of(pipe), guided=True)
     conditions = model.forward(tokens, visible, 16 if padded else 16 - masked_tokens, padded=padded)
     close(conditions[0], expected[f"tf_cond_masked{masked_tokens}_z"], 1e-4)
     close(conditions[1], expected[f"tf_uncond_masked{masked_tokens}_z"], 1e-4)
@@ -89,7 +93,9 @@ def test_the_tables_of_the_diffusion(expected, setting, prefix):
 def head_conditions(pipe, expected, guided):
     """A model of six images of one token each, and their conditions [G, 6, 1, C]."""
     conditions = [expected["head_z"], expected["head_z_uncond"]][: 1 + guided]
-    model = MARLatentModel(pipe.transformer, pipe.head, torch.zeros(6, dtype=torch.long), guided=guided)
+    model = MARLatentModel(
+        pipe.transformer, pipe.head, torch.zeros(6, dtype=torch.long), layout_of(pipe), guided=guided
+    )
     return model, torch.stack(conditions)[:, :, None]
 
 
