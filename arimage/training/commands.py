@@ -81,7 +81,8 @@ def drafter(
 def distill(
     out: Out,
     prompts: Annotated[
-        Path | None, typer.Option(help="Text file, a prompt per line. Default: the classes or captions of the model.")
+        Path | None,
+        typer.Option(help="File of prompts, .txt, .jsonl, ...; by default the classes or captions of the model."),
     ] = None,
     model: Model = PACKAGED,
     recipe: Recipe = PACKAGED,
@@ -93,7 +94,7 @@ def distill(
     from .recipe import load_recipe, run_distill
 
     if prompts is not None and not prompts.is_file():
-        raise ValueError(f"--prompts is {prompts}, which is no file: give a text file with a prompt per line")
+        raise ValueError(f"--prompts is {prompts}, which is no file: give a file of prompts")
     run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out)
 
 

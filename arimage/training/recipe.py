@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from ..decoding import decoding_from_name
+from ..eval.prompts import read_prompts
 from ..models.transformer_latent_llama import LatentLlamaTransformer
 from ..pipelines.base import ARImagePipeline, ARPipeline
 from ..pipelines.pipeline_cosmos import CosmosPipeline
@@ -284,7 +285,7 @@ def run_distill(
     """Distil the transformer of `pipe` by `recipe`; the student and its teacher lie in `out`/model, in float16.
 
     Args:
-        prompts: a text file with a prompt per line; None for the classes of `pipe`, or the captions that it knows.
+        prompts: a file of prompts, see `read_prompts`; None for the classes of `pipe`, or the captions that it knows.
 
     Raises:
         ValueError: if `pipe` is not a LlamaGen pipeline, or no prompts are given and it knows none.
@@ -296,13 +297,13 @@ def run_distill(
     if prompts is not None:
         if pipe.num_classes is not None:
             raise ValueError(f"--prompts is {prompts}, and this model generates classes: leave it out")
-        chosen = [line for line in Path(prompts).read_text(encoding="utf-8").splitlines() if line.strip()]
+        chosen = [row["prompt"] for row in read_prompts(Path(prompts))]
     elif pipe.num_classes is not None:
         chosen = [*range(pipe.num_classes)]
     else:
         chosen = [] if pipe.known_captions is None else [*pipe.known_captions.pictures]
     if not chosen:
-        raise ValueError("the model names no captions: give --prompts a text file with one per line")
+        raise ValueError("the model names no captions: give --prompts a file of them")
     student = train_distill(
         pipe, chosen, settings, out / "distill", on_report=lambda it: save_float16(it, out / "model")
     )
