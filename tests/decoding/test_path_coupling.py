@@ -125,6 +125,17 @@ def test_finished_images_make_room_for_others(decoding):
     assert slots.head_calls >= slots.state.head_calls > 0
 
 
+@by_decoding
+def test_as_many_images_as_denoising_steps_may_become_fewer(decoding):
+    model, seeds = model_of(GUIDED, **MIXTURE), torch.arange(STEPS)
+    alone = generate(model.take(seeds[:1]), decoding, GUIDED, seeds[:1]).tokens
+    state = decoding.start(model, LatentSampling(num_diffusion_steps=STEPS, **GUIDED), seeds)
+    state.select(seeds[:2])
+    while not state.finished.all():
+        decoding.step(state)
+    torch.testing.assert_close(state.tokens[:1], alone)
+
+
 def test_autoregressive_decoding_is_a_window_of_one():
     model = model_of({})
     expected = generate(model, AutoregressiveDecoding(), {}, torch.arange(4))
