@@ -25,11 +25,13 @@ class LatentLlamaSettings(CaptionSettings):
     """How a transformer of continuous tokens is trained, besides `CaptionSettings`; `code_noise`, `noisy_share` and what belongs to
     them mean nothing.
 
-    The head sees every token at `noises` random steps of the diffusion per forward pass of the transformer. A drafter is trained
-    for `drafter_steps`.
+    The head sees every token at `noises` random steps of the diffusion per forward pass of the transformer. To the tokens that
+    the transformer reads, noise is added, of a standard deviation up to `input_noise` per image: generated tokens are not
+    exactly those of the data either. A drafter is trained for `drafter_steps`.
     """
 
     noises: int = 4
+    input_noise: float = 0.0
     drafter_steps: int = 0
 
 
@@ -70,8 +72,12 @@ class LatentLlamaTask(CaptionTask):
     ) -> torch.FloatTensor:
         """Squared errors [B, N, noises, D] of the velocity of tokens [B, N, D], each at several random steps of the diffusion."""
         embeds, mask = left_pad(*self.embed(captions))
+        read = tokens
+        if self.training and self.settings.input_noise:
+            level = self.settings.input_noise * torch.rand(len(tokens), 1, 1, generator=generator)
+            read = tokens + (level * torch.randn(tokens.shape, generator=generator)).to(tokens.device)
         conditions = self.transformer.predict(
-            tokens,
+            read,
             prompt_embeds=embeds,
             prompt_attention_mask=mask,
             unconditional=unconditional.to(tokens.device),

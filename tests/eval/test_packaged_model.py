@@ -50,15 +50,27 @@ def test_the_packaged_decodings_need_few_passes(pipe, name):
     assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6, "emoji-arpg": 40}[name]
 
 
-def test_a_red_heart_moves_right():
-    pipe = AutoPipeline.from_pretrained("emoji-video")
+@pytest.mark.parametrize(("name", "most"), [("emoji-video", 100), ("emoji-video-blocks", 50)])
+def test_a_red_heart_moves_right(name, most):
+    pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
     output = pipe("a red heart, moving right", generator=torch.Generator().manual_seed(0), output_type="np")
     frames = torch.from_numpy(output.frames[0])
-    assert frames.shape == (8, 64, 64, 3) and output.stats.exact and output.stats.forward_passes < 100
+    assert frames.shape == (8, 64, 64, 3) and output.stats.exact and output.stats.forward_passes < most
     red = (frames[..., 0] - frames[..., 1]).clamp(0)
     places = (red.sum(1) * torch.arange(64)).sum(1) / red.sum((1, 2))
     assert (places.diff() > 0).all() and places[-1] - places[0] > 20
+
+
+def test_a_red_heart_of_continuous_tokens_is_red_in_the_middle_and_white_around():
+    pipe = AutoPipeline.from_pretrained("emoji-latent-llama")
+    pipe.set_progress_bar_config(disable=True)
+    output = pipe(
+        "red heart", decoding="sjd-coupled:window=8", generator=torch.Generator().manual_seed(0), output_type="pt"
+    )
+    red, green, blue = output.images[0][:, 24:40, 24:40].mean((1, 2))
+    assert red > 0.7 and green < 0.4 and blue < 0.4 and output.images[0][:, :4, :4].min() > 0.9
+    assert output.stats.exact and output.stats.forward_passes < 64 <= output.stats.head_calls
 
 
 @pytest.mark.slow
