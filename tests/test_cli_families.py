@@ -154,6 +154,19 @@ def test_continuous_tokens_are_served(engine, model, decoding):
             assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
 
 
+def test_a_masked_model_edits_and_sees_all_sides(engine):
+    before = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    mask = np.zeros((16, 16), dtype=np.uint8)
+    mask[4:12, 4:12] = 255
+    request = Request(
+        "mar", class_label=1, image=Image.fromarray(before), mask_image=Image.fromarray(mask), preview_every=1
+    )
+    after = np.asarray(engine.submit(request).result(60).images[0])
+    changed = (after != before).any(-1)
+    assert changed.any() and not changed[mask == 0].any()
+    assert "on all sides" in markup.about_editing(engine.models["mar"])
+
+
 def test_continuous_tokens_have_no_top_k(engine):
     with pytest.raises(Refused, match="top_k is for tokens of a vocabulary"):
         engine.submit(Request("mar", class_label=1, top_k=5))

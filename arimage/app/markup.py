@@ -72,7 +72,7 @@ def about_decoding(info: ModelInfo, decoding: str) -> str:
 def about_editing(info: ModelInfo) -> str:
     if info.grid is None:
         return '<p class="faint">This model works from coarse to fine: the new part fits the rest of the image on all sides.</p>'
-    if info.order is not None:
+    if info.order is not None or "mar" in info.decodings:
         return '<p class="faint">This model generates what you paint over last: the new part fits the rest on all sides.</p>'
     return (
         '<p class="faint">This model works row by row: the new part fits what is above it and to its left, but cannot see what '

@@ -148,7 +148,7 @@ def test_a_step_stays_on_the_device(guided):
         assert state.token_buffer.device.type == "cuda"
 
 
-def test_training_teaches_transformer_and_drafter(tmp_path):
+def test_training_teaches_transformer_and_drafter(tmp_path, monkeypatch):
     images = torch.randint(0, 255, (6, 3, 12, 12), dtype=torch.uint8, generator=seeded(0))
     names = [f"picture {number}" for number in range(6)]
     data = ImageCaptions(images, images[:, :1], [[name] for name in names], names, names, torch.ones(6))
@@ -166,15 +166,27 @@ def test_training_teaches_transformer_and_drafter(tmp_path):
         OptimizerSettings(steps=30, learning_rate=1e-2, warmup_steps=2, ema_decay=0.5),
         batch_size=6,
         drafter_steps=3,
+        input_noise=0.1,
         caption_length=6,
         text_vocab_size=300,
         sample_prompts=("picture 1",),
         sampling={"num_diffusion_steps": 3},
     )
     losses = []
+    read, predict = [], LatentLlamaTransformer.predict
+
+    def recorded(self, tokens, **condition):
+        read.append((self.training, tokens))
+        return predict(self, tokens, **condition)
+
+    monkeypatch.setattr(LatentLlamaTransformer, "predict", recorded)
     pipe = train_latent_llama(
         config, config, text, tiny.image_tokenizer(), data, data, settings, tmp_path, on_report=losses.append
     )
+    # Vectors of the image tokenizer have one length, but for what noise adds in training.
+    clean = [(training, (tokens.square().sum(-1) - 16).abs().max() < 1e-3) for training, tokens in read]
+    assert {training for training, _ in clean} == {True, False}
+    assert all(training != is_clean for training, is_clean in clean)
     log = (tmp_path / "transformer" / "log.jsonl").read_text()
     assert "held-out loss" in log and (tmp_path / "drafter" / "log.jsonl").is_file() and len(losses) == 1
     assert float(log.split('"loss": ')[1].split("}")[0]) < 1.0
