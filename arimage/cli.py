@@ -157,7 +157,7 @@ def generate(
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
-    from .eval.media import check_mp4, grid_of, open_image, read_video, write_files, write_grid
+    from .media.files import check_mp4, grid_of, open_image, read_video, write_files, write_grid
 
     optional: dict = {
         "image": None if image is None else open_image("--image", image),
@@ -191,7 +191,7 @@ def generate(
 
     import torch
 
-    from .eval.trace import Trace, animate, draw_acceptance_map, shown_frames
+    from .media.trace import Trace, animate, draw_acceptance_map, shown_frames
 
     if acceptance_map is not None and pipe.generates_scales:
         raise ValueError(
@@ -402,10 +402,10 @@ def bench(
             if not 1 <= number <= MAX_IMAGES:
                 raise ValueError(f"{option} is {number}: give 1 to {MAX_IMAGES}")
 
-    from .eval.judge import cannot_judge, judge
-    from .eval.measure import choose_decodings, machine, measure
-    from .eval.tables import plot as write_plot
-    from .eval.tables import to_markdown, write_json
+    from .eval.bench.judge import cannot_judge, judge
+    from .eval.bench.measure import choose_decodings, machine, measure
+    from .eval.bench.tables import plot as write_plot
+    from .eval.bench.tables import to_markdown, write_json
 
     condition = {"class_labels": _class_labels(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -481,14 +481,14 @@ def serve(
     """Serve the OpenAI Images API."""
     _check_port(port)
     try:
-        from .app.access import check_token
-        from .app.serving import serve_forever
+        from .app.server.auth import check_token
+        from .app.server.serve import serve_forever
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
-    from .app.engine import Engine
-    from .app.models import load_models, model_names, parse_aliases
-    from .app.protocol import Limits
+    from .app.engine.engine import Engine
+    from .app.engine.models import load_models, model_names, parse_aliases
+    from .app.engine.types import Limits
 
     token = check_token(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, images=images)
@@ -511,14 +511,14 @@ def app_command(
     """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     _check_port(port)
     try:
-        from .app.access import check_password
-        from .app.demo import serve_demo
+        from .app.demo.demo import serve_demo
+        from .app.server.auth import check_password
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
 
-    from .app.engine import Engine
-    from .app.models import load_models
-    from .app.videos import VideoMaker
+    from .app.engine.engine import Engine
+    from .app.engine.models import load_models
+    from .app.engine.videos import VideoMaker
 
     password = check_password(host, auth)
     pipelines = load_models(model, device, dtype, videos=True)
@@ -539,7 +539,7 @@ def bench_compare(
     new: Annotated[Path, typer.Argument(help="Another one, for the same models on the same machine.")],
 ) -> None:
     """Compare two results of `arimage bench` side by side."""
-    from .eval.tables import compare, read_json
+    from .eval.bench.tables import compare, read_json
 
     typer.echo(compare(read_json(old), read_json(new)))
 

@@ -10,8 +10,8 @@ import torch
 from emoji_quality import caption_retrieval
 
 from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding
-from arimage.eval.judge import judge
-from arimage.eval.measure import measure
+from arimage.eval.bench.judge import judge
+from arimage.eval.bench.measure import measure
 from arimage.training.data import load_captioned_images
 from arimage.training.recipe import load_recipe
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from arimage.eval.colours import COLOURS, recolour
-from arimage.eval.composition import Judge, check_image
-from arimage.eval.emoji import read_gallery
-from arimage.eval.prompts import EMOJI_CHECKS, read_prompts
+from arimage.eval.emoji.colours import COLOURS, recolour
+from arimage.eval.emoji.composition import Judge, check_image
+from arimage.eval.emoji.emoji import read_gallery
+from arimage.eval.runs.prompts import EMOJI_CHECKS, read_prompts
+from arimage.training.captions.scenes import NOTHING, SceneSettings, arrange, countable, make_scenes, one_coloured
+from arimage.training.captions.wording import NUMBERS, noun_of, plural, with_article
 from arimage.training.data import ImageCaptions, load_captioned_images
-from arimage.training.scenes import NOTHING, SceneSettings, arrange, countable, make_scenes, one_coloured
-from arimage.training.wording import NUMBERS, noun_of, plural, with_article
 
 
 SIZES = {"known": 400, "colours": 100, "counts": 60, "pairs": 60}

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from arimage.eval.retrieval import retrieval_hits
+from arimage.eval.emoji.retrieval import retrieval_hits
 from arimage.pipelines.base import ARImagePipeline
 from arimage.training.data import ImageCaptions
 

@@ -13,7 +13,7 @@ import typer
 
 from arimage import SpeculativeJacobiDecoding
 from arimage.decoding import decode
-from arimage.decoding.noise import Purpose, uniforms
+from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.kernels.coupling import sample
 from arimage.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
 

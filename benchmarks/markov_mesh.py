@@ -3,7 +3,7 @@
 A token depends on the tokens to the left, above, above-left and above-right of it, through random tables; `coupling` is the
 strength. It is a `TokenModel`, so every decoding without a drafter runs on it. The table shows the forward passes per image and
 the tokens evaluated per pass and image, as means over the images, and how far the tokens are from the model's distribution
-(`arimage.eval.deviation`).
+(`arimage.eval.bench.deviation`).
 
 python benchmarks/markov_mesh.py --decoding ar sjd sjd-coupled:window=64 sjd-lazy
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_text
-from arimage.eval.deviation import deviation, token_places
+from arimage.eval.bench.deviation import deviation, token_places
 
 
 NEIGHBOURS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))

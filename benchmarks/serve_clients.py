@@ -20,11 +20,11 @@ def measure(model: str, dtype: str, clients: int, requests: int, settings: int, 
     import httpx
     import uvicorn
 
-    from arimage.app.engine import Engine
-    from arimage.app.models import load_models
-    from arimage.app.protocol import Limits
-    from arimage.app.server import build_server
-    from arimage.eval.prompts import EMOJI_PROMPTS, read_prompts
+    from arimage.app.engine.engine import Engine
+    from arimage.app.engine.models import load_models
+    from arimage.app.engine.types import Limits
+    from arimage.app.server.app import build_server
+    from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
 
     prompts = [row["prompt"] for row in read_prompts(EMOJI_PROMPTS)]
     engine = Engine(load_models([model], "cpu", dtype), Limits(queue=2 * clients))

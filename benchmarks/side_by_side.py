@@ -13,8 +13,8 @@ import torch
 from diffusers.utils import logging
 
 from arimage.decoding import Decoding, Sampling, TokenModel, decode, decoding_from_text
-from arimage.eval.measure import machine
-from arimage.eval.memory import peak_memory, reset_peak_memory
+from arimage.eval.bench.measure import machine
+from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 
 
 class Run(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 
 from arimage import AutoPipeline
 from arimage.decoding import decode, decoding_from_text
-from arimage.eval.prompts import EMOJI_PROMPTS, read_prompts
+from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from families import OTHERS, seeded
 from PIL import Image
 
 from arimage import cli
-from arimage.app import markup
-from arimage.app.engine import Engine
-from arimage.app.protocol import Refused, Request
+from arimage.app.demo import markup
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Refused, Request
 from arimage.decoding import decoding_from_text
-from arimage.eval import tables
-from arimage.eval.judge import judge
+from arimage.eval.bench import tables
+from arimage.eval.bench.judge import judge
 
 
 PIPELINES = {**OTHERS, "latent-llama": tiny_latent_llama.pipeline}

@@ -10,7 +10,7 @@ import typer
 from PIL import Image, ImageSequence
 
 from arimage import cli
-from arimage.eval import media
+from arimage.media import files as media
 from arimage.options import load_pipeline
 
 

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from arimage import cli
-from arimage.app.engine import Engine
-from arimage.app.protocol import Refused, Request
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Refused, Request
 from arimage.decoding import GroupDecoding
-from arimage.eval.run_folder import read_config
+from arimage.eval.runs.run_folder import read_config
 
 
 SIZE = 4 * tiny.SCALE_FACTOR

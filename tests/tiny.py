@@ -22,7 +22,7 @@ from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.pipelines.pipeline_var_dd import VARDDPipeline
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.captions import train_text_tokenizer
+from arimage.training.captions.captions import train_text_tokenizer
 
 
 CODES = 48

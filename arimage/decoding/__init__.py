@@ -10,12 +10,9 @@ if TYPE_CHECKING:
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
     from .continuous_speculative import ContinuousSpeculativeDecoding
-    from .distribution import LatentSampling, Sampling
-    from .draft_tree import DraftTreeDecoding
-    from .few_step import FewStepDecoding
-    from .flow import FlowDecoding
-    from .group import GroupDecoding
-    from .interface import (
+    from .contract.distribution import LatentSampling, Sampling
+    from .contract.layout import Layout
+    from .contract.models import (
         CausalLatentModel,
         Decoding,
         GroupModel,
@@ -25,13 +22,17 @@ if TYPE_CHECKING:
         TokenModel,
         VectorModel,
     )
-    from .layout import Layout
+    from .contract.orders import order_of
+    from .contract.state import DecodingState
+    from .draft_tree import DraftTreeDecoding
+    from .few_step import FewStepDecoding
+    from .flow import FlowDecoding
+    from .group import GroupDecoding
     from .lazy_jacobi import LazyJacobiDecoding
     from .loop import decode
     from .masked import MaskedDecoding
     from .names import PRESETS, Order, parse_decoding
     from .next_scale import NextScaleDecoding
-    from .orders import order_of
     from .parallel_jacobi import ParallelJacobiDecoding
     from .path_jacobi import PathJacobiDecoding
     from .path_speculative import PathSpeculativeDecoding
@@ -44,30 +45,29 @@ if TYPE_CHECKING:
         decoding_to_text,
     )
     from .speculative_jacobi import SpeculativeJacobiDecoding
-    from .state import DecodingState
     from .tree_jacobi import TreeJacobiDecoding
     from .zipar import ZipARDecoding
 
 _MODULES = {
     "AutoregressiveDecoding": ".autoregressive",
-    "CausalLatentModel": ".interface",
+    "CausalLatentModel": ".contract.models",
     "CollaborativeDecoding": ".collaborative",
     "ContinuousSpeculativeDecoding": ".continuous_speculative",
-    "Decoding": ".interface",
-    "DecodingState": ".state",
+    "Decoding": ".contract.models",
+    "DecodingState": ".contract.state",
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
     "FewStepDecoding": ".few_step",
     "FlowDecoding": ".flow",
     "GroupAcceptance": ".acceptance",
     "GroupDecoding": ".group",
-    "GroupModel": ".interface",
-    "Layout": ".layout",
-    "LatentModel": ".interface",
-    "LatentSampling": ".distribution",
+    "GroupModel": ".contract.models",
+    "Layout": ".contract.layout",
+    "LatentModel": ".contract.models",
+    "LatentSampling": ".contract.distribution",
     "LazyJacobiDecoding": ".lazy_jacobi",
     "MaskedDecoding": ".masked",
-    "MaskedLatentModel": ".interface",
+    "MaskedLatentModel": ".contract.models",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "Order": ".names",
@@ -75,12 +75,12 @@ _MODULES = {
     "ParallelJacobiDecoding": ".parallel_jacobi",
     "PathJacobiDecoding": ".path_jacobi",
     "PathSpeculativeDecoding": ".path_speculative",
-    "Sampling": ".distribution",
-    "ScaleModel": ".interface",
+    "Sampling": ".contract.distribution",
+    "ScaleModel": ".contract.models",
     "SpeculativeJacobiDecoding": ".speculative_jacobi",
-    "TokenModel": ".interface",
+    "TokenModel": ".contract.models",
     "TreeJacobiDecoding": ".tree_jacobi",
-    "VectorModel": ".interface",
+    "VectorModel": ".contract.models",
     "ZipARDecoding": ".zipar",
     "decode": ".loop",
     "decoding_from_dict": ".presets",
@@ -89,7 +89,7 @@ _MODULES = {
     "decoding_names": ".presets",
     "decoding_to_dict": ".presets",
     "decoding_to_text": ".presets",
-    "order_of": ".orders",
+    "order_of": ".contract.orders",
     "parse_decoding": ".names",
 }
 __all__ = [

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..kernels.neighbours import nearest_neighbours, neighbour_mass
-from .interface import TokenModel
-from .settings import check_number, check_settings
+from .contract.models import TokenModel
+from .contract.settings import check_number, check_settings
 
 
 # Neighbours per token of the codebook in LANTERN.

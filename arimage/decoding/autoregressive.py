@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from ..kernels.coupling import sample
-from .distribution import Sampling
-from .interface import TokenModel, generates_latents_in_turn, needs_tokens
-from .noise import Purpose, uniforms
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, generates_latents_in_turn, needs_tokens
+from .contract.noise import Purpose, uniforms
+from .contract.state import CursorState, DecodingState
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
-from .state import CursorState, DecodingState
 
 
 def prefill(

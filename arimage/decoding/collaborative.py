@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .distribution import Sampling
-from .interface import ScaleModel, needs_scales
+from .contract.distribution import Sampling
+from .contract.models import ScaleModel, needs_scales
+from .contract.settings import check_settings
 from .next_scale import NextScaleDecoding, ScaleState
-from .settings import check_settings
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .distribution import LatentSampling, Sampling
-from .interface import MaskedLatentModel, needs_masked_latents
+from .contract.distribution import LatentSampling, Sampling
+from .contract.models import MaskedLatentModel, needs_masked_latents
+from .contract.noise import Purpose, normals, uniforms
+from .contract.settings import check_number, check_settings
 from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, write_set
-from .noise import Purpose, normals, uniforms
-from .settings import check_number, check_settings
 
 
 # How often a rejected token is sampled again before it becomes zero.

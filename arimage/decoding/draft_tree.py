@@ -10,11 +10,11 @@ from ..kernels.coupling import sample
 from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
-from .distribution import Sampling
-from .interface import Drafter, DraftModel, TokenModel, needs_tokens
-from .noise import Purpose, uniforms
-from .settings import check_settings
-from .state import CursorState
+from .contract.distribution import Sampling
+from .contract.models import Drafter, DraftModel, TokenModel, needs_tokens
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
+from .contract.state import CursorState
 from .tree import DraftTree, ancestors, select
 
 

@@ -6,12 +6,12 @@ import torch
 
 from ..kernels.codebook import nearest_code
 from ..kernels.coupling import sample
-from .distribution import Sampling
-from .interface import VectorModel, generates_scales, generates_tokens, needs_vectors
+from .contract.distribution import Sampling
+from .contract.models import VectorModel, generates_scales, generates_tokens, needs_vectors
+from .contract.noise import Purpose, normals, uniforms
+from .contract.settings import check_settings
+from .contract.state import DecodingState
 from .next_scale import scale_sampling
-from .noise import Purpose, normals, uniforms
-from .settings import check_settings
-from .state import DecodingState
 
 
 # The network of a forward pass, the first level that it generates, and the level before which all are final after it.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.coupling import sample
-from .distribution import Sampling
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, VectorModel, generates_tokens, generates_vectors, needs_tokens
+from .contract.noise import Purpose, normals, uniforms
+from .contract.settings import check_settings
+from .contract.state import CursorState
 from .few_step import FewStepDecoding
-from .interface import TokenModel, VectorModel, generates_tokens, generates_vectors, needs_tokens
-from .noise import Purpose, normals, uniforms
-from .settings import check_settings
-from .state import CursorState
 from .window import decided_end, start_distribution
 
 

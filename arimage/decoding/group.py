@@ -7,11 +7,11 @@ from typing import Literal, get_args
 import torch
 
 from ..kernels.coupling import sample
-from .distribution import Sampling
-from .interface import GroupModel, needs_groups
-from .noise import Purpose, uniforms
-from .settings import LARGEST, check_settings
-from .state import DecodingState
+from .contract.distribution import Sampling
+from .contract.models import GroupModel, needs_groups
+from .contract.noise import Purpose, uniforms
+from .contract.settings import LARGEST, check_settings
+from .contract.state import DecodingState
 
 
 Schedule = Literal["arccos", "cosine"]

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.coupling import couple_window
-from .distribution import Sampling
-from .interface import TokenModel
-from .layout import Layout
-from .noise import Purpose, uniforms
-from .settings import check_settings
+from .contract.distribution import Sampling
+from .contract.layout import Layout
+from .contract.models import TokenModel
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
 from .window import Init, WindowState, needs_window, open_window, slide_window
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from .distribution import Sampling
-from .interface import Decoding, Model
-from .state import DecodingState
-from .watch import INTERVAL, Watch
+from .contract.distribution import Sampling
+from .contract.models import Decoding, Model
+from .contract.state import DecodingState
+from .run.watch import INTERVAL, Watch
 
 
 def decode(

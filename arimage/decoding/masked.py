@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .distribution import LatentSampling, Sampling
-from .interface import MaskedLatentModel, needs_masked_latents
-from .noise import Purpose, normals, random_orders
-from .state import DecodingState
+from .contract.distribution import LatentSampling, Sampling
+from .contract.models import MaskedLatentModel, needs_masked_latents
+from .contract.noise import Purpose, normals, random_orders
+from .contract.state import DecodingState
 
 
 @dataclass

@@ -6,11 +6,11 @@ from typing import TypeVar
 import torch
 
 from ..kernels.coupling import sample
-from .distribution import Sampling
-from .interface import ScaleModel, needs_scales
-from .noise import Purpose, exponentials, uniforms
-from .settings import check_settings
-from .state import DecodingState
+from .contract.distribution import Sampling
+from .contract.models import ScaleModel, needs_scales
+from .contract.noise import Purpose, exponentials, uniforms
+from .contract.settings import check_settings
+from .contract.state import DecodingState
 
 
 @dataclass

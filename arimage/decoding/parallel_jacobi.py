@@ -6,11 +6,11 @@ from typing import Literal, get_args
 import torch
 
 from ..kernels.coupling import couple, sample
-from .distribution import Sampling
-from .interface import TokenModel, needs_raster
-from .noise import Purpose, uniforms
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, needs_raster
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
 from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
-from .settings import check_settings
 from .window import draft_uniformly, start_distribution
 
 

@@ -5,10 +5,10 @@ from typing import get_args
 
 import torch
 
-from .distribution import Sampling
-from .interface import CausalLatentModel, needs_latents_in_turn
+from .contract.distribution import Sampling
+from .contract.models import CausalLatentModel, needs_latents_in_turn
+from .contract.settings import check_settings
 from .path_coupling import Coupling, LatentSampling, PathState, start_paths, step_window
-from .settings import check_settings
 
 
 @dataclass(frozen=True)

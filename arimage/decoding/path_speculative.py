@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import torch
 
-from .distribution import LatentSampling, Sampling
-from .interface import CausalLatentModel, needs_latents_in_turn
-from .noise import Purpose, uniforms
+from .contract.distribution import LatentSampling, Sampling
+from .contract.models import CausalLatentModel, needs_latents_in_turn
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
 from .path_coupling import PathState, log_ratio, sample_again, sample_paths, start_paths
-from .settings import check_settings
 
 
 @dataclass

@@ -7,11 +7,11 @@ from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .continuous_speculative import ContinuousSpeculativeDecoding
+from .contract.models import Decoding
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
 from .flow import FlowDecoding
 from .group import GroupDecoding
-from .interface import Decoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .masked import MaskedDecoding
 from .names import PRESETS, check_name, check_setting_names, parse_decoding

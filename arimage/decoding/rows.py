@@ -6,9 +6,9 @@ from typing import TypeVar
 import torch
 
 from .autoregressive import decide_first
-from .distribution import Sampling
-from .interface import TokenModel
-from .state import DecodingState
+from .contract.distribution import Sampling
+from .contract.models import TokenModel
+from .contract.state import DecodingState
 
 
 @dataclass

@@ -8,13 +8,13 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
-from .adaptive_window import AdaptiveWindow
-from .distribution import Sampling
-from .interface import TokenModel, generates_latents_in_turn
-from .noise import Purpose, exponentials, normals, uniforms
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, generates_latents_in_turn
+from .contract.noise import Purpose, exponentials, normals, uniforms
+from .contract.settings import check_number, check_settings
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
-from .settings import check_number, check_settings
-from .step_seconds import SIZES, step_seconds
+from .run.adaptive_window import AdaptiveWindow
+from .run.step_seconds import SIZES, step_seconds
 from .window import Init, WindowState, decided_end, needs_window, open_window, resize_window, slide_window
 
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from ..kernels.coupling import couple
 from ..kernels.siblings import couple_siblings, sample_siblings
-from .distribution import Sampling
-from .interface import TokenModel
-from .noise import Purpose, uniforms
-from .settings import check_settings
+from .contract.distribution import Sampling
+from .contract.models import TokenModel
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
 from .window import Init, WindowState, decided_end, needs_window, open_window, slide_window
 
 

@@ -7,10 +7,10 @@ from typing import Literal, TypeVar
 import torch
 
 from .autoregressive import decide_first, prefill
-from .distribution import Sampling
-from .interface import TokenModel, needs_tokens
-from .noise import Purpose, uniforms
-from .state import CursorState
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, needs_tokens
+from .contract.noise import Purpose, uniforms
+from .contract.state import CursorState
 
 
 Init = Literal["uniform", "left", "above", "previous"]

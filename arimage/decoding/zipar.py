@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.coupling import couple, sample
-from .distribution import Sampling
-from .interface import TokenModel, needs_raster
-from .noise import Purpose, uniforms
+from .contract.distribution import Sampling
+from .contract.models import TokenModel, needs_raster
+from .contract.noise import Purpose, uniforms
+from .contract.settings import check_settings
 from .rows import RowState, decide, default_context, forward_rows, start_rows
-from .settings import check_settings
 
 
 @dataclass

@@ -104,11 +104,11 @@ def generate(
     interruptions or on the number of processes."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--engine ray needs Ray: pip install 'arimage[ray]'")
-    from .manifest import make_manifest
+    from .runs.manifest import make_manifest
 
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
-    from .generate import generate_by_processes, join_processes, make_config
+    from .runs.generate import generate_by_processes, join_processes, make_config
 
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
@@ -132,14 +132,14 @@ def generate(
     if dry_run:
         import torch
 
-        from .estimate import dry_run as estimate
+        from .runs.estimate import dry_run as estimate
 
         processes = state.num_processes if engine == "processes" else workers or torch.cuda.device_count() or 1
         if state.is_main_process:
             typer.echo(estimate(pipe, config, rows, out, processes))
         return
     if engine == "ray":
-        from .ray_engine import generate_by_ray
+        from .runs.ray_engine import generate_by_ray
 
         generate_by_ray(config, rows, out, device, workers)
     else:
@@ -226,7 +226,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the images of a run in the layout of another scorer."""
-    from .export import export as export_run
+    from .runs.export import export as export_run
 
     export_run(run, format, out, size)
     typer.echo(out)
@@ -298,7 +298,7 @@ def compare(
     names = [name.strip() for name in metrics.split(",") if name.strip()]
 
     from . import compare as comparison
-    from .manifest import make_manifest
+    from .runs.manifest import make_manifest
     from .score import Job, check_metrics
 
     check_metrics(names, ref, clip)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..pipelines.base import ARPipeline
-from .generate import Run, condition, generate_batch, make_config, missing_batches, prepare, progress_bar
-from .measure import choose_decodings
+from .bench.measure import choose_decodings
 from .report import make_report, write_report
+from .runs.generate import Run, condition, generate_batch, make_config, missing_batches, prepare, progress_bar
 from .score import Job, score
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import check_fields, parse_json, replace, sampling_text
-from .run_folder import NUMBER, call_size, read_config, read_finished
+from .bench.tables import EXACT, INEXACT
+from .metrics.standard_errors import paired_difference
+from .runs.files import check_fields, parse_json, replace, sampling_text
+from .runs.run_folder import NUMBER, call_size, read_config, read_finished
 from .score import check_comparable, read_metrics
-from .standard_errors import paired_difference
-from .tables import EXACT, INEXACT
 
 
 # Runs are comparable if they share these, and their scores pass `check_comparable`.

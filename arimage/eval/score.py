@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .clip_score import PREFIX, clip_scores
-from .composition import check_run
-from .emoji import (
+from .emoji.composition import check_run
+from .emoji.emoji import (
     REFERENCE,
     EmojiExtractor,
     asked_features,
@@ -21,15 +20,25 @@ from .emoji import (
     emoji_retrieval,
     read_gallery,
 )
-from .features import ClipExtractor, Extractor, InceptionExtractor, Resize, Space, extract, file_sha256, image_paths
-from .files import check_fields, parse_json, replace
-from .frechet import Gaussian, frechet_estimate, frechet_infinity
-from .i3d import I3DExtractor, frame_count, read_clip
-from .kernel_distance import kernel_distance
-from .neighbourhoods import neighbourhoods
-from .run_folder import NUMBER, read_rows
-from .standard_errors import Estimate, mean_estimate
-from .videos import check_run as check_videos
+from .emoji.videos import check_run as check_videos
+from .metrics.clip_score import PREFIX, clip_scores
+from .metrics.features import (
+    ClipExtractor,
+    Extractor,
+    InceptionExtractor,
+    Resize,
+    Space,
+    extract,
+    file_sha256,
+    image_paths,
+)
+from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
+from .metrics.i3d import I3DExtractor, frame_count, read_clip
+from .metrics.kernel_distance import kernel_distance
+from .metrics.neighbourhoods import neighbourhoods
+from .metrics.standard_errors import Estimate, mean_estimate
+from .runs.files import check_fields, parse_json, replace
+from .runs.run_folder import NUMBER, read_rows
 
 
 METRICS_FILE = "metrics.json"

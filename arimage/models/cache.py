@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 import torch
 
-from .binding import rows_of
+from .conditions import rows_of
 
 
 class KeyValueCache(Protocol):

@@ -30,7 +30,7 @@ def known_flags(start: int, count: int, device: torch.device, prefix: int = 1) -
 
 
 class DistilledModel:
-    """A `VectorModel` (see `arimage.decoding.interface`): a student with the conditions of one call.
+    """A `VectorModel` (see `arimage.decoding.contract.models`): a student with the conditions of one call.
 
     Args:
         transformer: a `LlamaGenDDTransformer` or `VARDDTransformer`, or what `torch.compile` made of it. Every forward pass

@@ -95,7 +95,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
 
 class LlamaGenDraftModel:
-    """A `DraftModel` (see `arimage.decoding.interface`): a `LlamaGenDrafter` bound to the images of one call."""
+    """A `DraftModel` (see `arimage.decoding.contract.models`): a `LlamaGenDrafter` bound to the images of one call."""
 
     def __init__(self, drafter: LlamaGenDrafter, model: LlamaGenTokenModel):
         self.drafter, self.model = drafter, model

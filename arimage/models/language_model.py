@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from .binding import check_raster, distinct, distinct_rows, rows_of
 from .cache_transformers import LanguageCache
+from .conditions import check_raster, distinct, distinct_rows, rows_of
 from .layers import additive
 
 
@@ -31,7 +31,7 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
 
 
 class LanguageTokenModel:
-    """A `TokenModel` (see `arimage.decoding.interface`): a decoder of transformers bound to the prompts of one call.
+    """A `TokenModel` (see `arimage.decoding.contract.models`): a decoder of transformers bound to the prompts of one call.
 
     Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so the
     unconditional rows may be shorter than the conditional ones: after a prompt of T tokens the image token at position p

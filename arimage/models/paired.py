@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .binding import PrefixModel, check_image
 from .cache import SlotCache
+from .conditions import PrefixModel, check_image
 
 
 class PairedCache(SlotCache):
@@ -36,7 +36,7 @@ def both_places(slots: torch.LongTensor) -> torch.LongTensor:
 
 
 class PairedModel(PrefixModel):
-    """Base of the `GroupModel`s (see `arimage.decoding.interface`) whose transformer takes tokens, then queries.
+    """Base of the `GroupModel`s (see `arimage.decoding.contract.models`) whose transformer takes tokens, then queries.
 
     A family's transformer is called with the prefix or tokens, `at` and `query_at` from `encode`, and a mask of both; it returns
     the logits of the queries.

@@ -8,8 +8,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import PrefixModel, check_image
 from .cache import SlotCache
+from .conditions import PrefixModel, check_image
 from .layers import Linear, additive, attend
 from .transformer_llamagen import (
     Block,
@@ -205,7 +205,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
 
 class ARPGTokenModel(PrefixModel):
-    """A `GroupModel` (see `arimage.decoding.interface`): an `ARPGTransformer` with the conditions and the orders of one call.
+    """A `GroupModel` (see `arimage.decoding.contract.models`): an `ARPGTransformer` with the conditions and the orders of one call.
 
     Args:
         transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in any order.

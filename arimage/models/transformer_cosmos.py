@@ -12,8 +12,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import distinct, distinct_rows, rows_of
 from .cache import SlotCache
+from .conditions import distinct, distinct_rows, rows_of
 from .layers import Linear, additive, attend
 
 
@@ -325,7 +325,7 @@ class CosmosCache(SlotCache):
 
 
 class CosmosTokenModel:
-    """A `TokenModel` (see `arimage.decoding.interface`): a `CosmosTransformer` with the conditions of one call.
+    """A `TokenModel` (see `arimage.decoding.contract.models`): a `CosmosTransformer` with the conditions of one call.
 
     The token maps that are given are the prefix, so that they cost one prefill and no step.
 

@@ -8,8 +8,8 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .binding import PrefixModel, check_raster
 from .cache import SlotCache
+from .conditions import PrefixModel, check_raster
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from .layers import Linear, additive
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, causal_mask, check_heads, rotary_table
@@ -142,7 +142,7 @@ def coefficients(tables: DiffusionTables, step: int) -> tuple[float, float]:
 
 
 class LatentLlamaModel(PrefixModel):
-    """A `CausalLatentModel` (see `arimage.decoding.interface`): a `LatentLlamaTransformer` with the conditions of one call.
+    """A `CausalLatentModel` (see `arimage.decoding.contract.models`): a `LatentLlamaTransformer` with the conditions of one call.
 
     Args:
         transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.

@@ -10,8 +10,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .binding import PrefixModel, check_raster
 from .cache import SlotCache
+from .conditions import PrefixModel, check_raster
 from .layers import Linear, additive, attend
 
 
@@ -299,7 +299,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
 
 class LlamaGenTokenModel(PrefixModel):
-    """A `TokenModel` (see `arimage.decoding.interface`): a `LlamaGenTransformer` with the conditions of one call.
+    """A `TokenModel` (see `arimage.decoding.contract.models`): a `LlamaGenTransformer` with the conditions of one call.
 
     Args:
         transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.

@@ -159,7 +159,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
 
 
 class LPDTokenModel(PairedModel):
-    """A `GroupModel` (see `arimage.decoding.interface`): an `LPDTransformer` with the conditions and the orders of one call."""
+    """A `GroupModel` (see `arimage.decoding.contract.models`): an `LPDTransformer` with the conditions and the orders of one call."""
 
     keeps_queries = False
 

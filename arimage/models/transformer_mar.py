@@ -9,7 +9,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .binding import rows_of
+from .conditions import rows_of
 from .denoising_head import diffusion_tables
 from .layers import Linear, additive, attend
 
@@ -143,7 +143,7 @@ class MARTransformer(ModelMixin, ConfigMixin):
 
 
 class MARLatentModel:
-    """A `MaskedLatentModel` (see `arimage.decoding.interface`): a `MARTransformer` and its head with the classes of one call.
+    """A `MaskedLatentModel` (see `arimage.decoding.contract.models`): a `MARTransformer` and its head with the classes of one call.
 
     Args:
         transformer: the `MARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.

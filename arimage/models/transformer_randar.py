@@ -127,7 +127,7 @@ class RandARTransformer(ModelMixin, ConfigMixin):
 
 
 class RandARTokenModel(PairedModel):
-    """A `GroupModel` (see `arimage.decoding.interface`): a `RandARTransformer` with the conditions and the orders of one call. The
+    """A `GroupModel` (see `arimage.decoding.contract.models`): a `RandARTransformer` with the conditions and the orders of one call. The
     fed tokens of a group see those before them only, in the authors' code too."""
 
     keeps_queries = True

@@ -12,8 +12,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.linear import linear
-from .binding import distinct, distinct_rows, rows_of, with_unconditional
 from .cache import GrowingCache
+from .conditions import distinct, distinct_rows, rows_of, with_unconditional
 from .layers import Linear, attend
 
 
@@ -318,7 +318,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
 
 
 class VARScaleModel:
-    """A `ScaleModel` (see `arimage.decoding.interface`): a `VARTransformer` with the conditions of one call.
+    """A `ScaleModel` (see `arimage.decoding.contract.models`): a `VARTransformer` with the conditions of one call.
 
     Args:
         transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.

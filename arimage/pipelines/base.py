@@ -31,7 +31,7 @@ from ..decoding import (
     decoding_names,
     decoding_to_dict,
 )
-from ..decoding.capture import CompiledSteps
+from ..decoding.run.capture import CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .call import GenerationCall, running, running_call
 from .checks import as_texts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..decoding import Decoding, FewStepDecoding, LatentSampling, Layout, Sampling
-from ..decoding.interface import (
+from ..decoding.contract.models import (
     Model,
     generates_latents,
     generates_latents_in_turn,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..decoding import Decoding, FewStepDecoding
-from ..decoding.interface import generates_vectors
+from ..decoding.contract.models import generates_vectors
 from ..models.distilled import DistilledModel
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, left_pad

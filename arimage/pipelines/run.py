@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..decoding.slots import Images, Slots, decode_slots
-from ..decoding.watch import INTERVAL
+from ..decoding.run.batch import Images, Slots, decode_slots
+from ..decoding.run.watch import INTERVAL
 from .call import GenerationCall
 from .output import DecodingStats
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..eval.motions import CAST, COMBINATIONS, phrases
+from ..eval.emoji.motions import CAST, COMBINATIONS, phrases
 from ..pipelines.known import KnownCaptions
+from .captions.scenes import GROUNDS, on_ground
+from .captions.wording import PLAIN_WORDS, with_article
 from .data import ImageCaptions
-from .scenes import GROUNDS, on_ground
-from .wording import PLAIN_WORDS, with_article
 
 
 # Every so many pairs of an object and its motions, one is held out.

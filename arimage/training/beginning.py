@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 from ..auto import AutoPipeline
 from ..options import fast_dtype
 from ..pipelines.base import ARPipeline
-from .captions import CaptionSettings, new_text_parts
+from .captions.captions import CaptionSettings, new_text_parts
+from .captions.text import TextSettings, train_text_encoder
 from .data import ImageCaptions
-from .text import TextSettings, train_text_encoder
 
 
 @dataclass(frozen=True)

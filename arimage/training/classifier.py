@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from ..eval.emoji import GALLERY_COLUMNS, GALLERY_SIZE, EmojiClassifier, EmojiExtractor
+from ..eval.emoji.emoji import GALLERY_COLUMNS, GALLERY_SIZE, EmojiClassifier, EmojiExtractor
 from .data import ImageCaptions, load_captioned_images, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator

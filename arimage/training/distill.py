@@ -14,7 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..decoding import FewStepDecoding, FlowDecoding
-from ..decoding.noise import Purpose, normals
+from ..decoding.contract.noise import Purpose, normals
 from ..models.transformer_llamagen_dd import LlamaGenDDTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline

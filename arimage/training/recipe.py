@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from ..decoding import decoding_from_name
-from ..eval.prompts import read_prompts
+from ..eval.runs.prompts import read_prompts
 from ..models.transformer_latent_llama import LatentLlamaTransformer
 from ..pipelines.base import ARImagePipeline, ARPipeline
 from ..pipelines.pipeline_cosmos import CosmosPipeline
@@ -24,16 +24,16 @@ from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .animation import ClipSettings, frames_of, known_clips, make_clips
 from .beginning import Beginning
+from .captions.known import known_captions
+from .captions.scenes import SceneSettings, make_scenes
+from .captions.text import TextSettings
 from .collaborate import train_collaborate
 from .data import ImageCaptions, load_captioned_images, load_image_folder
 from .denoiser import DenoiserSettings, train_denoiser
 from .distill import DistillSettings, train_distill
 from .drafter import DrafterSettings, train_drafter
-from .known import known_captions
 from .loop import OptimizerSettings
 from .processes import processes
-from .scenes import SceneSettings, make_scenes
-from .text import TextSettings
 from .tokenizer import TOKENIZERS, TokenizerSettings, train_tokenizer
 from .transformer import TransformerTask, train_transformer
 from .transformer_arpg import ARPGTask

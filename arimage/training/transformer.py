@@ -15,7 +15,7 @@ from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .beginning import FRESH, Beginning
-from .captions import CaptionSettings, CaptionTask
+from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .processes import batch_generator
 

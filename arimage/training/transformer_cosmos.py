@@ -14,7 +14,7 @@ from ..pipelines.pipeline_cosmos import CosmosPipeline
 from ..tokenizers.vq_frames import FramewiseVQModel
 from .animation import FPS
 from .beginning import FRESH, Beginning
-from .captions import CaptionSettings, CaptionTask
+from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, save_grid, to_unit_range
 from .processes import batch_generator
 

@@ -16,7 +16,7 @@ from ..options import fast_dtype
 from ..pipelines.pipeline_var import VARPipeline
 from ..tokenizers.vq_var import VARVQModel
 from .beginning import FRESH, Beginning
-from .captions import CaptionSettings, CaptionTask
+from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .processes import batch_generator
 

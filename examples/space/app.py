@@ -2,9 +2,9 @@
 
 import os
 
-from arimage.app.demo import build_demo, launch_settings
-from arimage.app.engine import Engine
-from arimage.app.models import load_models
+from arimage.app.demo.demo import build_demo, launch_settings
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import load_models
 
 
 # None: a GPU if the Space has one.

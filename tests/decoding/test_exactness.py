@@ -30,7 +30,7 @@ from arimage.decoding import (
     decoding_names,
     speculative_jacobi,
 )
-from arimage.decoding.noise import Purpose, uniforms
+from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.decoding.window import decided_end
 from arimage.kernels.coupling import couple, sample
 from arimage.kernels.siblings import sample_siblings

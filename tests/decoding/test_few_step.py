@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.decoding import FewStepDecoding, Sampling, decode, decoding_from_text, decoding_to_text
-from arimage.decoding.noise import Purpose, normals
+from arimage.decoding.contract.noise import Purpose, normals
 
 
 SEEDS = torch.arange(3)

@@ -8,8 +8,8 @@ from decoding.conftest import some_order
 from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
 
 from arimage.decoding import FlowDecoding, Sampling, decode, decoding_from_text, decoding_to_text
+from arimage.decoding.contract.noise import normals
 from arimage.decoding.flow import flow
-from arimage.decoding.noise import normals
 
 
 class Student:

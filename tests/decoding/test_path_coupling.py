@@ -14,7 +14,7 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
 )
-from arimage.decoding.slots import Images, Slots, decode_slots
+from arimage.decoding.run.batch import Images, Slots, decode_slots
 
 
 STEPS = 8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from arimage.eval.files import to_lines
-from arimage.eval.run_folder import manifest_digest
+from arimage.eval.runs.files import to_lines
+from arimage.eval.runs.run_folder import manifest_digest
 
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

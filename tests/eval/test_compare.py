@@ -8,8 +8,8 @@ import tiny
 
 from arimage import cli
 from arimage.eval import compare as comparison
-from arimage.eval.manifest import prompt_rows
-from arimage.eval.run_folder import read_results
+from arimage.eval.runs.manifest import prompt_rows
+from arimage.eval.runs.run_folder import read_results
 
 
 PROMPTS = [{"prompt": "a red heart", "name": "red heart"}, {"prompt": "tree", "name": "deciduous tree"}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import first_prompts
 from PIL import Image
 
-from arimage.eval.prompts import read_prompts
+from arimage.eval.runs.prompts import read_prompts
 
 
 PROMPTS = Path(first_prompts.__file__).with_name("first_prompts.txt")

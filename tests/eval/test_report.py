@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tiny
 
-from arimage.eval.files import to_lines
-from arimage.eval.generate import generate, make_config, prepare
-from arimage.eval.manifest import prompt_rows
+from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.report import make_report, to_markdown, write_report
-from arimage.eval.run_folder import read_results
+from arimage.eval.runs.files import to_lines
+from arimage.eval.runs.generate import generate, make_config, prepare
+from arimage.eval.runs.manifest import prompt_rows
+from arimage.eval.runs.run_folder import read_results
 from arimage.eval.score import METRICS_FILE, entry, write_scores
-from arimage.eval.standard_errors import Estimate
 
 
 SECONDS = {"ar": [9.0, 2.0, 4.0, 8.0, 1.0], "sjd": [9.0, 1.0, 1.0, 2.0, 1.0]}

@@ -11,9 +11,9 @@ from PIL import Image
 
 from arimage import cli
 from arimage.eval import score as scoring
-from arimage.eval.export import export
-from arimage.eval.features import Space
-from arimage.eval.manifest import class_rows, prompt_rows
+from arimage.eval.metrics.features import Space
+from arimage.eval.runs.export import export
+from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.score import Job, check_comparable, read_metrics, score
 
 

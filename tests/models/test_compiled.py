@@ -7,7 +7,7 @@ from models.test_language_model import FIRST_CODE, GRID, pad_left
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
-from arimage.decoding.capture import CompiledSteps
+from arimage.decoding.run.capture import CompiledSteps
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel

@@ -8,7 +8,7 @@ from pipelines.test_calls import BUILD, LATENT, condition_of, flat, seeded
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
-from arimage.decoding.slots import Images, Slots, decode_slots
+from arimage.decoding.run.batch import Images, Slots, decode_slots
 from arimage.models.language_model import LanguageTokenModel
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel

@@ -8,7 +8,7 @@ from tiny_cosmos import SHAPE
 
 from arimage import AutoPipeline
 from arimage.decoding import Layout, Sampling, SpeculativeJacobiDecoding
-from arimage.eval.deviation import token_places
+from arimage.eval.bench.deviation import token_places
 from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.models.transformer_arpg import ARPGTransformer
-from arimage.training import captions as captions_module
 from arimage.training import loop
+from arimage.training.captions import captions as captions_module
 from arimage.training.loop import fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.transformer_arpg import ARPGTask

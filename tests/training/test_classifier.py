@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage.eval.emoji import EmojiClassifier, EmojiExtractor, read_gallery, reference_features
+from arimage.eval.emoji.emoji import EmojiClassifier, EmojiExtractor, read_gallery, reference_features
 from arimage.training import classifier as module
 from arimage.training import loop
 from arimage.training.classifier import ClassifierSettings, ClassifierTask, run_classifier

@@ -5,9 +5,9 @@ import tiny
 import torch
 
 from arimage import AutoPipeline, CollaborativeDecoding
-from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
+from arimage.training.captions import captions as captions_module
 from arimage.training.collaborate import train_collaborate
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit

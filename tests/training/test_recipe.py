@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from arimage import cli
-from arimage.training.captions import CaptionSettings, CaptionTask
+from arimage.training.captions.captions import CaptionSettings, CaptionTask
 from arimage.training.data import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import _settings

@@ -16,7 +16,7 @@ from arimage import AutoPipeline, LlamaGenVQModel, cli
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_llamagen import LlamaGenTransformer
 from arimage.training import loop, recipe
-from arimage.training.scenes import SceneSettings
+from arimage.training.captions.scenes import SceneSettings
 
 
 NAME = "emoji-llamagen"

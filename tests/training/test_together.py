@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from transformers import T5Config, T5EncoderModel
 
-from arimage.training.captions import train_text_tokenizer
+from arimage.training.captions.captions import train_text_tokenizer
+from arimage.training.captions.text import TextSettings, TextTask, train_text_encoder
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.muon import Muon, orthogonalised
 from arimage.training.processes import batch_generator, processes
-from arimage.training.text import TextSettings, TextTask, train_text_encoder
 
 
 SETTINGS = OptimizerSettings(25, 0.1, warmup_steps=1, gradient_clip=1e9, muon=("matrices.",))

@@ -21,15 +21,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
-from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training.captions import train_text_tokenizer
+from arimage.training.captions import captions as captions_module
+from arimage.training.captions.captions import train_text_tokenizer
+from arimage.training.captions.text import TextSettings
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
-from arimage.training.text import TextSettings
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
 from arimage.training.transformer import TransformerSettings, TransformerTask
 from arimage.training.transformer_arpg import ARPGSettings

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
-from arimage.training import captions as captions_module
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training import transformer_var as training
+from arimage.training.captions import captions as captions_module
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer

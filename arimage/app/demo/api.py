@@ -1,0 +1,162 @@
+"""The demo's named endpoints, for gradio_client and REST."""
+
+from collections.abc import Iterator
+
+import gradio as gr
+from PIL import Image
+
+from ..engine.engine import Engine
+from ..engine.types import Progress, Request, Result
+from .controls import events, random_seed
+from .pictures import map_of, stamped
+from .race_tab import Comparison
+
+
+ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the images so far, and {passes, decided,
+tokens, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
+head_calls, tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
+ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far, maps
+of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, head_calls, tokens_per_pass, seconds}."""
+ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
+
+
+def add_endpoints(engine: Engine, comparison: Comparison) -> None:
+    """Add /generate, /compare and /edit to the demo that is being built."""
+    models = list(engine.models)
+    with gr.Row(visible=False):
+        model = gr.Dropdown(models, value=models[0], label="model")
+        prompt = gr.Textbox(label="prompt: for models that generate from text")
+        class_label = gr.Number(label="class_label: for class-conditional models", precision=0)
+        decoding = gr.Textbox(
+            label="decoding: a name, or one with settings as in sjd-lazy:window=64; the model's by default"
+        )
+        decodings = gr.JSON(label="decodings: a list of 2 to 4, as decoding in /generate")
+        seed = gr.Number(label="seed: a whole number; a random one by default", precision=0)
+        count = gr.Number(1, label="count: images", precision=0)
+        guidance_scale = gr.Number(label="guidance_scale: 1 is off; the model's by default, as the next three")
+        temperature = gr.Number(label="temperature: above 0")
+        top_k = gr.Number(label="top_k: 0 is off, 1 is greedy", precision=0)
+        top_p = gr.Number(label="top_p: 1 is off")
+        preview_every = gr.Number(
+            4, label="preview_every: forward passes between partial images; 0 means none", precision=0
+        )
+        image = gr.Image(label="image: to be changed", type="pil")
+        mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode="L")
+        picture = gr.Image(label="picture", format="png")
+        pictures = gr.Gallery(label="pictures", format="png")
+        maps = gr.Gallery(label="maps", format="png")
+        state = gr.JSON(label="progress of the run, then its cost")
+        call = gr.Button()
+
+    def generate(
+        prompt: str | None = None,
+        model: str = models[0],
+        class_label: int | None = None,
+        decoding: str | None = None,
+        seed: int | None = None,
+        count: int = 1,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        preview_every: int = 4,
+    ) -> Iterator[tuple[list[Image.Image], dict]]:
+        request = Request(
+            model=model,
+            prompt=prompt,
+            class_label=class_label,
+            decoding=decoding or None,
+            seed=random_seed() if seed is None else seed,
+            count=count,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            preview_every=preview_every,
+        )
+        for event in events(engine.submit, request):
+            if isinstance(event, Result):
+                yield stamped(event), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
+            elif event.previews or not event.passes or not preview_every:
+                yield event.previews or [], _progress(event)
+
+    def compare(
+        prompt: str | None = None,
+        model: str = models[0],
+        class_label: int | None = None,
+        decodings: list[str] | None = None,
+        seed: int | None = None,
+    ) -> Iterator[tuple[list[Image.Image], list[Image.Image], list[dict]]]:
+        subject = {"model": model, "prompt": prompt, "class_label": class_label}
+        seed = random_seed() if seed is None else seed
+        results = []
+        for _, event in comparison.run(engine.submit, subject | {"seed": seed}, decodings or []):
+            if isinstance(event, Result):
+                results.append(event)
+                images = [image for result in results for image in stamped(result)]
+                passes = [map_of(each.deciding_pass[0]) for each in results if each.deciding_pass is not None]
+                yield images, passes, [_cost(result) for result in results]
+
+    def edit(
+        image: Image.Image | None,
+        mask_image: Image.Image | None,
+        prompt: str | None = None,
+        model: str = models[0],
+        class_label: int | None = None,
+        decoding: str | None = None,
+        seed: int | None = None,
+        preview_every: int = 4,
+    ) -> Iterator[tuple[Image.Image | None, dict]]:
+        request = Request(
+            model=model,
+            prompt=prompt,
+            class_label=class_label,
+            decoding=decoding or None,
+            seed=random_seed() if seed is None else seed,
+            image=image,
+            mask_image=mask_image,
+            preview_every=preview_every,
+        )
+        for event in events(engine.submit, request):
+            if isinstance(event, Result):
+                yield stamped(event)[0], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
+            elif event.previews or not event.passes or not preview_every:
+                yield event.previews[0] if event.previews else None, _progress(event)
+
+    subject = [prompt, model, class_label]
+    sampling = [guidance_scale, temperature, top_k, top_p]
+    call.click(
+        generate,
+        [*subject, decoding, seed, count, *sampling, preview_every],
+        [pictures, state],
+        api_name="generate",
+        api_description=ABOUT_GENERATE,
+    )
+    call.click(
+        compare,
+        [*subject, decodings, seed],
+        [pictures, maps, state],
+        api_name="compare",
+        api_description=ABOUT_COMPARE,
+    )
+    call.click(
+        edit,
+        [image, mask_image, *subject, decoding, seed, preview_every],
+        [picture, state],
+        api_name="edit",
+        api_description=ABOUT_EDIT,
+    )
+
+
+def _progress(event: Progress) -> dict:
+    return {
+        "passes": event.passes,
+        "decided": event.decided,
+        "tokens": event.tokens,
+        "queue_position": event.queue_position,
+    }
+
+
+def _cost(result: Result) -> dict:
+    names = ("decoding", "exact", "passes", "head_calls", "tokens_per_pass", "seconds")
+    return {name: getattr(result, name) for name in names}

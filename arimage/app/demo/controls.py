@@ -1,0 +1,207 @@
+"""The controls that the tabs share, and how their requests are run."""
+
+import html
+import math
+import random
+import time
+from collections.abc import Callable, Generator, Iterator
+
+import gradio as gr
+
+from ..engine.engine import Engine
+from ..engine.models import ModelInfo
+from ..engine.ticket import Ticket
+from ..engine.types import Cancelled, Progress, Refused, Request, Result
+from ..engine.videos import VideoMaker
+from . import markup
+
+
+EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
+# Seconds between two reports on a run, apart from partial images.
+PAUSE = 0.1
+SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
+# Settings of events that only the page uses: those that generate, and those that take no time and skip the queue.
+GENERATES = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE = {**GENERATES, "queue": False}
+
+
+def refusal(message: str) -> gr.Error:
+    """The error that the page shows, and clients get, when a request is refused."""
+    # The page would render it as HTML.
+    return gr.Error(html.escape(message, quote=False), print_exception=False)
+
+
+def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[Progress | Result, None, None]:
+    """Progress and result of a request; `submit` is `Engine.submit`. Leaving the loop early, for example by closing the page,
+    cancels the request.
+
+    Raises:
+        gr.Error: if the engine refuses the request.
+        Cancelled: if the request is cancelled.
+    """
+    ticket = None
+    try:
+        ticket = submit(request)
+        reported = -math.inf
+        # A closed page is noticed when something is sent to it.
+        for event in ticket.events(every=1):
+            now = time.monotonic()
+            if isinstance(event, Result) or event.previews or now - reported > PAUSE:
+                reported = now
+                yield event
+    except Refused as error:
+        raise refusal(str(error)) from error
+    finally:
+        if ticket is not None:
+            ticket.cancel()
+
+
+def random_seed() -> int:
+    """A seed that is short enough to type."""
+    return random.randrange(10**6)
+
+
+def decoding_choices(engine: Engine | VideoMaker, model: str) -> list[tuple[str, str]]:
+    """Labels and values of the decodings of a model, exact ones first; the default has its settings."""
+    info = engine.models[model]
+    default = info.decoding.partition(":")[0]
+    choices = []
+    for name in sorted(info.decodings, key=lambda name: not info.decodings[name]):
+        text = info.decoding if name == default else name
+        choices.append((f"{text} · {'exact' if info.decodings[name] else 'relaxed'}", text))
+    return choices
+
+
+def chosen(info: ModelInfo, decoding: str) -> str | None:
+    """A choice as `Request.decoding` takes it: the default may have settings that requests may not choose."""
+    return None if decoding == info.decoding else decoding
+
+
+class Subject:
+    """The controls for the model and its prompt or class."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        first, info = next(iter(engine.models.items()))
+        self.prompt = gr.Textbox(
+            EXAMPLES[0],
+            label="Prompt",
+            placeholder="What the image shows",
+            visible=info.classes is None,
+            max_lines=1,
+            elem_classes=self._list_of(first),
+            scale=2,
+            min_width=120,
+        )
+        self.class_label = gr.Number(0, label="Class", precision=0, visible=info.classes is not None, min_width=120)
+        self.model = gr.Dropdown(
+            list(engine.models),
+            value=first,
+            label="Model",
+            filterable=False,
+            visible=len(engine.models) > 1,
+            min_width=180,
+        )
+
+    @property
+    def inputs(self) -> list[gr.components.Component]:
+        return [self.model, self.prompt, self.class_label]
+
+    def condition(self, model: str, prompt: str, class_label: int) -> dict:
+        """The arguments of a `Request` for the model and its prompt or class."""
+        if self._engine.models[model].classes is None:
+            return {"model": model, "prompt": prompt}
+        return {"model": model, "class_label": class_label}
+
+    def show(self, model: str, value: str | int | None = None) -> dict:
+        """Show the prompt or the class, whichever the model takes, with a value if there is one."""
+        reads_text = self._engine.models[model].classes is None
+        text, number = ({} if value is None or shown != reads_text else {"value": value} for shown in (True, False))
+        return {
+            self.prompt: gr.Textbox(**text, visible=reads_text, elem_classes=self._list_of(model)),
+            self.class_label: gr.Number(**number, visible=not reads_text),
+        }
+
+    def _list_of(self, model: str) -> list[str]:
+        """The class that says which of `markup.suggestions` the prompt of a model has."""
+        return [f"suggests-{list(self._engine.models).index(model)}"]
+
+
+class DecodingChoice:
+    """The control of the decoding, and a line about the chosen one, which the tab renders where it wants."""
+
+    def __init__(self, engine: Engine, subject: Subject):
+        self._engine = engine
+        first, info = next(iter(engine.models.items()))
+        self.dropdown = gr.Dropdown(
+            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=230
+        )
+        self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
+        self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
+
+    def choices(self, model: str, decoding: str | None = None) -> dict:
+        """Offer the decodings of a model, and choose one, which may have other settings, or the default."""
+        info = self._engine.models[model]
+        choices = decoding_choices(self._engine, model)
+        if decoding is None or decoding.partition(":")[0] not in info.decodings:
+            decoding = info.decoding
+        if decoding not in dict(choices).values():
+            choices.append((decoding, decoding))
+        return {self.dropdown: gr.Dropdown(choices, value=decoding), self.about: self._about(model, decoding)}
+
+    def _about(self, model: str, decoding: str) -> str:
+        return markup.about_decoding(self._engine.models[model], decoding)
+
+
+class GenerateAndStop:
+    """A button that starts a run, others next to it, and during the run a button that stops it instead."""
+
+    def __init__(self, engine: Engine, label: str, name: str, others: tuple[str, ...] = ()):
+        self._engine, self._running = engine, {}
+        self.start = gr.Button(label, variant="primary", elem_id=name, min_width=120)
+        self.others = [gr.Button(other, min_width=120, elem_id=other.lower().replace(" ", "-")) for other in others]
+        self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"stop-{name}", min_width=120)
+        self.stop.click(self._stop, None, None, **AT_ONCE)
+
+    @property
+    def buttons(self) -> list[gr.Button]:
+        return [self.start, *self.others, self.stop]
+
+    def busy(self) -> dict:
+        return {self.stop: gr.Button(visible=True)} | {each: gr.Button(visible=False) for each in self.buttons[:-1]}
+
+    def idle(self) -> dict:
+        return {self.stop: gr.Button(visible=False)} | {each: gr.Button(visible=True) for each in self.buttons[:-1]}
+
+    def run(
+        self, page: gr.Request, status: gr.HTML, generate: Callable[[Callable[[Request], Ticket]], Iterator[dict]]
+    ) -> Iterator[dict]:
+        """The updates of `generate`, which submits its requests with the function that it is given, so that the stop button
+        finds them. When it is stopped or fails, the buttons are as before.
+
+        Raises:
+            gr.Error: if this page has a run already.
+        """
+        session = page.session_hash
+        if session in self._running:
+            raise refusal("this page is generating an image already: wait for it, or stop it")
+
+        def submit(request: Request) -> Ticket:
+            self._running[session] = self._engine.submit(request)
+            return self._running[session]
+
+        self._running[session] = None
+        try:
+            yield from generate(submit)
+        except Cancelled:
+            yield {status: markup.STOPPED, **self.idle()}
+        except Exception:
+            yield {status: "", **self.idle()}
+            raise
+        finally:
+            del self._running[session]
+
+    def _stop(self, page: gr.Request) -> None:
+        ticket = self._running.get(page.session_hash)
+        if ticket is not None:
+            ticket.cancel()

@@ -1,0 +1,120 @@
+"""The Gradio demo: images while they are generated, what the models know, races of decodings, and edits."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import gradio as gr
+from fastapi import FastAPI
+from PIL import Image
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from ..engine.engine import Engine
+from ..engine.videos import VideoMaker
+from ..server.auth import local_only
+from ..server.uvicorn_server import Server, serve_until_stopped
+from . import markup
+from .api import add_endpoints
+from .controls import GENERATES
+from .edit_tab import edit_tab
+from .gallery_tab import gallery_tab
+from .generate_tab import GenerateTab
+from .race_tab import Comparison, race_tab
+from .video_tab import video_tab
+
+
+# Pixels of an upload; 4096 x 4096.
+MAX_PIXELS = 2**24
+
+
+def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
+    """The demo for the models of an engine, and for those of videos, to be launched with `launch_settings`."""
+    # Gradio decodes an upload before its size can be checked: Pillow refuses images with more than twice as many pixels.
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    comparison = Comparison()
+    # Every ten minutes, files older than an hour are deleted from Gradio's folder.
+    with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
+        gr.HTML(markup.intro(engine))
+        gr.HTML(markup.suggestions(engine))
+        with gr.Tabs() as tabs:
+            with gr.Tab("Generate", id="generate"):
+                generate = GenerateTab(engine)
+            if any(info.pictures for info in engine.models.values()):
+                with gr.Tab("Gallery") as tab:
+                    gallery_tab(engine, tab, tabs, generate)
+            if any(len(info.decodings) > 1 for info in engine.models.values()):
+                with gr.Tab("Race"):
+                    race_tab(engine, comparison)
+            if any(info.edits for info in engine.models.values()):
+                with gr.Tab("Edit"):
+                    edit_tab(engine, generate.last)
+            if videos is not None:
+                with gr.Tab("Video"):
+                    video_tab(videos)
+        add_endpoints(engine, comparison)
+        demo.load(generate.open_page, None, generate.outputs, **GENERATES)
+    # The engine has its own queue and batches requests: all that fit into its queue may start at once.
+    demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
+    return demo
+
+
+def launch_settings(engine: Engine) -> dict:
+    """Arguments of `demo.launch`: the looks, and nothing served but the images of the page."""
+    return {
+        **page_settings(),
+        "share": False,
+        "quiet": True,
+        "max_threads": threads(engine),
+    }
+
+
+def page_settings() -> dict:
+    """The arguments that `demo.launch` and `gr.mount_gradio_app` both take."""
+    return {
+        "theme": gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
+        "css_paths": Path(__file__).parent / "style.css",
+        "js": markup.SUGGEST,
+        "footer_links": ["api"],
+        "allowed_paths": [],
+        "max_file_size": "8mb",
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "pwa": False,
+    }
+
+
+def threads(engine: Engine) -> int:
+    """How many threads Gradio needs: each waiting request occupies one."""
+    return engine.limits.queue + 40
+
+
+def demo_app(
+    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+) -> FastAPI:
+    """The demo as an application to be served at `host`. No page of another site reads what it answers, and none sends it
+    requests where it asks for no password."""
+    demo = build_demo(engine, videos)
+    demo.max_threads = threads(engine)
+    # Gradio lets pages of any site read its answers unless the application around it says who may: nobody.
+    middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
+    return gr.mount_gradio_app(
+        app, demo, "/", server_name=host, server_port=port, auth=auth, show_error=False, **page_settings()
+    )
+
+
+def serve_demo(
+    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+) -> None:
+    """Serve the demo until SIGINT or SIGTERM. Its images are in a folder of their own, which is removed at the end.
+
+    Raises:
+        RuntimeError: if the engine failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        server = Server(demo_app(engine, host, port, auth, videos), engine, host, port, log_level="warning")
+        server.on_start = lambda: print(f"arimage is at http://{host}:{port}/", flush=True)
+        serve_until_stopped(server, engine)

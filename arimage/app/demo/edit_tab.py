@@ -1,0 +1,112 @@
+"""The tab that generates a part of an image again."""
+
+from collections.abc import Iterator
+
+import gradio as gr
+from PIL import ImageOps
+
+from ..engine.engine import Engine
+from ..engine.types import Progress, Request
+from . import markup
+from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
+from .generate_tab import preview_every
+from .pictures import for_editor, picture_and_mask, stamped
+
+
+def edit_tab(engine: Engine, last: gr.State) -> None:
+    """Build the tab; `last` is the last run of `generate_tab`."""
+    info = next(iter(engine.models.values()))
+    with gr.Row():
+        subject = Subject(engine)
+        decoding = DecodingChoice(engine, subject)
+        seed = gr.Number(0, label="Seed", precision=0, min_width=100)
+    decoding.about.render()
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=5, min_width=300):
+            editor = gr.ImageEditor(
+                label="Paint over a part",
+                placeholder="Drop an image here, or take the last one",
+                type="pil",
+                format="png",
+                sources=["upload", "clipboard"],
+                brush=gr.Brush(default_size=64, colors=["#ff3d7f"], color_mode="fixed"),
+                layers=False,
+                transforms=[],
+                height=480,
+                canvas_size=(512, 512),
+                buttons=[],
+                elem_id="editor",
+            )
+            take = gr.Button("Take the last image from Generate", size="sm", elem_id="take")
+        with gr.Column(scale=5, min_width=300):
+            hint = gr.HTML(markup.about_editing(info))
+            with gr.Row():
+                actions = GenerateAndStop(engine, "Generate", "edit")
+            with gr.Row():
+                shown = {
+                    "format": "png",
+                    "interactive": False,
+                    "height": 260,
+                    "elem_classes": "pixels",
+                    "min_width": 140,
+                }
+                before = gr.Image(label="Before", buttons=[], elem_id="before", **shown)
+                after = gr.Image(label="After", buttons=["download"], elem_id="after", **shown)
+            status = gr.HTML(markup.EMPTY, elem_id="edit-status")
+
+    def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
+        if drawing is None or drawing["background"] is None:
+            raise refusal("the editor holds no image: upload one, or take the last one from Generate")
+        height, width = engine.models[model].sizes[0]
+        picture, mask = picture_and_mask(drawing, (width, height))
+        if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
+            raise refusal("nothing is painted over: paint over the part that you want to change")
+        request = Request(
+            **subject.condition(model, prompt, class_label),
+            decoding=chosen(engine.models[model], decoding),
+            seed=seed,
+            image=picture,
+            mask_image=mask,
+            preview_every=preview_every(engine, model),
+        )
+        first = {before: picture, after: None}
+        for event in events(submit, request):
+            if isinstance(event, Progress):
+                partial = {after: event.previews[0]} if event.previews else {}
+                yield {**first, **partial, status: markup.progress(event, 1), **actions.busy()}
+                first = {}
+            else:
+                yield {after: stamped(event)[0], status: markup.finished(event), **actions.idle()}
+
+    def edit_form(page: gr.Request, *values) -> Iterator[dict]:
+        yield from actions.run(page, status, lambda submit: generate(submit, *values))
+
+    gr.on(
+        [actions.start.click, subject.prompt.submit],
+        edit_form,
+        [editor, *subject.inputs, decoding.dropdown, seed],
+        [before, after, status, *actions.buttons],
+        **GENERATES,
+    )
+
+    def take_last(last):
+        if last is None:
+            raise refusal("no image has been generated yet: generate one in the tab Generate")
+        return for_editor(last[1].images[0])
+
+    def take_upload(drawing, model):
+        height, width = engine.models[model].sizes[0]
+        # Cropped as the model will see it.
+        shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
+        # The page takes the image that it gets from here for another upload.
+        return gr.skip() if shown.size == drawing["background"].size else shown
+
+    take.click(take_last, last, editor, **AT_ONCE)
+    editor.upload(take_upload, [editor, subject.model], editor, **AT_ONCE)
+
+    def on_model(model: str) -> dict:
+        return subject.show(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}
+
+    subject.model.input(
+        on_model, subject.model, [*subject.inputs[1:], decoding.dropdown, decoding.about, hint], **AT_ONCE
+    )

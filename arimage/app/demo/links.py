@@ -1,0 +1,56 @@
+"""Links to images: the settings of a request as the query of the demo's address."""
+
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+from ..engine.engine import Engine
+from ..engine.types import Request, Result
+from .controls import SAMPLING, chosen, refusal
+
+
+# Fields of a request in a link, and how they are read.
+READ = {
+    "model": str,
+    "prompt": str,
+    "class_label": int,
+    "count": int,
+    "seed": int,
+    "decoding": str,
+    "order": str,
+    **dict.fromkeys(SAMPLING, float),
+    "top_k": int,
+}
+
+
+def to_query(result: Result, engine: Engine) -> str:
+    """The query of the address that generates the images of a result again; settings that are the model's own are left out,
+    but not its decoding, which may change."""
+    info = engine.models[result.settings["model"]]
+    defaults = {"count": 1, "order": info.order, **info.sampling}
+    settings = {name: result.settings[name] for name in READ if name in result.settings}
+    return "?" + urlencode({name: value for name, value in settings.items() if value != defaults.get(name)})
+
+
+def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
+    """The request of a link, or None if the address has no settings.
+
+    Raises:
+        gr.Error: if a setting cannot be read, or the demo does not have the model.
+    """
+    settings = {}
+    for name, read in READ.items():
+        if name in query:
+            try:
+                settings[name] = read(query[name])
+            except ValueError as error:
+                raise refusal(
+                    f"the link has {name}={query[name][:80]}: correct the number, or leave it out"
+                ) from error
+    if not settings:
+        return None
+    model = settings.setdefault("model", next(iter(engine.models)))
+    if model not in engine.models:
+        raise refusal(f"the link asks for the model {model[:80]}: choose among {', '.join(engine.models)}")
+    if "decoding" in settings:
+        settings["decoding"] = chosen(engine.models[model], settings["decoding"])
+    return Request(**settings)

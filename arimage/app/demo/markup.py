@@ -1,0 +1,141 @@
+"""The texts of the demo, as HTML: progress, cost, and what a decoding does."""
+
+from html import escape
+from urllib.parse import urlencode
+
+from ...decoding import PRESETS
+from ...pipelines.known import Unknown
+from ..engine.engine import Engine
+from ..engine.models import ModelInfo
+from ..engine.types import Progress, Result
+from .pictures import data_uri, map_of
+
+
+# When a prompt is typed, the browser suggests what the model knows.
+SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
+    const list = target.closest("[class*=suggests-]")?.className.match(/suggests-\\d+/)[0];
+    if (list && target.matches("input")) target.setAttribute("list", list);
+})"""
+EMPTY = '<p class="faint">Press Generate to make an image.</p>'
+STOPPED = '<p class="faint">Stopped.</p>'
+LEGEND = (
+    '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward pass '
+    "of the model that decided it. Squares of one colour were decided in the same forward pass.</p>"
+)
+RACE = (
+    '<p class="faint">The decodings run one after another, so that none slows down the others; then you see them side by side, '
+    "from one start.</p>"
+)
+PROMISES = {
+    True: "Samples from exactly the distribution of the model.",
+    False: "Changes the distribution of the model to be faster.",
+}
+
+
+def intro(engine: Engine) -> str:
+    """What this is, for somebody who has never heard of it."""
+    name, info = next(iter(engine.models.items()))
+    knows = f" {escape(name)} knows {len(info.pictures):,} pictures: see the gallery." if info.pictures else ""
+    return (
+        '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece by piece. '
+        f"It can decide many pieces in one step instead of one: a race shows how much faster that is.{knows}</p></div>"
+    )
+
+
+def suggestions(engine: Engine) -> str:
+    """What each model knows, for `SUGGEST`."""
+    lists = []
+    for number, info in enumerate(engine.models.values()):
+        options = "".join(f'<option value="{escape(name)}">' for name in info.pictures)
+        lists.append(f'<datalist id="suggests-{number}">{options}</datalist>')
+    return "".join(lists)
+
+
+def badge(exact: bool) -> str:
+    name = "exact" if exact else "relaxed"
+    return f'<span class="badge {name}" title="{PROMISES[exact]}">{name}</span>'
+
+
+def about_decoding(info: ModelInfo, decoding: str) -> str:
+    """What a decoding promises, what it does, and its paper; `decoding` may have settings."""
+    name = decoding.partition(":")[0]
+    preset = PRESETS[name]
+    paper = ""
+    if preset.paper:
+        paper = f' <a href="https://arxiv.org/abs/{preset.paper}" target="_blank" rel="noopener">arXiv&nbsp;{preset.paper}</a>'
+    does = preset.summary[0].upper() + preset.summary[1:]
+    return (
+        f'<p class="faint">{badge(info.decodings[name])} {PROMISES[info.decodings[name]]} {escape(does)}.{paper}</p>'
+    )
+
+
+def about_editing(info: ModelInfo) -> str:
+    if info.grid is None:
+        return '<p class="faint">This model works from coarse to fine: the new part fits the rest of the image on all sides.</p>'
+    if info.order is not None or "mar" in info.decodings:
+        return '<p class="faint">This model generates what you paint over last: the new part fits the rest on all sides.</p>'
+    return (
+        '<p class="faint">This model works row by row: the new part fits what is above it and to its left, but cannot see what '
+        "is below. Paint down to the lower edge for the best result.</p>"
+    )
+
+
+def progress(now: Progress, count: int) -> str:
+    """The progress of a request for `count` images."""
+    if now.passes == 0:
+        text = "Next in line" if now.queue_position <= 1 else f"Waiting for {now.queue_position - 1} other requests"
+        return _status(text, 0)
+    each = now.decided / now.passes / count
+    text = f"Forward pass {now.passes} · {now.decided} of {now.tokens} tokens · {each:.1f} tokens per forward pass"
+    return _status(text, now.decided / now.tokens)
+
+
+def finished(result: Result) -> str:
+    """The cost of a request, the seeds that generate its images again, and whether the model knows the prompt."""
+    seeds = "seed" if len(result.seeds) == 1 else "seeds"
+    cost = f"{passes_of(result)} · {result.seconds:.2f} s"
+    which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
+    note = "" if result.unknown is None else _note(result.unknown, result.settings["model"])
+    return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p>{note}</div>'
+
+
+def passes_of(result: Result) -> str:
+    """The forward passes of a result, its calls of denoising heads if there are any, and its tokens per forward pass."""
+    heads = f"{result.head_calls} calls of the denoising head · " if result.head_calls else ""
+    return f"{result.passes} forward passes · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
+
+
+def _note(unknown: Unknown, model: str) -> str:
+    """The sentence about an unknown prompt, in which the names of the nearest pictures are links that generate them."""
+    sentence = escape(unknown.message)
+    for name in unknown.nearest:
+        link = f'<a href="?{escape(urlencode({"model": model, "prompt": name}))}">{escape(name)}</a>'
+        sentence = sentence.replace(escape(f'"{name}"'), link)
+    return f'<p class="note">{sentence}.</p>'
+
+
+def card(decoding: str, info: ModelInfo, event: Progress | Result | None, seconds: float = 0.0) -> str:
+    """One decoding of a race, which is waiting (None), running for so many seconds, or finished."""
+    head = f"<h3>{escape(decoding)} {badge(info.decodings[decoding.partition(':')[0]])}</h3>"
+    if not isinstance(event, Result):
+        headline, text, part = "…", "Waiting", 0
+        if event and event.passes:
+            headline, part = f"{seconds:.1f} s", event.decided / event.tokens
+            text = f"Forward pass {event.passes} · {event.decided} of {event.tokens} tokens"
+        return f'<article class="card">{head}<p class="headline faint">{headline}</p>{_bar(part)}<p class="faint">{text}</p></article>'
+    passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
+    if event.deciding_pass is not None:
+        source = data_uri(map_of(event.deciding_pass[0]))
+        passes_map = f'<img class="map" src="{source}" alt="The forward pass that decided each token">'
+    return (
+        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p><p class="faint">{passes_of(event)}</p>'
+        f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
+    )
+
+
+def _status(text: str, part: float) -> str:
+    return f'<div class="status"><p>{text}</p>{_bar(part)}</div>'
+
+
+def _bar(part: float) -> str:
+    return f'<div class="bar"><div style="width:{100 * part:.1f}%"></div></div>'

@@ -1,0 +1,96 @@
+"""Images for the browser and from it: their settings, acceptance maps, and painted masks."""
+
+import base64
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, PngImagePlugin
+
+from ...media.files import own_path
+from ...media.trace import acceptance_map
+from ..engine.types import Result
+
+
+# The text field of a PNG with the settings that generate it again.
+METADATA = "arimage"
+# Side in pixels of maps, and the smallest side of images in the editor.
+SHOWN = 384
+EDITOR = 512
+# Largest side in pixels of images inside a page.
+LARGEST = 512
+
+
+def stamped(result: Result) -> list[Image.Image]:
+    """The images of a result, each with the settings that generate it again, alone, as JSON in its text, which Gradio writes
+    to PNG files."""
+    images = [image.copy() for image in result.images]
+    for image, seed in zip(images, result.seeds, strict=True):
+        image.info[METADATA] = json.dumps(result.settings | {"count": 1, "seed": seed})
+    return images
+
+
+def png(image: Image.Image) -> bytes:
+    """The image as a PNG file, settings included."""
+    text = PngImagePlugin.PngInfo()
+    if METADATA in image.info:
+        text.add_text(METADATA, image.info[METADATA])
+    data = io.BytesIO()
+    image.save(data, "PNG", pnginfo=text)
+    return data.getvalue()
+
+
+def data_uri(image: Image.Image) -> str:
+    """The image as an address inside a page. A large one is scaled down, because the page is sent many times."""
+    image = ImageOps.contain(image, (LARGEST, LARGEST)) if max(image.size) > LARGEST else image
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
+
+
+def webp_uri(image: Image.Image) -> str:
+    """The image as an address inside a page, smaller than `data_uri` and not exact."""
+    data = io.BytesIO()
+    image.save(data, "WEBP", quality=80)
+    return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
+    """A PNG, or an archive of several, at its `own_path`."""
+    path = own_path(name, ".png" if len(images) == 1 else ".zip", folder)
+    if len(images) == 1:
+        path.write_bytes(png(images[0]))
+        return path
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, image in enumerate(images):
+            archive.writestr(f"{path.stem}-{i}.png", png(image))
+    return path
+
+
+def map_of(passes: np.ndarray) -> Image.Image:
+    """The acceptance map of an image, from the forward pass that decided each of its tokens [rows, columns]."""
+    rows, columns = passes.shape
+    cell = max(1, SHOWN // max(rows, columns))
+    return acceptance_map(passes, (rows * cell, columns * cell))
+
+
+def for_editor(image: Image.Image) -> Image.Image:
+    """The image, enlarged by a whole factor without smoothing if it is too small to paint on."""
+    factor = max(1, EDITOR // min(image.size))
+    return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+    """The content of an `ImageEditor` as an image and a mask, which is white where something was painted.
+
+    Args:
+        drawing: its value, with PIL images.
+        size: width and height; an image of another shape is cropped to its middle.
+    """
+    picture = drawing["background"]
+    mask = Image.new("L", picture.size)
+    for layer in drawing["layers"]:
+        mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
+    # The mean of each block undoes `for_editor`.
+    box = Image.Resampling.BOX
+    return ImageOps.fit(picture.convert("RGB"), size, box), ImageOps.fit(mask, size, box)

@@ -1,0 +1,112 @@
+"""The tab that shows videos while they are generated: frame after frame, then as a film."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import gradio as gr
+from PIL import Image
+
+from ...media.files import own_path, write_video
+from ..engine.types import Refused
+from ..engine.videos import VideoMaker, VideoProgress, VideoRequest
+from . import markup
+from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
+
+
+EXAMPLES = ["a red heart, moving right", "a robot, spinning", "a cat, growing", "a rocket, moving up and shrinking"]
+EMPTY = '<p class="faint">Press Generate: frames appear as soon as they are decided.</p>'
+
+
+def video_tab(maker: VideoMaker) -> None:
+    """Build the tab."""
+    first = next(iter(maker.models))
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=4, min_width=300, elem_classes="controls"):
+            model = gr.Dropdown(
+                list(maker.models), value=first, label="Model", filterable=False, visible=len(maker.models) > 1
+            )
+            prompt = gr.Textbox(EXAMPLES[0], label="Prompt", placeholder="What the video shows", max_lines=1)
+            with gr.Row():
+                start = gr.Button("Generate", variant="primary", elem_id="make-video")
+                stop = gr.Button("Stop", variant="stop", elem_id="stop-video")
+            gr.Examples(EXAMPLES, prompt, label="Try")
+            with gr.Row(elem_classes="settings"):
+                decoding = gr.Dropdown(
+                    decoding_choices(maker, first),
+                    value=maker.models[first].decoding,
+                    label="Decoding",
+                    filterable=False,
+                    scale=3,
+                )
+                seed = gr.Number(0, label="Seed", precision=0, min_width=80)
+            image = gr.Image(
+                type="pil",
+                label="First frame, if you have one",
+                height=200,
+                elem_id="first-frame",
+                elem_classes="settings",
+            )
+        with gr.Column(scale=5, min_width=300):
+            film = gr.Image(
+                visible=False,
+                show_label=False,
+                buttons=[],
+                interactive=False,
+                height=320,
+                elem_id="video",
+                elem_classes="pixels",
+            )
+            frames = gr.Gallery(
+                show_label=False, format="png", columns=4, height="auto", interactive=False, buttons=[], elem_id="frames",
+                elem_classes="pixels",
+            )  # fmt: skip
+            status = gr.HTML(EMPTY, elem_id="video-status")
+            download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
+
+    def generate(model, prompt, decoding, seed, image) -> Iterator[dict]:
+        info = maker.models[model]
+        request = VideoRequest(model, prompt or "", int(seed or 0), chosen(info, decoding), image)
+        yield {film: gr.Image(visible=False), frames: [], status: EMPTY, download: gr.DownloadButton(visible=False)}
+        shown = 0
+        try:
+            with closing(maker.run(request)) as run:
+                for now in run:
+                    update: dict = {status: status_of(now)}
+                    if len(now.frames) > shown:
+                        shown, update[frames] = len(now.frames), now.frames
+                    if now.finished is not None:
+                        path = own_path(f"{prompt} {seed}", ".webp", film.GRADIO_CACHE)
+                        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[model])
+                        update[film] = gr.Image(path, visible=True)
+                        update[download] = gr.DownloadButton(value=path, visible=True)
+                    yield update
+        except Refused as error:
+            raise refusal(str(error)) from error
+
+    outputs = [film, frames, status, download]
+    runs = gr.on([start.click, prompt.submit], generate, [model, prompt, decoding, seed, image], outputs, **GENERATES)
+    stop.click(lambda: markup.STOPPED, None, status, cancels=[runs], **AT_ONCE)
+    model.input(
+        lambda name: gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),
+        model,
+        decoding,
+        **AT_ONCE,
+    )
+
+
+def enlarged(frame: Image.Image) -> Image.Image:
+    """A small frame with pixels as squares, so that browsers do not blur it."""
+    factor = max(1, 320 // max(frame.size))
+    return frame.resize((frame.width * factor, frame.height * factor), Image.Resampling.NEAREST)
+
+
+def status_of(now: VideoProgress) -> str:
+    """How far a video is, and after how many forward passes its frames appeared."""
+    each = now.decided / max(now.passes, 1)
+    text = (
+        f"{now.passes} forward passes · {now.decided} of {now.tokens} tokens · {each:.1f} tokens per forward pass · "
+        f"{now.seconds:.2f} s"
+    )
+    appeared = ", ".join(map(str, now.map_passes)) or "none yet"
+    which = "" if now.finished is None else f"{now.finished[0]} {markup.badge(now.finished[1])} · "
+    return f'<div class="status"><p>{text}</p><p class="faint">{which}frames appeared after forward pass {appeared}</p></div>'

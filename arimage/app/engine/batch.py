@@ -1,0 +1,249 @@
+"""Images of requests that come and go, through the rows of one batch."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+
+from ...decoding import GroupDecoding
+from ...decoding.run.batch import Images, Slots, decode_slots
+from ...decoding.run.watch import INTERVAL
+from ...media.film import Film
+from ...media.trace import draw_steps, is_known
+from ...pipelines.base import ARImagePipeline
+from ...pipelines.call import GenerationCall, running
+from .ticket import Ticket
+from .types import FILM_STEPS, Refused
+
+
+logger = logging.getLogger(__name__)
+
+# Drafts are mixed with grey: this share of it, and this brightness.
+VEIL, GREY = 0.75, 0.85
+
+# Requests and which of their images begin.
+Parts = list[tuple[Ticket, list[int]]]
+
+
+@dataclass(eq=False)
+class Place:
+    """An image that is generated: image `index` of a request and image `row` of the call that prepared it. `late` [N] counts the
+    forward passes before the one that decided each token, and `began` those of the request before the image. `recorded` has
+    the tokens, whether each is decided, and the seconds after each forward pass, if there is to be a film."""
+
+    ticket: Ticket
+    index: int
+    call: GenerationCall
+    row: int
+    late: torch.LongTensor
+    began: int
+    recorded: list[tuple[torch.LongTensor, torch.BoolTensor, float]] = field(default_factory=list)
+
+
+class Flow:
+    """Generates images that may share a batch, as long as there are requests for some: each begins when there is room for it, and
+    is delivered when it is finished.
+
+    Args:
+        kind: what their requests have in common, see `Ticket.kind`.
+        size: how many images are generated at a time.
+        take: given how many images may begin, takes them out of the queue: requests with equal plans. None, if there are none.
+        give_back: called with a request after a failure that may not be its own, to be generated alone.
+        on_pass: called after every forward pass with the number of its images.
+        on_images: called with the number of finished images and their tokens.
+    """
+
+    def __init__(
+        self,
+        pipe: ARImagePipeline,
+        kind: tuple,
+        size: int,
+        take: Callable[[int, tuple], Parts],
+        give_back: Callable[[Ticket], None],
+        on_pass: Callable[[int], None],
+        on_images: Callable[[int, int], None],
+    ):
+        self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
+        self._on_pass, self._on_images = on_pass, on_images
+        self._slots = Slots(kind[1], size, pipe._steps)
+        # Those that the current forward pass prefills, and requests to be prepared one by one.
+        self._beginning: list[Place] = []
+        self._head_calls = 0
+        self._retried: list[Parts] = []
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Generate until no request of this kind is left."""
+        try:
+            decode_slots(self._slots, self._begin, self._deliver, self._on_step)
+        except Exception as error:
+            places = [*self._beginning, *(self._slots.names[row] for row in self._slots.running)]
+            tickets = list(dict.fromkeys(place.ticket for place in places))
+            for ticket in tickets:
+                if len(tickets) == 1:
+                    _fail(ticket, error)
+                else:
+                    # So that only the request at fault fails.
+                    self._give_back(ticket)
+
+    def _begin(self, room: int) -> Images | None:
+        while parts := self._retried.pop(0) if self._retried else self._take(room, self.kind):
+            parts = [(ticket, indices) for ticket, indices in parts if not ticket.future.done()]
+            try:
+                return self._prepare(parts) if parts else self._begin(room)
+            except Exception as error:
+                if len(parts) == 1:
+                    _fail(parts[0][0], error)
+                else:
+                    self._retried += [[part] for part in parts]
+        return None
+
+    def _prepare(self, parts: Parts) -> Images:
+        plan = parts[0][0].plan
+        images = [(ticket, index) for ticket, indices in parts for index in indices]
+        requests = [ticket.request for ticket, _ in images]
+        arguments = {
+            "height": plan.size[0],
+            "width": plan.size[1],
+            **{name: getattr(plan.sampling, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")},
+        }
+        if requests[0].class_label is None:
+            arguments["prompt"] = [request.prompt for request in requests]
+        else:
+            arguments["class_labels"] = [request.class_label for request in requests]
+        if plan.negative_prompt is not None:
+            arguments["negative_prompt"] = plan.negative_prompt
+        if plan.order is not None:
+            groups = plan.decoding if isinstance(plan.decoding, GroupDecoding) else None
+            arguments |= {"order": plan.order, "groups": groups}
+        if plan.edits:
+            arguments["image"] = [request.image for request in requests]
+            arguments["mask_image"] = [request.mask_image for request in requests]
+        generators = [torch.Generator().manual_seed(ticket.seeds[index]) for ticket, index in images]
+        for ticket, _ in parts:
+            ticket.start()
+        call = self.pipe.prepare(**arguments, generator=generators)
+        late = call.seeds.new_zeros(len(images), call.model.num_tokens)
+        self._beginning = [
+            Place(ticket, index, call, row, late[row], ticket.passes) for row, (ticket, index) in enumerate(images)
+        ]
+        return Images(self._beginning, call.model, call.sampling, call.seeds)
+
+    def _on_step(self) -> bool:
+        slots, state = self._slots, self._slots.state
+        self._on_pass(len(slots.running))
+        head_calls, self._head_calls = slots.head_calls - self._head_calls, slots.head_calls
+        slots.release([row for row in slots.running if slots.names[row].ticket.future.done()])
+        # A prefill is a forward pass of its own images only.
+        rows = [row for row in slots.running if not self._beginning or slots.names[row] in self._beginning]
+        self._beginning = []
+        decided = state.decided
+        undecided = ~decided
+        by_ticket: dict[Ticket, list[int]] = {}
+        for row in rows:
+            place = slots.names[row]
+            place.late += undecided[row]
+            by_ticket.setdefault(place.ticket, []).append(row)
+            if place.ticket.request.film and place.index == 0:
+                place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
+        # Reading from an accelerator waits for it.
+        on_cpu = decided.device.type == "cpu"
+        counts = decided.sum(1).tolist() if on_cpu or slots.forward_passes % INTERVAL == 0 else None
+        for ticket, its_rows in by_ticket.items():
+            ticket.passes += 1
+            ticket.head_calls += head_calls
+            self._report(ticket, its_rows, counts)
+        return False
+
+    def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
+        """Report the progress of a request whose images are in `rows`, of which `counts` tokens are decided, if that is known."""
+        request, state = ticket.request, self._slots.state
+        due = request.preview_every > 0 and ticket.passes % request.preview_every == 0
+        if counts is None and not due:
+            return
+        known: list[int] = state.decided.sum(1).tolist() if counts is None else counts
+        so_far = ticket.finished.tokens + sum(known[row] for row in rows)
+        share = min(request.previews, so_far * (request.previews + 1) // ticket.tokens)
+        due, ticket.shown = due or share > ticket.shown, share
+        previews = None
+        if due:
+            previews = []
+            for row in sorted(rows, key=lambda row: self._slots.names[row].index):
+                place = self._slots.names[row]
+                call = place.call.select([place.row])
+                previews += preview(self.pipe, call, state.tokens[row][None], state.decided[row][None])
+        ticket.report(ticket.passes, so_far, previews)
+
+    def _deliver(self, rows: list[int]) -> None:
+        """Decode the images in `rows` to pixels and hand them over; an error is that of its own request."""
+        try:
+            pictures = self._pictures(rows)
+        except Exception as error:
+            if len(rows) > 1:
+                for row in rows:
+                    self._deliver([row])
+            else:
+                _fail(self._slots.names[rows[0]].ticket, error)
+            return
+        slots, size = self._slots, self._slots.state.model.num_tokens
+        seconds = [slots.names[row].ticket.seconds for row in rows]
+        self._on_images(len(rows), len(rows) * size)
+        for row, picture, passes, ended in zip(rows, pictures, slots.passes_of(rows), seconds, strict=True):
+            place = slots.names[row]
+            deciding = None
+            if not self.pipe.generates_scales:
+                deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
+            film = self._film(place, ended) if place.recorded else None
+            place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
+
+    def _film(self, place: Place, ended: float) -> Film:
+        """The film of an image that was finished after `ended` seconds."""
+        pipe, request, count = self.pipe, place.ticket.request, len(place.recorded)
+        steps = [count * frame // min(count, FILM_STEPS) for frame in range(min(count, FILM_STEPS))]
+        tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
+        call = place.call.select([place.row])
+        title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
+        layout = None if pipe.generates_scales else call.layout
+        with running(pipe, call):
+            frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
+        return Film(frames, [*(place.recorded[step][2] for step in steps), ended], count)
+
+    def _pictures(self, rows: list[int]) -> list[Image.Image]:
+        slots, pipe = self._slots, self.pipe
+        slots.state.check([place.index if row in rows else None for row, place in enumerate(slots.names)])
+        pictures: dict[int, Image.Image] = {}
+        results = getattr(slots.state, pipe.decoded_tensor)
+        for call in {id(call): call for call in (slots.names[row].call for row in rows)}.values():
+            some = [row for row in rows if slots.names[row].call is call]
+            part = call.select([slots.names[row].row for row in some])
+            # What is generated goes on behind this.
+            with running(pipe, call):
+                pixels = pipe.decode_result(part, results[some]).float()
+            pictures.update(zip(some, pipe.to_images(part, pixels), strict=True))
+        return [pictures[row] for row in rows]
+
+
+def preview(
+    pipe: ARImagePipeline, call: GenerationCall, tokens: torch.Tensor, decided: torch.BoolTensor
+) -> list[Image.Image]:
+    """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the others are greyed."""
+    with running(pipe, call):
+        pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
+    if not pipe.generates_scales:
+        # Drafts shine through; tokens not known yet are grey.
+        veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
+        veil = call.layout.to_places(veil)[:, None]
+        veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
+        pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
+    return VaeImageProcessor().postprocess(pixels, output_type="pil")
+
+
+def _fail(ticket: Ticket, error: Exception) -> None:
+    if not isinstance(error, ValueError):
+        logger.error("a request of %s failed", ticket.request.model, exc_info=error)
+    ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
+    ticket.drop()

@@ -1,0 +1,183 @@
+"""Generates the images of many clients' requests with one worker thread, in the rows of a batch."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...pipelines.base import ARImagePipeline
+from .batch import Flow
+from .models import ModelInfo, describe
+from .ticket import Ticket
+from .types import Cancelled, Limits, Progress, Refused, Request
+from .validation import check, with_class
+
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves requests, first come, first served. Images of the same model, decoding and size, all with guidance or all without,
+    share a batch: one begins as soon as another makes room, unless a request of another kind waits first. Each has its own
+    seed and settings, so it does not depend on the others. Those of next-scale models and of continuous tokens have equal settings.
+
+    Args:
+        pipelines: by the names that requests use.
+        limits: which requests to accept.
+
+    Attributes:
+        models: the abilities of each pipeline, by name.
+        on_pass: called in the engine's thread after every forward pass with the number of images in it.
+        on_images: called there with the number of images that are finished, and their tokens.
+        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
+        failure: that error, or None.
+
+    Raises:
+        ValueError: if a pipeline takes neither text nor classes.
+    """
+
+    def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
+        self.limits = limits or Limits()
+        self.models: dict[str, ModelInfo] = {}
+        for name, pipe in pipelines.items():
+            pipe.set_progress_bar_config(disable=True)
+            self.models[name] = describe(name, pipe)
+        self.on_pass: Callable[[int], None] = lambda images: None
+        self.on_images: Callable[[int, int], None] = lambda images, tokens: None
+        self.on_failure: Callable[[], None] | None = None
+        self.failure: BaseException | None = None
+        self._pipelines = pipelines
+        self._waiting: list[Ticket] = []
+        self._running: list[Ticket] = []
+        self._arrived, self._closed = threading.Condition(), False
+        self._worker = threading.Thread(target=self._work, name="arimage-engine", daemon=True)
+        self._worker.start()
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it accepts requests."""
+        return self._worker.is_alive() and not self._closed
+
+    def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
+        """Queue a request. `on_progress` is called in the engine's thread, and must return at once.
+
+        Raises:
+            Refused: if the model is not able to do it, the limits do not allow it, or the queue is full (`busy`).
+            Cancelled: if the engine is closed.
+        """
+        if request.model not in self.models:
+            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
+        pipe, info = self._pipelines[request.model], self.models[request.model]
+        request = with_class(request, pipe)
+        plan = check(request, pipe, info, self.limits)
+        if request.image is not None and request.mask_image is not None:
+            try:
+                # Pillow reads the pixels only now.
+                picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")
+            except OSError as error:
+                raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
+            request = replace(request, image=picture, mask_image=mask)
+        # Images in raster order have no order that those next to them could have.
+        raster = plan.order == "raster" and not plan.edits
+        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
+        if info.grid is None or pipe.generates_latents:
+            kind = (plan.model, plan.decoding, plan)
+        ticket = Ticket(request, plan, kind, self._drop, on_progress)
+        if pipe.known_captions is not None and request.prompt is not None:
+            ticket.unknown = pipe.known_captions.check(request.prompt, request.model)
+        with self._arrived:
+            if self._closed:
+                raise Cancelled("the engine is closed: start it again")
+            if len(self._waiting) >= self.limits.queue:
+                raise Refused(f"{self.limits.queue} requests are waiting already: try again later", busy=True)
+            self._waiting.append(ticket)
+            ticket.report(0, 0, queue_position=len(self._waiting))
+            self._arrived.notify()
+        return ticket
+
+    def close(self) -> None:
+        """Cancel all requests, and end the worker after the current forward pass."""
+        with self._arrived:
+            self._closed = True
+            tickets = [*self._waiting, *self._running]
+            self._arrived.notify()
+        for ticket in tickets:
+            ticket.cancel()
+        self._worker.join()
+
+    def _drop(self, ticket: Ticket) -> None:
+        with self._arrived:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+
+    def _work(self) -> None:
+        try:
+            self._generate()
+        # BaseException, because a SystemExit raised in a thread ends it without a message.
+        except BaseException as error:
+            logger.critical("the engine has failed", exc_info=True)
+            with self._arrived:
+                self.failure, self._closed = error, True
+                tickets = [*self._waiting, *self._running]
+            for ticket in tickets:
+                ticket.cancel()
+            if self.on_failure is not None:
+                self.on_failure()
+
+    def _generate(self) -> None:
+        while True:
+            with self._arrived:
+                idle = not self._waiting
+                self._arrived.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+            if idle:
+                time.sleep(self.limits.gathering)
+            with self._arrived:
+                first = self._waiting[0] if self._waiting else None
+            if first is not None:
+                Flow(
+                    self._pipelines[first.plan.model],
+                    first.kind,
+                    self.limits.batch,
+                    self._take,
+                    self._give_back,
+                    lambda images: self.on_pass(images),
+                    lambda images, tokens: self.on_images(images, tokens),
+                ).run()
+            self._running = []
+
+    def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
+        """Requests of this kind with equal plans, and which of their images begin, at most `room`; none if a request of another
+        kind is the first."""
+        parts = []
+        with self._arrived:
+            self._running = [ticket for ticket in self._running if not ticket.future.done()]
+            if self._closed or not self._waiting or self._waiting[0].kind != kind:
+                return parts
+            first = self._waiting[0]
+            for ticket in list(self._waiting):
+                if ticket.kind == kind and ticket.plan == first.plan and room:
+                    indices = [ticket.unbegun.popleft() for _ in range(min(room, len(ticket.unbegun)))]
+                    room -= len(indices)
+                    parts.append((ticket, indices))
+                    if ticket not in self._running:
+                        self._running.append(ticket)
+                    if not ticket.unbegun:
+                        self._waiting.remove(ticket)
+            for position, ticket in enumerate(self._waiting, start=1):
+                if not ticket.begun:
+                    ticket.report(0, 0, queue_position=position)
+        return parts
+
+    def _give_back(self, ticket: Ticket) -> None:
+        ticket.again()
+        with self._arrived:
+            if ticket not in self._waiting and not ticket.future.done():
+                self._waiting.insert(0, ticket)

@@ -1,0 +1,131 @@
+"""Loads the models of an engine, and finds out their abilities."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...auto import packaged_models
+from ...decoding import decoding_from_name, decoding_to_text
+from ...options import DEFAULT_MODEL, load_pipeline
+from ...pipelines.base import ARPipeline
+
+
+# The ratios offered for a model that generates any.
+RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The abilities of a model.
+
+    Attributes:
+        classes: number of classes, with ids from 0; None if it generates from text.
+        sizes: (height, width) in pixels, the default first.
+        tokens: tokens of an image of the default size, over all scales of a next-scale model.
+        grid: rows and columns of tokens of the default size, of a video frames before them; None for next-scale models.
+        decodings: names of the decodings that it can run, and whether each is exact.
+        decoding: the default decoding, a name with settings.
+        sampling: the defaults of guidance_scale, temperature, top_k, top_p.
+        negative_prompt: whether it accepts a negative prompt.
+        edits: whether it changes a given image.
+        order: the default order of its tokens; None if it does not accept one.
+        names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
+    """
+
+    classes: int | None
+    sizes: list[tuple[int, int]]
+    tokens: int
+    grid: tuple[int, ...] | None
+    decodings: dict[str, bool]
+    decoding: str
+    sampling: dict
+    negative_prompt: bool
+    edits: bool
+    order: str | None
+    names: list[str] | None
+
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the pictures that it knows, if it generates from text and has such a list."""
+        return self.names or [] if self.classes is None else []
+
+
+def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
+    """`models`, names, folders or Hub repositories, by the names that clients use. A folder is known by the last part of
+    its path, so that clients do not see the rest. The default is all packaged models, those of videos only with `videos`.
+
+    Raises:
+        ValueError: if two of them have the same name.
+    """
+    named = {}
+    # The first one is what the demo begins with.
+    packaged = sorted(packaged_models(videos), key=lambda name: name != DEFAULT_MODEL)
+    for model in models or packaged:
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        if name in named:
+            raise ValueError(f"two models have the name {name}: rename a folder")
+        named[name] = model
+    return named
+
+
+def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
+    """Other names for models, from ALIAS=MODEL each.
+
+    Args:
+        names: those of the models.
+
+    Raises:
+        ValueError: if one has another form, is taken, or stands for no model.
+    """
+    parsed = {}
+    for text in aliases:
+        alias, _, target = text.partition("=")
+        if not (alias and target):
+            raise ValueError(f"--alias {text} is not of the form ALIAS=MODEL, as in gpt-image-1=emoji-llamagen")
+        if target not in names:
+            raise ValueError(f"--alias {text} names a model that is not served: choose among {', '.join(names)}")
+        if alias in names or alias in parsed:
+            raise ValueError(f"--alias {text} is the name of a model or alias already: choose another")
+        parsed[alias] = target
+    return parsed
+
+
+def load_models(
+    models: list[str] | None, device: str | None, dtype: str = "auto", videos: bool = False
+) -> dict[str, Any]:
+    """The pipelines of `models` by their `model_names`. Without `videos`, a model of videos is refused."""
+    return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models, videos).items()}
+
+
+@torch.no_grad()
+def describe(name: str, pipe: ARPipeline) -> ModelInfo:
+    """The abilities of the pipeline that requests know by this name.
+
+    Raises:
+        ValueError: if it does not generate from a text or a class alone.
+    """
+    if pipe.generates_video and not pipe.config.begins_with_text:
+        raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
+    condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
+    model = pipe.prepare(**condition).model
+    sizes = pipe.image_sizes
+    if pipe.accepts_ratio:
+        sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
+    decodings = {name: decoding_from_name(name) for name in pipe.decoding_names}
+    return ModelInfo(
+        classes=pipe.num_classes,
+        sizes=list(dict.fromkeys(sizes)),
+        tokens=model.num_tokens,
+        grid=None if pipe.generates_scales else model.layout.shape,
+        decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
+        decoding=decoding_to_text(pipe.decoding),
+        # Models of continuous tokens have neither.
+        sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
+        negative_prompt=pipe.accepts_negative_prompt,
+        edits=pipe.accepts_mask_image,
+        order=pipe.order if pipe.accepts_order else None,  # pyright: ignore[reportAttributeAccessIssue]
+        names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
+    )

@@ -1,0 +1,213 @@
+"""A submitted request: its progress, its result, and the images it has so far."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import torch
+from PIL import Image
+
+from ...decoding import decoding_to_text
+from ...media.film import Film
+from ...pipelines.known import Unknown
+from .types import Cancelled, Progress, Request, Result, image_seeds
+from .validation import Plan
+
+
+@dataclass
+class Finished:
+    """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was decided, in
+    forward passes of the request, and `seconds` when."""
+
+    images: dict[int, Image.Image] = field(default_factory=dict)
+    image_passes: dict[int, int] = field(default_factory=dict)
+    deciding: dict[int, torch.LongTensor] = field(default_factory=dict)
+    passes: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    film: Film | None = None
+
+
+class Ticket:
+    """A submitted request.
+
+    Attributes:
+        request: what was asked for.
+        future: resolves to the `Result`, or to the exception that `result` raises.
+        kind: what requests have in common whose images may share a batch: model, decoding, and so on.
+        unbegun: the images that have not begun, by their indices.
+        passes, head_calls: forward passes of its images so far, and calls of denoising heads in these.
+        unknown: what to tell about a prompt that the model does not know.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        kind: tuple,
+        drop: Callable[["Ticket"], None],
+        on_progress: Callable[[Progress], None] | None,
+    ):
+        self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
+        # Only `settle` ends it from here on.
+        self.future.set_running_or_notify_cancel()
+        self.seeds = image_seeds(request.seed, request.count)
+        self.finished, self.passes, self.head_calls, self.shown = Finished(), 0, 0, 0
+        self.unknown: Unknown | None = None
+        self.unbegun, self._started = deque(range(request.count)), None
+        self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
+        self._changed, self._latest = threading.Condition(), None
+
+    def events(self, every: float | None = None) -> Iterator[Progress | Result]:
+        """The progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
+
+        Args:
+            every: repeat the last report after this many seconds without a change, so that the reader can check whether it
+                is still needed.
+
+        Raises:
+            Refused, Cancelled: as `result`.
+        """
+        progress: Progress | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._latest is not None or self.future.done(), every)
+                latest, self._latest = self._latest, None
+            if latest is None and self.future.done():
+                break
+            if latest is not None:
+                progress = latest
+            elif progress is not None:
+                progress = replace(progress, previews=None)
+            else:
+                # Another reader took the first report.
+                continue
+            yield progress
+        yield self.result()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the images.
+
+        Raises:
+            Refused: if the pipeline raised a ValueError.
+            Cancelled: after `cancel`, or if the engine was closed.
+            TimeoutError: after `timeout` seconds.
+        """
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """End the request at once. Its images give their rows free after the current forward pass."""
+        self.settle(Cancelled("the request was cancelled"))
+        self.drop()
+
+    def drop(self) -> None:
+        """Take the request out of the queue."""
+        self._drop(self)
+
+    @property
+    def decoding(self) -> str:
+        """The name and settings of its decoding."""
+        return self.request.decoding or decoding_to_text(self.plan.decoding)
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of its images has begun."""
+        return self._started is not None
+
+    def start(self) -> None:
+        """Images of the request begin."""
+        self._started = self._started or time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since the first of its images began."""
+        return time.perf_counter() - (self._started or 0)
+
+    def finish(
+        self,
+        index: int,
+        image: Image.Image,
+        passes: int,
+        ended: int,
+        seconds: float,
+        tokens: int,
+        deciding: torch.LongTensor | None,
+        film: Film | None,
+    ) -> None:
+        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request, after
+        `seconds`."""
+        finished = self.finished
+        finished.seconds, finished.film = seconds, film or finished.film
+        finished.images[index], finished.image_passes[index] = image, passes
+        if deciding is not None:
+            finished.deciding[index] = deciding
+        finished.passes, finished.tokens = max(finished.passes, ended), finished.tokens + tokens
+        if len(finished.images) == self.request.count:
+            self.settle(self._result())
+
+    def again(self) -> None:
+        """Forget the images that are not finished: they begin again, with no other request in their batch."""
+        self.kind = (*self.kind, self)
+        self.unbegun = deque(index for index in range(self.request.count) if index not in self.finished.images)
+
+    def _result(self) -> Result:
+        request, plan, finished, indices = self.request, self.plan, self.finished, range(self.request.count)
+        tokens = finished.tokens / request.count
+        condition = {"prompt": request.prompt} if request.class_label is None else {"class_label": request.class_label}
+        optional = {
+            name: getattr(plan, name) for name in ("negative_prompt", "order") if getattr(plan, name) is not None
+        }
+        deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
+        return Result(
+            images=[finished.images[i] for i in indices],
+            seeds=self.seeds,
+            passes=finished.passes,
+            head_calls=self.head_calls,
+            tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
+            seconds=finished.seconds,
+            exact=plan.decoding.exact,
+            decoding=self.decoding,
+            deciding_pass=deciding,
+            settings={
+                "model": request.model,
+                **condition,
+                **optional,
+                "count": request.count,
+                "seed": request.seed,
+                "decoding": self.decoding,
+                "guidance_scale": plan.sampling.guidance_scale,
+                "temperature": plan.sampling.temperature,
+                "top_k": plan.sampling.top_k,
+                "top_p": plan.sampling.top_p,
+                "height": plan.size[0],
+                "width": plan.size[1],
+            },
+            film=finished.film,
+            unknown=self.unknown,
+        )
+
+    def settle(self, outcome: Result | Exception) -> None:
+        """End the request, unless it has ended already."""
+        with self._changed:
+            if not self.future.done():
+                if isinstance(outcome, Exception):
+                    self.future.set_exception(outcome)
+                else:
+                    self.future.set_result(outcome)
+            self._changed.notify_all()
+
+    def report(
+        self, passes: int, decided: int, previews: list[Image.Image] | None = None, queue_position: int = 0
+    ) -> None:
+        """Report progress."""
+        progress = Progress(passes, decided, self.tokens, previews, queue_position)
+        if self._on_progress is not None and not self.future.done():
+            self._on_progress(progress)
+        with self._changed:
+            if previews is None and self._latest is not None:
+                progress = replace(progress, previews=self._latest.previews)
+            self._latest = progress
+            self._changed.notify_all()

@@ -1,0 +1,165 @@
+"""Requests to the engine, their limits, progress and results."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from ...eval.runs.manifest import image_seed
+from ...media.film import Film
+from ...pipelines.known import Unknown
+
+
+# The most forward passes that a film shows.
+FILM_STEPS = 64
+
+
+class Refused(ValueError):
+    """A refused request: one sentence that names the thing and the remedy.
+
+    Attributes:
+        parameter: the field of `Request` at fault, where it is one.
+        busy: the queue is full; the same request may be accepted later.
+    """
+
+    def __init__(self, message: str, parameter: str | None = None, busy: bool = False):
+        super().__init__(message)
+        self.parameter, self.busy = parameter, busy
+
+
+class Cancelled(Exception):
+    """The request was cancelled, by `Ticket.cancel` or because the engine was closed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which requests the engine accepts.
+
+    Attributes:
+        queue: number of waiting requests.
+        prompt_characters: length of a prompt or negative prompt.
+        images: number of images per request.
+        pixels: height * width of an image, generated or uploaded.
+        work: images * tokens per image of a request.
+        setting: the largest number in the settings of a decoding.
+        batch: number of images generated together.
+        gathering: seconds that an idle engine waits after a request for others of the same batch.
+
+    Raises:
+        ValueError: if a number below 1 leaves nothing to generate.
+    """
+
+    queue: int = 64
+    prompt_characters: int = 500
+    images: int = 8
+    pixels: int = 2**20
+    work: int = 2**16
+    setting: int = 128
+    batch: int = 8
+    gathering: float = 0.01
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if name != "gathering" and value < 1:
+                raise ValueError(f"the limit {name} is {value}: give at least 1")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Images of one prompt or class. None means the default of the model.
+
+    Attributes:
+        model: a name of `Engine.models`.
+        prompt: for models that generate from text; or the name of a class.
+        class_label: for class-conditional models.
+        count: number of images.
+        seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
+        decoding: a name with settings, as in "sjd-lazy:window=64".
+        guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
+        height, width: in pixels, one of the sizes of the model.
+        negative_prompt: what to guide away from, for models that accept one.
+        order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
+        image, mask_image: an image to change, and a mask that is white where to change it; both or neither.
+        preview_every: forward passes between partial images; 0 means none.
+        previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
+        film: record how the first image is generated.
+    """
+
+    model: str
+    prompt: str | None = None
+    class_label: int | None = None
+    count: int = 1
+    seed: int = 0
+    decoding: str | None = None
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    height: int | None = None
+    width: int | None = None
+    negative_prompt: str | None = None
+    order: str | None = None
+    image: Image.Image | None = None
+    mask_image: Image.Image | None = None
+    preview_every: int = 0
+    previews: int = 0
+    film: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a request.
+
+    Attributes:
+        passes: forward passes so far.
+        decided: tokens decided so far.
+        tokens: tokens of all its images.
+        previews: the images so far, with greyed tokens where none is decided yet; mostly None, see
+            `Request.preview_every` and `Request.previews`.
+        queue_position: its place among the waiting requests, from 1; 0 while it is running.
+    """
+
+    passes: int
+    decided: int
+    tokens: int
+    previews: list[Image.Image] | None = None
+    queue_position: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a request gave.
+
+    Attributes:
+        images: the finished images.
+        seeds: the seed of each; a request of one image with that seed generates it again.
+        passes: forward passes in which its images were generated.
+        tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
+        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch included and
+            the drawing of a film left out.
+        exact: whether the decoding samples from the model's own distribution.
+        decoding: its name and settings, as in `Request.decoding`.
+        deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
+        settings: the request as JSON values, with the defaults filled in.
+        film: of the first image, if the request asked for it.
+        unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
+        head_calls: calls of denoising heads, one after the other; 0 for models without one.
+    """
+
+    images: list[Image.Image]
+    seeds: list[int]
+    passes: int
+    tokens_per_pass: float
+    seconds: float
+    exact: bool
+    decoding: str
+    deciding_pass: np.ndarray | None
+    settings: dict
+    film: Film | None = None
+    unknown: Unknown | None = None
+    head_calls: int = 0
+
+
+def image_seeds(seed: int, count: int) -> list[int]:
+    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's index."""
+    return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]

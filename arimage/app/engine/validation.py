@@ -1,0 +1,199 @@
+"""Checks whether a model can do what a request asks for, within the limits, and fills in the defaults."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from PIL import Image
+
+from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
+from ...decoding.contract.distribution import Sampling
+from ...pipelines.base import ARImagePipeline
+from .models import ModelInfo
+from .types import Limits, Refused, Request
+
+
+MAX_SEED = 2**53 - 1
+MAX_PREVIEWS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request with its defaults filled in; requests with equal plans are generated together.
+
+    Attributes:
+        size: height and width in pixels.
+        tokens: tokens per image.
+        order: of the tokens; None for models in raster order.
+        edits: whether there is an image to change.
+    """
+
+    model: str
+    decoding: Decoding
+    sampling: Sampling
+    size: tuple[int, int]
+    tokens: int
+    negative_prompt: str | None
+    order: str | None
+    edits: bool
+
+
+def with_class(request: Request, pipe: ARImagePipeline) -> Request:
+    """The request with the id of the class that its prompt names, if the model generates classes and names them.
+
+    Raises:
+        Refused: if no class has this name, or several have.
+    """
+    if pipe.class_names is None or request.prompt is None or request.class_label is not None:
+        return request
+    try:
+        return replace(request, prompt=None, class_label=pipe.get_label_ids(request.prompt)[0])
+    except ValueError as error:
+        raise Refused(str(error), "prompt") from error
+
+
+def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:
+    """Refuse a request that `pipe` is not able to do or `limits` do not allow, before any work.
+
+    Raises:
+        Refused: with the reason.
+    """
+    _check_condition(request, info, limits)
+    if not isinstance(request.count, int) or not 1 <= request.count <= limits.images:
+        raise Refused(f"{request.count} images are asked for: ask for 1 to {limits.images}", "count")
+    _whole("seed", request.seed, 0, MAX_SEED)
+    _whole("preview_every", request.preview_every, 0, MAX_SEED)
+    _whole("previews", request.previews, 0, MAX_PREVIEWS)
+    size = _check_size(request, info, limits)
+    tokens = info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
+    if request.count * tokens > limits.work:
+        raise Refused(
+            f"{request.count} images of {tokens} tokens are more than the {limits.work} tokens of a request: ask for "
+            "fewer or smaller images",
+            "count",
+        )
+    return Plan(
+        model=request.model,
+        decoding=_check_decoding(request, pipe, info, limits),
+        sampling=_check_sampling(request, pipe),
+        size=size,
+        tokens=tokens,
+        negative_prompt=request.negative_prompt,
+        order=_check_order(request, info),
+        edits=_check_pictures(request, info, limits),
+    )
+
+
+def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
+    if info.classes is not None:
+        if request.prompt is not None:
+            remedy = "class_label or a name, not both" if info.names else "class_label and no prompt"
+            raise Refused(f"{request.model} generates classes, not text: give {remedy}", "prompt")
+        if request.class_label is None:
+            raise Refused(
+                f"{request.model} generates classes: give class_label, 0 to {info.classes - 1}", "class_label"
+            )
+        _whole("class_label", request.class_label, 0, info.classes - 1)
+    elif request.class_label is not None:
+        raise Refused(f"{request.model} generates from text: give a prompt and no class_label", "class_label")
+    elif not (request.prompt or "").strip():
+        raise Refused(f'the prompt is empty: say what {request.model} should generate, as in "a red heart"', "prompt")
+    if request.negative_prompt is not None and not info.negative_prompt:
+        raise Refused(f"{request.model} does not accept negative_prompt: leave it out", "negative_prompt")
+    for name in ("prompt", "negative_prompt"):
+        text = getattr(request, name) or ""
+        if len(text) > limits.prompt_characters:
+            raise Refused(
+                f"the {name} has {len(text)} characters: shorten it to at most {limits.prompt_characters}", name
+            )
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise Refused(f"the {name} holds half a surrogate pair: send it as UTF-8", name)
+
+
+def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int, int]:
+    default = info.sizes[0]
+    size = (request.height or default[0], request.width or default[1])
+    if size not in info.sizes:
+        sizes = ", ".join(f"{height}x{width}" for height, width in info.sizes)
+        raise Refused(
+            f"{request.model} does not generate {size[0]}x{size[1]} pixels (height x width): choose among {sizes}",
+            "size",
+        )
+    if size[0] * size[1] > limits.pixels:
+        raise Refused(f"{size[0]}x{size[1]} pixels are more than {limits.pixels}: ask for a smaller image", "size")
+    return size
+
+
+def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Decoding:
+    if request.decoding is None:
+        return pipe.decoding
+    try:
+        name, settings = parse_decoding(request.decoding)
+        if name not in info.decodings:
+            choices = ", ".join(info.decodings)
+            raise Refused(f"{request.model} cannot run the decoding {name[:40]!r}: choose among {choices}")
+        for key, value in settings.items():
+            if key in ("drafter", "acceptance") or value == "auto":
+                raise Refused(f"the decoding's setting {key}={value} cannot be chosen here: leave it out")
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
+                raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
+        return decoding_from_name(name, **settings)
+    except ValueError as error:
+        raise Refused(str(error), "decoding") from error
+
+
+def _check_order(request: Request, info: ModelInfo) -> str | None:
+    if request.order is None:
+        return info.order
+    if info.order is None:
+        raise Refused(f"{request.model} does not accept order: leave it out", "order")
+    if request.order not in get_args(Order):
+        raise Refused(f"order is {request.order[:40]!r}: choose among {', '.join(get_args(Order))}", "order")
+    return request.order
+
+
+def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
+    for name, least, most in (("guidance_scale", 0, 100), ("temperature", 0.01, 100), ("top_p", 0, 1)):
+        value = getattr(request, name)
+        if value is not None and not (math.isfinite(value) and least <= value <= most):
+            raise Refused(f"{name} is {value}: give a number from {least} to {most}", name)
+    if request.top_k is not None:
+        _whole("top_k", request.top_k, 0, 2**20)
+    try:
+        return pipe.sampling(
+            guidance_scale=request.guidance_scale,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
+    """Whether there is an image to change."""
+    if request.image is not None and not info.edits:
+        raise Refused(f"{request.model} does not edit images: leave out image and mask_image", "image")
+    if (request.image is None) != (request.mask_image is None):
+        raise Refused("image and mask_image belong together: give both, or neither", "image")
+    for name in ("image", "mask_image"):
+        picture = getattr(request, name)
+        if picture is not None:
+            check_pixels(name, picture, limits)
+    return request.image is not None
+
+
+def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
+    """Refuse an image that is too large, without reading its pixels.
+
+    Raises:
+        Refused: with the reason.
+    """
+    if picture.width * picture.height > limits.pixels:
+        raise Refused(f"{name} has {picture.width}x{picture.height} pixels: give one of at most {limits.pixels}", name)
+
+
+def _whole(name: str, value: int, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise Refused(f"{name} is {value}: give a whole number from {least} to {most}", name)

@@ -1,0 +1,314 @@
+"""The OpenAI Images API in front of the engine."""
+
+import asyncio
+import base64
+import json
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+
+from ..engine.engine import Engine
+from ..engine.ticket import Ticket
+from ..engine.types import Cancelled, Progress, Refused, Result
+from .auth import local_only
+from .index_page import home_page
+from .metrics import Metrics
+from .middleware import PICTURES, Gate, TooLarge, too_large
+from .schemas import (
+    MEDIA_TYPES,
+    Fields,
+    answer,
+    describe_model,
+    error_body,
+    error_response,
+    event,
+    nearest_size,
+    read_mask,
+    read_picture,
+    refusal,
+)
+
+
+logger = logging.getLogger(__name__)
+
+# How long the body of a request may take to arrive, in seconds.
+BODY_SECONDS = 30
+# The files of an edit are two; with more, the error says which one there are several of.
+MAX_FILES = 16
+# Images that are asked for by url: how many are stored, and for how many seconds.
+KEPT, KEPT_SECONDS = 128, 3600
+
+
+class Pictures:
+    """Files in memory under random names, the newest `KEPT` of them for `KEPT_SECONDS`."""
+
+    def __init__(self):
+        self._files: OrderedDict[str, tuple[float, bytes, str]] = OrderedDict()
+
+    def add(self, data: bytes, media_type: str) -> str:
+        name = secrets.token_urlsafe(24)
+        self._files[name] = (time.monotonic() + KEPT_SECONDS, data, media_type)
+        while len(self._files) > KEPT or next(iter(self._files.values()))[0] < time.monotonic():
+            self._files.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> tuple[bytes, str] | None:
+        expires, data, media_type = self._files.get(name, (0.0, b"", ""))
+        return (data, media_type) if expires > time.monotonic() else None
+
+
+def build_server(
+    engine: Engine,
+    *,
+    token: str | None = None,
+    base_url: str | None = None,
+    host: str = "127.0.0.1",
+    aliases: Mapping[str, str] | None = None,
+    any_size: bool = False,
+) -> FastAPI:
+    """The application: OpenAI's Images API, a page about the server at /, /health, and /metrics for Prometheus.
+
+    Args:
+        engine: generates the images; its owner closes it.
+        token: what clients must send as `Authorization: Bearer`, except for /health and the urls of images; None lets everybody in.
+        base_url: what the urls of images begin with, by default as the client called the server.
+        host: where it listens. Without a token, a server on this machine's own address answers only requests that are
+            made to such an address or to `base_url`, and none that pages of other sites send.
+        aliases: other names of models, for clients that send fixed ones.
+        any_size: generate the nearest size of the model where it does not have the one asked for, instead of refusing.
+
+    Raises:
+        ValueError: if `base_url` is not the address of a web site.
+    """
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
+    app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
+    metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
+    engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
+    limits, default_model = engine.limits, next(iter(engine.models))
+    names = {name: name for name in engine.models} | dict(aliases or {})
+    # Room for an image and a mask that do not compress.
+    max_body = 8 * limits.pixels + 2**16
+    protection = [] if token is not None else local_only(host, base_url)
+    app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
+    _add_error_handlers(app, max_body)
+
+    def root_of(http: HTTPRequest) -> str:
+        """The address of this server, as its clients know it."""
+        return (base_url or str(http.base_url)).rstrip("/")
+
+    def model_of(name: str) -> str:
+        """The model of a name or alias."""
+        if name not in names:
+            raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
+        return names[name]
+
+    def submit(fields: Fields, uploads: dict[str, bytes], on_progress: Callable[[Progress], None] | None) -> Ticket:
+        opened = {name: read_picture(name, data, limits) for name, data in uploads.items()}
+        image = opened.get("image")
+        mask = None if image is None else read_mask(opened.get("mask", image))
+        request = fields.to_request(model_of(fields.model or default_model), image, mask)
+        if any_size:
+            request = nearest_size(request, engine.models[request.model].sizes)
+        return engine.submit(request, on_progress)
+
+    async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+        events, loop = asyncio.Queue(), asyncio.get_running_loop()
+
+        def put(item: Progress | None) -> None:
+            # Called in the engine's thread.
+            loop.call_soon_threadsafe(events.put_nowait, item)
+
+        on_progress = put if fields.stream and fields.partial_images else None
+        ticket = await run_in_threadpool(submit, fields, uploads, on_progress)
+        ticket.future.add_done_callback(lambda _: put(None))
+        if fields.stream:
+            return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
+        result = await _wait(ticket, events, http)
+        if result is None:
+            # Nobody reads this; nginx logs this status for a client that has gone.
+            return Response(status_code=499)
+        files = [await run_in_threadpool(fields.encode, image) for image in result.images]
+        if fields.response_format == "url":
+            root = root_of(http)
+            media_type = MEDIA_TYPES[fields.output_format or "png"]
+            data = [{"url": f"{root}{PICTURES}{pictures.add(file, media_type)}"} for file in files]
+        else:
+            data = [{"b64_json": base64.b64encode(file).decode()} for file in files]
+        return JSONResponse(answer(result, fields, data))
+
+    @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
+    async def generations(http: HTTPRequest) -> Response:
+        """Generate images of a prompt or a class."""
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return error_response("the body is not JSON: send Content-Type: application/json", 415)
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await http.body()
+        return await generate(http, Fields.model_validate_json(body), "image_generation", {})
+
+    @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
+    async def edits(http: HTTPRequest) -> Response:
+        """Generate a part of an image again: where `mask`, or else the image, is transparent."""
+        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise Refused("an edit is not multipart/form-data: send image and mask as files")
+        parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
+        # Uploads stay in memory.
+        parser.spool_max_size = max_body + 1
+        async with asyncio.timeout(BODY_SECONDS):
+            form = await parser.parse()
+        texts, files = {}, {}
+        for name, value in form.multi_items():
+            known, name = (texts, name) if isinstance(value, str) else (files, name.removesuffix("[]"))
+            if name in known:
+                raise Refused(f"the field {name} is sent several times: send it once", name)
+            known[name] = value if isinstance(value, str) else await value.read()
+        if not {"image"} <= files.keys() <= {"image", "mask"}:
+            raise Refused(
+                f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
+            )
+        return await generate(http, Fields.model_validate(texts), "image_edit", files)
+
+    @app.get(PICTURES + "{name}")
+    async def picture(name: str) -> Response:
+        """An image that was asked for as a url."""
+        found = pictures.get(name)
+        if found is None:
+            return error_response("this image does not exist or has expired: generate it again", 404)
+        return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        """The models of this server and their abilities."""
+        data = [describe_model(name, model, engine.models[model], started) for name, model in names.items()]
+        return {"object": "list", "data": data}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        """The abilities of one model."""
+        model = model_of(name)
+        return describe_model(name, model, engine.models[model], started)
+
+    @app.get("/", include_in_schema=False)
+    async def home(http: HTTPRequest) -> Response:
+        return HTMLResponse(home_page(names, root_of(http)))
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine is running, 503 after it was closed or failed."""
+        return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Metrics for Prometheus."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
+    """The result, or None if the client disconnects first, which cancels its request."""
+    done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return ticket.result(0) if ticket.future.done() else None
+    finally:
+        done.cancel()
+        gone.cancel()
+        ticket.cancel()
+
+
+async def _disconnected(http: HTTPRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
+    """Server-sent events: the partial images, then the image or an error. A client that disconnects closes this."""
+
+    def message(body: dict, name: str) -> str:
+        return f"event: {name}\ndata: {json.dumps(body)}\n\n"
+
+    try:
+        index = 0
+        while (progress := await events.get()) is not None:
+            if progress.previews is None:
+                continue
+            picture = progress.previews[0]
+            body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, index=index)
+            yield message(body, body["type"])
+            index += 1
+        result = ticket.result(0)
+        picture = result.images[0]
+        body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, result=result)
+        yield message(body, body["type"])
+    except Refused as error:
+        yield message(error_body(str(error), 400, error.parameter), "error")
+    except Cancelled:
+        yield message(error_body("the server is closing: try again later", 503), "error")
+    except Exception:
+        logger.exception("a stream failed")
+        yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
+    finally:
+        ticket.cancel()
+
+
+def _body(media_type: str, schema: dict) -> dict:
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+
+
+def _add_error_handlers(app: FastAPI, max_body: int) -> None:
+    """Every error as OpenAI's clients expect it."""
+
+    @app.exception_handler(Refused)
+    async def refused(http: HTTPRequest, error: Refused) -> Response:
+        return refusal(error)
+
+    @app.exception_handler(ValidationError)
+    async def invalid(http: HTTPRequest, error: ValidationError) -> Response:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"])) or None
+        if first["type"] == "extra_forbidden":
+            return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
+        return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
+
+    @app.exception_handler(MultiPartException)
+    async def malformed(http: HTTPRequest, error: MultiPartException) -> Response:
+        return error_response(f"the form cannot be read: {error.message}", 400)
+
+    @app.exception_handler(TooLarge)
+    async def large(http: HTTPRequest, error: TooLarge) -> Response:
+        return too_large(max_body)
+
+    @app.exception_handler(TimeoutError)
+    async def slow(http: HTTPRequest, error: TimeoutError) -> Response:
+        return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(http: HTTPRequest, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(Cancelled)
+    async def closing(http: HTTPRequest, error: Cancelled) -> Response:
+        return error_response("the server is closing: try again later", 503)
+
+    @app.exception_handler(HTTPException)
+    async def failed(http: HTTPRequest, error: HTTPException) -> Response:
+        message = f"{http.method} {http.url.path[:80]}: {error.detail}"
+        return error_response(message, error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(http: HTTPRequest, error: Exception) -> Response:
+        return error_response("the image could not be generated: see the log of the server", 500)

@@ -1,0 +1,220 @@
+"""The bodies of the OpenAI Images API: fields, images, answers and errors."""
+
+import base64
+import dataclasses
+import io
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+from ..engine.models import ModelInfo
+from ..engine.types import Limits, Refused, Request, Result
+from ..engine.validation import check_pixels
+
+
+MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+# What the API calls the fields of `Request`.
+NAMES = {"count": "n", "mask_image": "mask"}
+
+
+class Fields(BaseModel):
+    """The fields that a client may send, apart from the files of an edit."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    prompt: str | None = None
+    model: str | None = None
+    n: int | None = None
+    size: str | None = Field(None, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: int | None = Field(None, ge=0, le=100)
+    stream: bool | None = None
+    partial_images: int | None = Field(None, ge=0, le=3)
+
+    # Beyond OpenAI's API.
+    class_label: int | None = None
+    seed: int | None = None
+    decoding: str | None = Field(None, max_length=200)
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    negative_prompt: str | None = None
+    order: str | None = None
+
+    # Accepted from any client, without effect.
+    background: str | None = None
+    complexity: str | None = None
+    input_fidelity: str | None = None
+    moderation: str | None = None
+    quality: str | None = None
+    safety_identifier: str | None = None
+    style: str | None = None
+    user: str | None = None
+
+    def to_request(
+        self, model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
+    ) -> Request:
+        """The request for the engine; if it has no seed it gets a random one.
+
+        Raises:
+            Refused: if several images are asked for as a stream, or a transparent jpeg.
+        """
+        if self.stream and self.n not in (None, 1):
+            raise Refused(f"a stream has one image, not {self.n}: leave out n, or stream", "n")
+        if self.background == "transparent" and self.output_format == "jpeg":
+            raise Refused("a jpeg has no transparent background: leave out background, or ask for png", "background")
+        width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
+        return Request(
+            model=model,
+            # OpenAI's client always sends a prompt.
+            prompt=self.prompt or None,
+            class_label=self.class_label,
+            count=1 if self.n is None else self.n,
+            seed=secrets.randbelow(2**32) if self.seed is None else self.seed,
+            decoding=self.decoding,
+            guidance_scale=self.guidance_scale,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            height=height,
+            width=width,
+            negative_prompt=self.negative_prompt,
+            order=self.order,
+            image=image,
+            mask_image=mask_image,
+            previews=(self.partial_images or 0) if self.stream else 0,
+        )
+
+    def encode(self, image: Image.Image) -> bytes:
+        """An image as the file that was asked for."""
+        data = io.BytesIO()
+        quality = 100 if self.output_compression is None else self.output_compression
+        image.save(data, self.output_format or "png", quality=quality)
+        return data.getvalue()
+
+
+def nearest_size(request: Request, sizes: list[tuple[int, int]]) -> Request:
+    """The request, with the size of `sizes`, (height, width), that is nearest to its own: by the logarithms of height and
+    width, so that shape and area count alike."""
+    height, width = request.height, request.width
+    if height is None or width is None:
+        return request
+    nearest = min(sizes, key=lambda size: math.hypot(math.log(size[0] / height), math.log(size[1] / width)))
+    return dataclasses.replace(request, height=nearest[0], width=nearest[1])
+
+
+def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
+    """An uploaded image.
+
+    Raises:
+        Refused: if it is not an image, or too large.
+    """
+    try:
+        picture = Image.open(io.BytesIO(data), formats=["png", "jpeg", "webp"])
+        check_pixels(name, picture, limits)
+        picture.load()
+    except Refused:
+        raise
+    # Pillow's own limit is no OSError.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
+    return picture
+
+
+def read_mask(picture: Image.Image) -> Image.Image:
+    """White where an image is transparent, which is where OpenAI's API changes it.
+
+    Raises:
+        Refused: if the image has no transparency.
+    """
+    if not picture.has_transparency_data:
+        raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
+    return picture.convert("RGBA").getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)  # pyright: ignore[reportOperatorIssue] a number in 8-bit images
+
+
+def answer(result: Result, fields: Fields, data: list[dict]) -> dict:
+    """The body of a finished request; what OpenAI's API does not have is under "arimage"."""
+    return {
+        "created": int(time.time()),
+        "data": data,
+        "size": f"{result.settings['width']}x{result.settings['height']}",
+        "output_format": fields.output_format or "png",
+        "arimage": facts(result),
+    }
+
+
+def event(
+    kind: str,
+    image: bytes,
+    picture: Image.Image,
+    fields: Fields,
+    index: int | None = None,
+    result: Result | None = None,
+) -> dict:
+    """An event of a stream: a partial image with its index, or the finished one with its result."""
+    return {
+        "type": f"{kind}.partial_image" if result is None else f"{kind}.completed",
+        "b64_json": base64.b64encode(image).decode(),
+        "created_at": int(time.time()),
+        "size": f"{picture.width}x{picture.height}",
+        "output_format": fields.output_format or "png",
+        **({"partial_image_index": index} if result is None else {"arimage": facts(result)}),
+    }
+
+
+def facts(result: Result) -> dict:
+    return {
+        "model": result.settings["model"],
+        "seeds": result.seeds,
+        "decoding": result.decoding,
+        "exact": result.exact,
+        "passes": result.passes,
+        "tokens_per_pass": result.tokens_per_pass,
+        "seconds": result.seconds,
+        "unknown_prompt": result.unknown and dataclasses.asdict(result.unknown),
+        "settings": result.settings,
+    }
+
+
+def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
+    """The entry of a name, which may be an alias, in the list of models."""
+    sizes = [f"{width}x{height}" for height, width in info.sizes]
+    return {
+        "id": name,
+        "object": "model",
+        "created": started,
+        "owned_by": "arimage",
+        "arimage": dataclasses.asdict(info) | {"model": model, "sizes": sizes},
+    }
+
+
+def error_body(message: str, status: int, parameter: str | None = None, code: str | None = None) -> dict:
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}}
+
+
+def error_response(
+    message: str,
+    status: int,
+    parameter: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An error in the shape of OpenAI's API."""
+    return JSONResponse(error_body(message, status, parameter, code), status, headers)
+
+
+def refusal(error: Refused) -> JSONResponse:
+    if error.busy:
+        return error_response(str(error), 429, code="queue_full", headers={"Retry-After": "2"})
+    if error.parameter == "model":
+        return error_response(str(error), 404, "model", "model_not_found")
+    return error_response(str(error), 400, error.parameter)

@@ -1,0 +1,38 @@
+"""Starts the server."""
+
+import logging
+from collections.abc import Mapping
+
+from ..engine.engine import Engine
+from .app import build_server
+from .middleware import PICTURES
+from .uvicorn_server import Server, serve_until_stopped
+
+
+def serve_forever(
+    engine: Engine,
+    host: str,
+    port: int,
+    token: str | None,
+    base_url: str | None,
+    aliases: Mapping[str, str],
+    any_size: bool,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the requests that are left. The arguments are those
+    of `build_server`.
+
+    Raises:
+        RuntimeError: if the engine failed.
+    """
+    app = build_server(engine, token=token, base_url=base_url, host=host, aliases=aliases, any_size=any_size)
+    server = Server(app, engine, host, port)
+    logging.getLogger("uvicorn.access").addFilter(hide_pictures)
+    serve_until_stopped(server, engine)
+
+
+def hide_pictures(record: logging.LogRecord) -> bool:
+    """Keep the addresses of images, which are all that one needs to see them, out of uvicorn's log."""
+    client, method, path, *rest = record.args  # pyright: ignore[reportGeneralTypeIssues] uvicorn gives all of these
+    if str(path).startswith(PICTURES):
+        record.args = (client, method, PICTURES + "...", *rest)
+    return True

@@ -1,0 +1,139 @@
+"""Runs an application on a port with uvicorn, for clients that may be slow, silent, or many."""
+
+import asyncio
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..engine.engine import Engine
+
+
+logger = logging.getLogger(__name__)
+
+# How long the head of a request may take to arrive, in seconds.
+HEAD_SECONDS = 10
+# Connections in addition to one for each request that may wait in the queue of the engine.
+SPARE_CONNECTIONS = 128
+# How long answers may take after the engine has been closed, in seconds; an open page listens for ever.
+CLOSING_SECONDS = 3
+# Connections accepted at once, before those beyond the bound are closed: this many need a file more than the bound says.
+BACKLOG = 64
+
+
+class Connection(H11Protocol):
+    """An HTTP connection that is closed when the head of a request does not arrive in time. When there are as many as
+    `most`, a new one replaces the one that has waited longest for a head; if all are being answered it is closed.
+
+    uvicorn's own `limit_concurrency` looks at a connection only after its head has arrived.
+    """
+
+    def __init__(self, most: int, **arguments):
+        super().__init__(**arguments)
+        self._most = most
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            deadlines = {
+                other: other._deadline.when()
+                for other in self.connections
+                if isinstance(other, Connection) and other._deadline is not None
+            }
+            dropped = min(deadlines, key=deadlines.__getitem__, default=self)
+            self.connections.discard(dropped)
+            dropped.transport.abort()
+        self._watch()
+
+    def data_received(self, data):
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self):
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc):
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def _watch(self) -> None:
+        """Start the time for the next head when the last request has been answered, and stop it when the head is there."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_watching()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class Server(uvicorn.Server):
+    """A server in front of an engine. When it is told to stop it closes the engine, which cancels all requests; when the
+    engine fails it stops.
+
+    Attributes:
+        on_start: called when it can be reached.
+    """
+
+    def __init__(self, app, engine: Engine, host: str, port: int, log_level: str = "info"):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_level=log_level,
+                server_header=False,
+                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),  # pyright: ignore[reportArgumentType] uvicorn only calls it
+                ws="none",
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+                backlog=BACKLOG,
+            )
+        )
+        self._engine, self._warned = engine, False
+        self.on_start: Callable[[], None] | None = None
+        engine.on_failure = self._stop
+
+    async def startup(self, sockets=None):
+        asyncio.get_running_loop().set_exception_handler(self._report)
+        await super().startup(sockets)
+        if self.started and self.on_start is not None:
+            self.on_start()
+
+    def handle_exit(self, sig: int, frame) -> None:
+        self.force_exit = self.should_exit
+        self._stop()
+        # Closing waits for the running step, which a signal handler must not.
+        threading.Thread(target=self._engine.close).start()
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
+        """Log an error of the event loop; that no more files can be opened, which every new connection finds, only once."""
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif not self._warned:
+            self._warned = True
+            logger.error("too many open files for another connection: raise the limit (ulimit -n) or lower --queue")
+
+
+def serve_until_stopped(server: Server, engine: Engine) -> None:
+    """Serve until SIGINT or SIGTERM, then close the engine.
+
+    Raises:
+        RuntimeError: if the engine failed.
+    """
+    try:
+        server.run()
+    finally:
+        engine.close()
+    if engine.failure is not None:
+        raise RuntimeError("the engine has failed: start again") from engine.failure

@@ -1,0 +1,239 @@
+"""The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Self
+
+import torch
+
+from ...kernels import probabilities as kernel
+
+
+# The settings that the rows of a stack hold: their dtype, and what stands for None.
+_ROWS = {
+    "guidance_scale": (torch.float32, None),
+    "temperature": (torch.float32, None),
+    "top_k": (torch.long, None),
+    "top_p": (torch.float32, None),
+    "guided_tokens": (torch.long, torch.iinfo(torch.long).max),
+    "allowed": (torch.bool, True),
+    "forced": (torch.long, -1),
+}
+
+
+def _is_number(value, kind) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _by_row(setting):
+    """A setting that broadcasts to [B, Q]: a number as it is, one number per row [B] as [B, 1]."""
+    return setting[:, None] if isinstance(setting, torch.Tensor) and setting.ndim == 1 else setting
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
+
+    One for all images, or a `stack` in which every row of a batch has settings of its own: there all of these are tensors
+    [B, ...] or None.
+
+    Attributes:
+        guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable it.
+        temperature: >= 1e-6.
+        top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
+        top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
+        guided_tokens: guide the first n tokens of an image only; None = all.
+        allowed: bool [V], tokens that may be sampled; None = all.
+        forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's distribution given
+            all tokens before it, forced ones included; it does not depend on forced tokens after it.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+
+    guidance_scale: float | torch.FloatTensor = 1.0
+    temperature: float | torch.FloatTensor = 1.0
+    top_k: int | torch.LongTensor = 0
+    top_p: float | torch.FloatTensor = 1.0
+    guided_tokens: int | torch.LongTensor | None = None
+    allowed: torch.BoolTensor | None = field(default=None, compare=False)
+    forced: torch.LongTensor | None = field(default=None, compare=False)
+
+    def __post_init__(self):
+        scale, temperature = self.guidance_scale, self.temperature
+        if not (_is_number(scale, Real) and math.isfinite(scale) and scale >= 0):
+            raise ValueError(f"guidance_scale is {scale!r}: give a finite number of at least 0; 1 disables guidance")
+        if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-6):
+            raise ValueError(
+                f"temperature is {temperature!r}: give a finite number of at least 1e-6, or top_k=1 for greedy decoding"
+            )
+        if not (_is_number(self.top_k, Integral) and self.top_k >= 0):
+            raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
+        if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
+        if self.guided_tokens is not None and not (
+            _is_number(self.guided_tokens, Integral) and self.guided_tokens >= 0
+        ):
+            raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
+        if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
+            raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
+
+    @classmethod
+    def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
+        """The settings of a batch whose row b is sampled as `samplings[b]` says, in tensors on `device` that `put` overwrites.
+
+        A row without guidance (a scale of 1 or less) has the scale 1, so it may stand next to rows with guidance. What none of
+        `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and no row can be given it later. `forced` is
+        [1, N] in each of them.
+        """
+        stacked = copy.copy(samplings[0])
+        for name, (dtype, _) in _ROWS.items():
+            given = [value for sampling in samplings if (value := getattr(sampling, name)) is not None]
+            shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
+            rows = None if shape is None else torch.empty(shape, dtype=dtype, device=device)
+            object.__setattr__(stacked, name, rows)
+        for row, sampling in enumerate(samplings):
+            stacked.put(torch.tensor([row], device=device), sampling)
+        return stacked
+
+    def put(self, rows: torch.LongTensor, other: Self) -> None:
+        """Give the `rows` [n] of a stack the settings of `other`, one for all of them or a stack of n, in place.
+
+        Raises:
+            ValueError: if `other` sets what no row of the stack could set so far.
+        """
+        for name, (dtype, absent) in _ROWS.items():
+            mine, value = getattr(self, name), getattr(other, name)
+            if mine is None and value is None:
+                continue
+            if mine is None:
+                raise ValueError(f"no row of this stack has {name}: set it in one of the samplings that are stacked")
+            value = torch.as_tensor(absent if value is None else value, dtype=dtype, device=mine.device)
+            mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
+
+    @property
+    def guided(self) -> bool:
+        """Whether the logits without the condition are needed, of a stack by any row that it may hold."""
+        return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
+
+    def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
+        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a check of `allowed` waits for the device."""
+        other = copy.copy(self)
+        object.__setattr__(other, "guidance_scale", scale)
+        return other
+
+    @property
+    def stacked(self) -> bool:
+        """Whether every row has settings of its own."""
+        return isinstance(self.temperature, torch.Tensor)
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """That of the `images` [M]."""
+        other = copy.copy(self)
+        for name in _ROWS if self.stacked else ("forced",):
+            if getattr(self, name) is not None:
+                object.__setattr__(other, name, getattr(self, name)[images])
+        return other
+
+    def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
+        """That of `batch_size` images, of which `images` [M] are sampled as `other` says. It is itself where there is no
+        difference, and where it is a stack with room for all that `other` sets, which is written in place."""
+        unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
+        if not unlike and self.forced is None and other.forced is None:
+            return self
+        stack, moved = copy.copy(self), not self.stacked
+        if not self.stacked:
+            every = torch.arange(batch_size, device=images.device).split(1)
+            stack = type(self).stack([self.take(row) for row in every], images.device)
+        for name, (dtype, absent) in _ROWS.items():
+            if getattr(stack, name) is None and (value := getattr(other, name)) is not None:
+                value = torch.as_tensor(value)
+                shape = value.shape[1:] if other.stacked else value.shape[-1:]
+                rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
+                object.__setattr__(stack, name, rows)
+                moved = True
+        stack.put(images, other)
+        return stack if moved else self
+
+    def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
+        scale = self.guidance_scale
+        if self.guided_tokens is not None:
+            scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
+        probabilities = kernel.probabilities(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
+        return self.force(probabilities, positions)
+
+    def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q], one-hot where a token is forced."""
+        if self.forced is None:
+            return probabilities
+        tokens = self.forced.gather(1, positions)[..., None]
+        one_hot = torch.arange(probabilities.shape[-1], device=tokens.device) == tokens
+        return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
+
+    def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the allowed
+        tokens, one-hot where a token is forced."""
+        if self.allowed is None:
+            weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
+        else:
+            allowed = self.allowed if self.allowed.ndim == 1 else self.allowed[:, None]
+            weights = allowed.float() / allowed.sum(-1, keepdim=True)
+        return self.force(weights.expand(*positions.shape, -1), positions)
+
+
+@dataclass(frozen=True)
+class LatentSampling(Sampling):
+    """How continuous tokens are sampled by a `LatentModel`: `guidance_scale`, `temperature` and what follows. The settings of
+    tokens of a vocabulary (`top_k`, `top_p`, `guided_tokens`, `allowed`) keep their defaults.
+
+    Attributes:
+        guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1 disable it.
+        temperature: what the noise of the denoising steps is multiplied by, >= 1e-6.
+        guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant" does not.
+        num_inference_steps: forward passes of a `MaskedLatentModel` per image, 1 .. N; for no other model.
+        num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of the
+            training steps, from the least noise to the most.
+        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled ones depend on all of them.
+
+    Raises:
+        ValueError: if a setting is out of its range.
+    """
+
+    guidance_schedule: str = "linear"
+    num_inference_steps: int = 64
+    num_diffusion_steps: int | tuple[int, ...] = 100
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, default in (("top_k", 0), ("top_p", 1), ("guided_tokens", None), ("allowed", None)):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} is for tokens of a vocabulary, and those of this model are continuous: leave it out"
+                )
+        if self.guidance_schedule not in ("linear", "constant"):
+            raise ValueError(f'guidance_schedule is {self.guidance_schedule!r}: give "linear" or "constant"')
+        if not _is_number(self.num_inference_steps, Integral) or self.num_inference_steps < 1:
+            raise ValueError(f"num_inference_steps is {self.num_inference_steps!r}: give a whole number of at least 1")
+        steps = self.num_diffusion_steps
+        # JSON has lists only.
+        parts = tuple(steps) if isinstance(steps, list | tuple) else (steps,)
+        if not parts or not all(_is_number(part, Integral) and part >= 1 for part in parts) or sum(parts) < 2:
+            raise ValueError(
+                f"num_diffusion_steps is {steps!r}: give a whole number of at least 2, or several as a list"
+            )
+        object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
+
+    def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
+        """The guidance scales where `share` of the tokens, 0 to 1, are decided."""
+        share = share if self.guidance_schedule == "linear" else torch.ones_like(share)
+        return 1 + (self.guidance_scale - 1) * share
+
+    @property
+    def num_denoising_steps(self) -> int:
+        """The denoising steps of a token, of all parts together."""
+        steps = self.num_diffusion_steps
+        return sum(steps) if isinstance(steps, tuple) else steps

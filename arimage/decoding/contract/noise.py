@@ -1,0 +1,67 @@
+"""Random numbers as a function of where they are used, so that an image never depends on its neighbours in a batch."""
+
+import math
+from enum import IntEnum
+
+import torch
+
+from ...kernels import noise
+
+
+class Purpose(IntEnum):
+    """What a number is for: numbers of different purposes are independent."""
+
+    SAMPLE = 0
+    VERIFY = 1
+    REFRESH = 2
+    START = 3
+    GUMBEL = 4
+    SIBLING = 5
+    ORDER = 6
+    NOISE = 7
+    DENOISE = 8
+    CANDIDATE = 9
+
+
+def uniforms(
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    purpose: Purpose,
+    steps: torch.LongTensor | None,
+    count: int,
+) -> torch.FloatTensor:
+    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] at the steps [B] of the images;
+    None for numbers that are the same at every step."""
+    return noise.uniforms(seeds, positions, steps, purpose, count)
+
+
+def exponentials(
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    purpose: Purpose,
+    steps: torch.LongTensor | None,
+    count: int,
+) -> torch.FloatTensor:
+    """Exponential numbers [B, Q, count], float32, positive and finite; the arguments are those of `uniforms`."""
+    return noise.exponentials(seeds, positions, steps, purpose, count)
+
+
+def normals(
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    purpose: Purpose,
+    steps: torch.LongTensor | None,
+    count: int,
+) -> torch.FloatTensor:
+    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of `uniforms`."""
+    pairs = (count + 1) // 2
+    # Halves of different words, so that radius and angle are independent.
+    radii = (2 * exponentials(seeds, positions, purpose, steps, pairs)).sqrt()
+    angles = 2 * math.pi * uniforms(seeds, positions, purpose, steps, 2 * pairs)[..., pairs:]
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]
+
+
+def random_orders(seeds: torch.LongTensor, count: int) -> torch.LongTensor:
+    """A random order of `count` positions per image, int64 [B, count]."""
+    positions = torch.arange(count, device=seeds.device).expand(len(seeds), -1)
+    return uniforms(seeds, positions, Purpose.ORDER, None, 1)[..., 0].argsort(dim=1, stable=True)

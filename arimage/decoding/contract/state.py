@@ -1,0 +1,233 @@
+"""What a decoding has decided so far: buffers that its steps write in place."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+
+from .distribution import Sampling
+from .models import Decoding, Model, generates_latents_in_turn, generates_tokens
+
+
+@dataclass
+class DecodingState:
+    """A batch of B images of N tokens, some of them decided. All tensors are allocated once and written in place.
+
+    Attributes:
+        model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
+        cache: the model's cache of this call.
+        token_buffer: int64 [B, N + spare], spare >= 1; what is written behind the image is thrown away. See `tokens`.
+        finished: bool [B].
+        steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the image is
+            finished.
+        accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided.
+        invalid: bool [B], whether probabilities of the image were not finite.
+        head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
+        image_dims: the dimension of the images of tensors where it is not the first.
+        refillable: whether finished images may be replaced by others, see `put`.
+        student_passes: forward passes of a student that drafts, at the start of these images.
+    """
+
+    image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    # Set by those that have a denoising head.
+    head_calls = 0
+    refillable: ClassVar[bool] = True
+    student_passes = 0
+
+    model: Model
+    sampling: Sampling
+    seeds: torch.LongTensor
+    cache: Any
+    token_buffer: torch.LongTensor
+    finished: torch.BoolTensor
+    steps: torch.LongTensor
+    accepted: torch.LongTensor
+    invalid: torch.BoolTensor
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        sampling: Sampling,
+        seeds: torch.LongTensor,
+        cache: Any,
+        *,
+        spare: int = 1,
+        **buffers,
+    ) -> Self:
+        """A state with nothing decided; `buffers` are the fields that a subclass adds."""
+        batch, size = len(seeds), model.num_tokens
+        return cls(
+            model=model,
+            sampling=sampling,
+            seeds=seeds,
+            cache=cache,
+            token_buffer=F.pad(seeds.new_full((batch, size), -1), (0, spare)),
+            finished=torch.zeros_like(seeds, dtype=torch.bool),
+            steps=torch.zeros_like(seeds),
+            accepted=seeds.new_zeros(size + 1, batch),
+            invalid=torch.zeros_like(seeds, dtype=torch.bool),
+            **buffers,
+        )
+
+    @property
+    def tokens(self) -> torch.LongTensor:
+        """Int64 [B, N] by rank: decided tokens and drafts, -1 where there is neither."""
+        return self.token_buffer[:, : self.model.num_tokens]
+
+    @property
+    def decided(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens are final: as many of the first as the steps decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        return ranks < self.accepted.sum(0)[:, None]
+
+    @property
+    def newest(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens the last step of each image decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        end = self.accepted.sum(0)[:, None]
+        return (ranks < end) & (ranks >= end - self.accepted.gather(0, self.steps[None] - 1).T)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the `newest` tokens may be replaced: nothing has been computed from them yet."""
+        return False
+
+    def replace(self, tokens: torch.LongTensor) -> None:
+        """Let the tokens be `tokens` [B, N], which differ from them in the `newest` only."""
+        self.tokens.copy_(tokens)
+
+    @property
+    def max_steps(self) -> int:
+        """After so many steps every image is finished."""
+        return len(self.accepted) - 1
+
+    @property
+    def step_shape(self) -> Hashable:
+        """What the shapes of the next step depend on; None where every step has shapes of its own."""
+        return () if self.reach is None else self.cache.limit
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes of the model until every image was finished, prefill included. Reads the device."""
+        return int(self.steps.max())
+
+    def accepted_per_step(self) -> torch.LongTensor:
+        """Int64 [forward_passes, B] on the CPU: how many tokens each step of each image decided. Reads the device."""
+        return self.accepted[: self.forward_passes].cpu()
+
+    def probabilities(
+        self,
+        logits: torch.Tensor,
+        positions: torch.LongTensor,
+        live: torch.BoolTensor | None = None,
+        sampling: Sampling | None = None,
+    ) -> torch.FloatTensor:
+        """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B, Q] are not
+        finite become `invalid`; positions behind the image are never live."""
+        sampling = sampling or self.sampling
+        if sampling.forced is not None:
+            positions = positions.clamp(max=self.model.num_tokens - 1)
+        probabilities = sampling.probabilities(logits, positions)
+        # Where logits are not finite, the whole row is NaN.
+        broken = probabilities[..., 0].isnan()
+        self.invalid |= (broken if live is None else broken & live).any(1)
+        return probabilities
+
+    def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
+        """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
+        self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
+
+    def record(self, accepted: torch.LongTensor) -> None:
+        """Count a step that decided `accepted` [B] tokens, 0 of an image that was finished before; call it before `finished` is
+        updated."""
+        self.accepted.scatter_(0, self.steps[None], accepted[None])
+        self.steps += ~self.finished
+
+    def starter(self, decoding: Decoding) -> Decoding:
+        """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
+        return decoding
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
+        kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
+        assert generates_tokens(self.model) or generates_latents_in_turn(self.model)
+        moved = self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] both are of one kind
+        self.cache.put(rows, other.cache)
+        sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
+        for name, dim, values in self._per_image():
+            theirs = getattr(other, name)
+            if dim == 0 and values.ndim > 1:
+                # A state may have spare columns.
+                values = values[:, : theirs.shape[1]]
+            values.index_copy_(dim, rows, theirs)
+        return moved or self.sampling is not sampling
+
+    def select(self, rows: torch.LongTensor) -> None:
+        """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""
+        for name, dim, values in list(self._per_image()):
+            setattr(self, name, values.index_select(dim, rows))
+        self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
+        self.cache.expand(rows)
+
+    def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The tensors with one part per image: name, dimension of the images, tensor."""
+        batch = len(self.seeds)
+        for field in fields(self):
+            values, dim = getattr(self, field.name), self.image_dims.get(field.name, 0)
+            # What all images share has one part.
+            if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
+                yield field.name, dim, values
+
+    @property
+    def reach(self) -> tuple[torch.LongTensor, int] | None:
+        """A slot [] of the cache that no image has come to, and by how many slots a step comes further at most; None where that
+        is not known."""
+        return None
+
+    def limit_attention(self, steps: int) -> None:
+        """Called by the loop on the host: let the next `steps` steps attend no further than they may come. Reads the device."""
+        if self.reach is not None:
+            slot, stride = self.reach
+            self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
+
+    def check(self, names: Sequence[Any] | None = None) -> None:
+        """Raise if any probabilities were not finite. Reads the device.
+
+        Args:
+            names: the image of each row, None for a row without one; by default the rows are the images.
+
+        Raises:
+            ValueError: naming the images.
+        """
+        names = range(len(self.seeds)) if names is None else names
+        broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
+        if broken:
+            images = ", ".join(map(str, broken))
+            raise ValueError(
+                f"the logits of the model are not finite (images {images} of the batch): check its weights, or load it with "
+                "dtype float32 or bfloat16"
+            )
+
+    def adapt(self) -> None:
+        """Called by the loop on the host every few steps; may choose among the shapes of the next steps."""
+
+
+@dataclass
+class CursorState(DecodingState):
+    """Adds to `DecodingState`: `cursor` [B], the first position that is not decided."""
+
+    cursor: torch.LongTensor
+
+    def advance(self, end: torch.LongTensor) -> None:
+        """Count a step that decided the tokens before `end` [B]."""
+        self.record(end - self.cursor)
+        self.cursor.copy_(end)
+        torch.ge(end, self.model.num_tokens, out=self.finished)
+
+
+def attention_limit(slots: int, most: int) -> int:
+    """The least of a few sizes, at which compiled steps are compiled, that holds `slots`, up to `most`."""
+    return min(-(-slots // 64) * 64, most)

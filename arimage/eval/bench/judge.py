@@ -1,0 +1,71 @@
+"""How far the tokens of a decoding are from the model's distribution, and how many tokens it feeds the model."""
+
+import dataclasses
+
+import torch
+
+from ...decoding import Decoding, decode
+from ...pipelines.base import ARImagePipeline
+from .deviation import deviation, token_places
+from .measure import take
+
+
+class CountedModel:
+    """A `TokenModel` that counts the tokens it is fed in `fed`."""
+
+    def __init__(self, model):
+        self._model, self.fed = model, 0
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, tokens, positions, *arguments, **options):
+        self.fed = self.fed + (positions >= 0).sum()
+        return self._model.forward(tokens, positions, *arguments, **options)
+
+
+def cannot_judge(pipe: ARImagePipeline) -> str | None:
+    """Why the images of a pipeline cannot be compared with the distribution of its model; None where they can."""
+    if pipe.generates_vectors:
+        return "a distilled model turns noise into an image and has no probabilities"
+    return "continuous tokens have no probabilities" if pipe.generates_latents else None
+
+
+@torch.no_grad()
+def judge(
+    pipe: ARImagePipeline,
+    condition: dict[str, list],
+    decoding: Decoding,
+    *,
+    images: int,
+    seed: int,
+    sampling: dict | None = None,
+) -> dict:
+    """How far `images` images are from the model's distribution: `deviation`, the fields of `Deviation`, and for a
+    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill. `sampling` are arguments of
+    `pipe.prepare` that override the checkpoint's.
+
+    Raises:
+        ValueError: if the images cannot be compared, see `cannot_judge`.
+    """
+    reason = cannot_judge(pipe)
+    if reason is not None:
+        raise ValueError(f"{type(pipe).__name__} cannot be compared with its distribution: {reason}")
+    sampling = sampling or {}
+    places, fed, passes = [], 0, 0
+    for start in range(0, images, 16):
+        count = min(16, images - start)
+        batch = take(condition, start, count)
+        # The orders of images follow from their seeds.
+        generators = [torch.Generator().manual_seed(seed + image) for image in range(start, start + count)]
+        call = pipe.prepare(**batch, **sampling, generator=generators)
+        model = call.model
+        counted = model if pipe.generates_scales else CountedModel(model)
+        seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
+        state = decode(counted, decoding, call.sampling, seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
+        if counted is not model:
+            fed += int(counted.fed)
+            passes += int((state.accepted_per_step()[1:] > 0).sum())
+        places.append(token_places(model, call.sampling, state.tokens))
+    found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))
+    return {"deviation": dataclasses.asdict(found), **({"tokens_fed": fed / passes} if passes else {})}

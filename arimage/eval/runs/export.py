@@ -1,0 +1,143 @@
+"""Runs in the layouts of other scorers, which are not part of this library."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from diffusers.utils import make_image_grid
+from PIL import Image
+
+from ..metrics.features import image_paths, resize
+from .files import replace
+from .run_folder import read_config, read_rows
+
+
+# The images of a prompt: rows of the manifest and paths.
+Group = list[tuple[dict, Path]]
+
+
+def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
+    """Write the images of a run to `out`: a file for "adm-npz", a folder for "geneval", "dpg" and "result-jsonl".
+
+    Args:
+        size: for "adm-npz" only: resize to this side in pixels.
+
+    Raises:
+        ValueError: if images of the run are missing or damaged, its manifest lacks what the scorer needs, or `out` exists.
+    """
+    paths = image_paths(run)
+    if out.exists():
+        raise ValueError(f"--out {out} already exists: name another, or delete it")
+    if size is not None and format != "adm-npz":
+        raise ValueError(f"--size is for adm-npz: {format} keeps the size of the images")
+    if format == "adm-npz":
+        replace(out, lambda file: write_adm_npz(paths, file, size))
+        return
+    writers = {"geneval": write_geneval, "dpg": write_dpg, "result-jsonl": write_result_jsonl}
+    images = list(zip(read_rows(run), paths, strict=True))
+    count = read_config(run)["source"].get("per_prompt", 1)
+    try:
+        writers[format]([images[start : start + count] for start in range(0, len(images), count)], out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> None:
+    """One array `arr_0`, uint8 [N, H, W, 3], as the evaluator of ADM (https://arxiv.org/abs/2105.05233) reads it; LlamaGen's
+    and VAR's ImageNet figures come from it.
+
+    The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000 consecutive
+    images, which must cover all classes. `size` resizes as LlamaGen does, see `resize`.
+
+    Raises:
+        ValueError: if the images have different sizes.
+    """
+    order = np.random.default_rng(0).permutation(len(paths))
+    first = _read(paths[0], size)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), *first.shape)}
+    # Written image by image: 50,000 images of 256x256 pixels are 9.8 GB.
+    with zipfile.ZipFile(file, "w") as archive, archive.open("arr_0.npy", "w", force_zip64=True) as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for index in order:
+            pixels = _read(paths[index], size)
+            if pixels.shape != first.shape:
+                raise ValueError(f"{paths[index]} has another size than {paths[0]}: give --size")
+            stream.write(pixels.tobytes())
+
+
+def _read(path: Path, size: int | None) -> np.ndarray:
+    pixels = np.array(Image.open(path).convert("RGB"))
+    return pixels if size is None else resize(pixels, size)
+
+
+def write_geneval(groups: list[Group], out: Path) -> None:
+    """GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of evaluation_metadata.jsonl and
+    its images.
+
+    Raises:
+        ValueError: if a row does not come from that file.
+    """
+    for [(row, _), *_] in groups:
+        if not {"tag", "include"} <= row.get("metadata", {}).keys():
+            raise ValueError(
+                f"image {row['id']} has no tag and include for GenEval: generate with --prompts evaluation_metadata.jsonl"
+            )
+    for number, group in enumerate(groups):
+        folder, row = out / f"{number:05d}", group[0][0]
+        (folder / "samples").mkdir(parents=True)
+        metadata = json.dumps({**row["metadata"], "prompt": row["prompt"]}, ensure_ascii=False)
+        (folder / "metadata.jsonl").write_text(metadata + "\n", encoding="utf-8")
+        for sample, (_, path) in enumerate(group):
+            shutil.copyfile(path, folder / "samples" / f"{sample:05d}.png")
+
+
+def write_dpg(groups: list[Group], out: Path) -> None:
+    """DPG-Bench (https://arxiv.org/abs/2403.05135): one picture per prompt, item_id.png, a 2x2 grid of its four images.
+
+    Raises:
+        ValueError: if an item_id is missing, not a file name or not unique, or a prompt has not four images.
+    """
+    seen = set()
+    for group in groups:
+        row = group[0][0]
+        if "item_id" not in row.get("metadata", {}):
+            raise ValueError(f"image {row['id']} has no item_id for DPG-Bench: generate with prompts that have one")
+        name = str(row["metadata"]["item_id"])
+        if "/" in name or name in seen:
+            raise ValueError(
+                f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each prompt its own, without /"
+            )
+        seen.add(name)
+        if len(group) != 4:
+            raise ValueError(
+                f"image {row['id']} is one of {len(group)} of its prompt, and DPG-Bench needs 4: generate with --per-prompt 4"
+            )
+    out.mkdir(parents=True)
+    for group in groups:
+        pictures = [Image.open(path) for _, path in group]
+        make_image_grid(pictures, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
+
+
+def write_result_jsonl(groups: list[Group], out: Path) -> None:
+    """LlamaGen's text-to-image runs (https://arxiv.org/abs/2406.06525): result.jsonl of text and image_path, captions.txt, and
+    the images.
+
+    Raises:
+        ValueError: if the run is of classes.
+    """
+    images = [pair for group in groups for pair in group]
+    if "prompt" not in images[0][0]:
+        raise ValueError("result-jsonl needs prompts, and this run is of classes: use --format adm-npz")
+    (out / "images").mkdir(parents=True)
+    lines = []
+    for row, path in images:
+        copy = out / "images" / path.name
+        shutil.copyfile(path, copy)
+        lines.append(
+            json.dumps({"text": row["prompt"], "image_path": str(copy.absolute())}, ensure_ascii=False) + "\n"
+        )
+    (out / "result.jsonl").write_text("".join(lines), encoding="utf-8")
+    (out / "captions.txt").write_text("".join(row["prompt"] + "\n" for row, _ in images), encoding="utf-8")

@@ -1,0 +1,395 @@
+"""Generating the images of a run, with any number of processes and interruptions: the images are the same bit for bit.
+
+The unit of work is the call, rows k * call_size ... of the manifest: up to `BATCHES` times `batch_size` images, of which each that is
+finished makes room for the next one. The seed of an image makes it independent of the others of its call only up to the rounding
+of differently shaped matrix products, and a token that depends on the last bit changes the rest of its image. So an image is
+always generated in the same call, in which everything follows from the tokens and nothing from the clock, and a call with a
+missing or damaged image is repeated as a whole. A decoding must not depend on the clock either: the window "auto" follows measured times, so its
+images follow the model's distribution but are not reproducible.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from filelock import FileLock, Timeout
+from torch import nn
+from tqdm import tqdm
+
+from ...decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
+from ...pipelines.base import ARPipeline
+from ..bench.measure import choose_decodings, machine
+from ..bench.memory import peak_memory, reset_peak_memory
+from .files import replace, sync_folder, to_lines
+from .run_folder import (
+    CONFIG,
+    IMAGES,
+    MANIFEST,
+    RESULTS,
+    call_size,
+    manifest_digest,
+    read_config,
+    read_results,
+    read_rows,
+)
+
+
+# A call has at most so many times `batch_size` images, and a run at least so many calls if it has enough of them: to share
+# among processes, to lose to an interruption, and to be timed.
+BATCHES = CALLS = 8
+
+
+@dataclass
+class Run:
+    """A run: its folder, configuration and manifest.
+
+    Attributes:
+        lock: keeps other commands out of the folder while it is held.
+        warm: whether this process has generated a batch of the run.
+    """
+
+    folder: Path
+    config: dict
+    rows: list[dict]
+    lock: FileLock | None = None
+    warm: bool = False
+
+    @property
+    def call_size(self) -> int:
+        """Images per call."""
+        return call_size(self.config)
+
+    def batch(self, index: int) -> list[dict]:
+        """The rows of a call."""
+        return self.rows[index * self.call_size : (index + 1) * self.call_size]
+
+
+def make_config(
+    pipe: ARPipeline,
+    rows: list[dict],
+    *,
+    model: str,
+    source: dict,
+    seed: int,
+    batch_size: int,
+    decoding: str | None = None,
+    sampling: dict | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    negative_prompt: str | None = None,
+    order: str | None = None,
+) -> dict:
+    """The configuration of a run, with defaults filled in, as stored in config.json.
+
+    Args:
+        rows: the manifest.
+        model: the name that `pipe` was loaded by.
+        source: where the rows come from, see `make_manifest`.
+        decoding: as `parse_decoding` reads it; default: the pipeline's.
+        sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
+        negative_prompt: for all images, of models that take one.
+        order: of the tokens, of models that take one; default: the pipeline's.
+
+    Raises:
+        ValueError: if the pipeline cannot generate the last row with these settings.
+    """
+    if batch_size < 1:
+        raise ValueError(f"--batch-size is {batch_size}: give at least 1")
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels is not None and pixels < 1:
+            raise ValueError(f"--{name} is {pixels}: give at least 1")
+    sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
+    pipe.sampling(**sampling)
+    if decoding is None:
+        settings = decoding_to_dict(pipe.decoding)
+        presets = [name for name in decoding_names() if decoding_to_dict(decoding_from_name(name)) == settings]
+        decoding = presets[0] if presets else type(pipe.decoding).__name__
+    else:
+        asked = sampling if order is None else {**sampling, "order": order}
+        chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], asked)
+        settings = decoding_to_dict(chosen[decoding])
+    optional = {}
+    for name, value in (("negative_prompt", negative_prompt), ("order", order)):
+        if value is not None:
+            if not getattr(pipe, f"accepts_{name}"):
+                raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
+            optional[name] = value
+    if pipe.accepts_order:
+        optional.setdefault("order", pipe.order)  # pyright: ignore[reportAttributeAccessIssue]
+    pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)
+    return {
+        "model": model,
+        "weights": weights_digest(pipe),
+        "decoding_name": decoding,
+        "decoding": settings,
+        "sampling": {**pipe.generation_config, **sampling},
+        "source": source,
+        "manifest": manifest_digest(rows),
+        "images": len(rows),
+        "seed": seed,
+        "batch_size": batch_size,
+        "call_size": batch_size * min(max(len(rows) // (batch_size * CALLS), 1), BATCHES),
+        "height": height,
+        "width": width,
+        **optional,
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "machine": machine(pipe._execution_device),
+    }
+
+
+def condition(rows: list[dict]) -> dict[str, list]:
+    """The pipeline's argument with the prompts or classes of `rows`."""
+    if "class_label" in rows[0]:
+        return {"class_labels": [row["class_label"] for row in rows]}
+    return {"prompt": [row["prompt"] for row in rows]}
+
+
+def arguments(config: dict, rows: list[dict]) -> dict:
+    """The arguments of the pipeline that generates `rows` of a run."""
+    return {
+        **condition(rows),
+        **{name: config[name] for name in ("negative_prompt", "order") if name in config},
+        **config["sampling"],
+        "height": config["height"],
+        "width": config["width"],
+        "generator": [torch.Generator().manual_seed(row["seed"]) for row in rows],
+        "decoding": decoding_from_dict(config["decoding"]),
+    }
+
+
+def weights_digest(pipe: ARPipeline) -> str:
+    """SHA-256 of about 256 values of every weight tensor: fast, and different for differently trained weights."""
+    digest = hashlib.sha256()
+    for component, module in sorted(pipe.components.items()):
+        for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
+            some = value.flatten()[:: value.numel() // 256 + 1].contiguous().cpu()
+            digest.update(f"{component}.{name}".encode() + some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
+    """Start a run in `folder`, or resume the one that is there. Several processes of one run call this one after another,
+    rank 0 first; only rank 0 locks the folder.
+
+    Raises:
+        ValueError: if another command uses the folder, if it holds pictures without a run, or a run with another
+            configuration or manifest.
+        OSError: if the folder cannot be written.
+    """
+    config = json.loads(json.dumps(config))
+    lock = None
+    with _space_in(folder):
+        if rank == 0:
+            new = not (folder / CONFIG).exists()
+            if new and (folder / IMAGES).is_dir() and any((folder / IMAGES).iterdir()):
+                raise ValueError(f"{folder / IMAGES} holds pictures but {folder} has no {CONFIG}: give another --out")
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
+            if new:
+                replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
+                replace(folder / CONFIG, lambda file: file.write_text(json.dumps(config, indent=2) + "\n"))
+            (folder / IMAGES).mkdir(exist_ok=True)
+            (folder / RESULTS).mkdir(exist_ok=True)
+    check_resumed(config, rows, folder)
+    return open_run(folder, lock)
+
+
+def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
+    """Check that the run in `folder` has this configuration and manifest.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    old = read_config(folder)
+    # The number of threads is that of the run.
+    machine = {**config["machine"], "threads": old["machine"]["threads"]}
+    # Not its digest: the comparison of the rows names the image that differs.
+    # Nor how a run of an earlier version was divided: it is continued alike.
+    same = {"manifest": None, "call_size": call_size(old)}
+    _check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
+    before, after = ({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
+    _check_same(folder / MANIFEST, before, after)
+
+
+def open_run(folder: Path, lock: FileLock | None = None) -> Run:
+    """The run in `folder`. Sets the number of threads of this process to that of the run, on which rounding depends.
+
+    Raises:
+        ValueError: if there is none, or its files are damaged.
+    """
+    config = read_config(folder)
+    torch.set_num_threads(config["machine"]["threads"])
+    return Run(folder, config, read_rows(folder), lock)
+
+
+def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
+    for key in dict.fromkeys([*new, *old]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            _check_same(where, before, after, f"{path}{key}.")
+        elif before != after:
+            raise ValueError(
+                f"{where} says {path}{key} = {before!r} and you ask for {after!r}: ask for the same, or give another --out"
+            )
+
+
+@contextlib.contextmanager
+def _space_in(folder: Path):
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"no space is left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
+        ) from error
+
+
+def missing_batches(run: Run) -> list[int]:
+    """The calls of which an image or a result is missing or damaged."""
+    finished = read_results(run.folder)
+    return sorted({row["id"] // run.call_size for row in run.rows if row["id"] not in finished})
+
+
+def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
+    """Generate the images of a call and write them.
+
+    Returns:
+        One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call: prefill,
+        decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (those of the call), head_calls (of the denoising heads of a model of continuous tokens, one after the other),
+        tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system does
+        not report it), warm (False for the first call that a process makes of a run, which includes one-time setup), sha256
+        (of the file).
+
+    Raises:
+        OSError: if an image cannot be written.
+    """
+    rows, config = run.batch(index), run.config
+    pipe.set_progress_bar_config(disable=True)
+    # A benchmark may ask for more than a model knows: its scores tell.
+    pipe.known_captions = None
+    reset_peak_memory(pipe._execution_device)
+    output = pipe(**arguments(config, rows), batch_size=config["batch_size"])
+    stats = output.stats
+    passes = (stats.accepted > 0).sum(0)
+    common = {
+        "batch": index,
+        "batch_size": len(rows),
+        "seconds": stats.prefill_seconds + stats.decode_seconds + stats.tokenizer_seconds,
+        "batch_passes": stats.forward_passes,
+        **({"head_calls": stats.head_calls} if stats.head_calls else {}),
+        "exact": stats.exact,
+        "peak_memory": next(iter(peak_memory(pipe._execution_device)), None),
+        "warm": run.warm,
+    }
+    run.warm = True
+    digests = []
+    with _space_in(run.folder):
+        for row, image in zip(rows, output.frames if pipe.generates_video else output.images, strict=True):
+            # An animated PNG keeps every pixel, and is an image of the first frame to all that expects one.
+            first, *others = image if pipe.generates_video else [image]
+            png = io.BytesIO()
+            first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
+            replace(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
+            digests.append(hashlib.sha256(png.getvalue()).hexdigest())
+    tokens_per_pass = stats.accepted.sum(0) / passes
+    return [
+        {
+            "id": row["id"],
+            **common,
+            "passes": int(passes[i]),
+            "tokens_per_pass": float(tokens_per_pass[i]),
+            "sha256": digests[i],
+        }
+        for i, row in enumerate(rows)
+    ]
+
+
+def record(run: Run, results: list[dict], rank: int = 0) -> None:
+    """Append the rows that `generate_images` returned to the file of this process, all of them or none.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
+    path = run.folder / RESULTS / f"rank-{rank:05d}.jsonl"
+    with _space_in(run.folder), open(path, "a+b", buffering=0) as file:
+        # An interruption may have cut the last line short.
+        begin = max(0, file.seek(0, os.SEEK_END) - 2**16)
+        file.seek(begin)
+        whole = begin + file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+        lines = to_lines(results)
+        try:
+            # Without a buffer a write may be partial; the next one then says why.
+            written = 0
+            while written < len(lines):
+                written += file.write(lines[written:])
+        except OSError:
+            file.truncate(whole)
+            raise
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def generate_batch(run: Run, pipe: ARPipeline, index: int, rank: int = 0) -> None:
+    """`generate_images` and `record` their results."""
+    record(run, generate_images(run, pipe, index), rank)
+
+
+def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank: int = 0) -> None:
+    """Generate `batches`, by default all that are missing. Rank 0 shows the progress of all processes together."""
+
+    def finished() -> int:
+        return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
+
+    batches = missing_batches(run) if batches is None else batches
+    with progress_bar(
+        total=len(run.rows), initial=finished(), unit="image", desc=run.folder.name, disable=rank > 0
+    ) as progress:
+        for index in batches:
+            generate_batch(run, pipe, index, rank)
+            progress.update(finished() - progress.n)
+
+
+def progress_bar(**options) -> tqdm:
+    """A tqdm bar that is updated every 0.1 s on a terminal, and every 30 s in the log of a job."""
+    return tqdm(**options, mininterval=0.1 if sys.stderr.isatty() else 30)
+
+
+def join_processes(device: str | None) -> PartialState:
+    """This process among those that torchrun or `accelerate launch` started, or alone.
+
+    Raises:
+        ValueError: if the processes of a launcher have not found each other; each would do all the work.
+    """
+    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != state.num_processes:
+        raise ValueError(
+            f"the launcher says WORLD_SIZE={launched}, but this process has joined a group of {state.num_processes}: start "
+            "the command with torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
+        )
+    return state
+
+
+def generate_by_processes(pipe: ARPipeline, config: dict, rows: list[dict], folder: Path, state: PartialState) -> None:
+    """Prepare the run and generate this process's share of the missing batches; see `prepare` for the errors."""
+    rank, world = state.process_index, state.num_processes
+    with state.main_process_first():
+        run = prepare(config, rows, folder, rank)
+    batches = missing_batches(run)[rank::world]
+    # No process starts before all have seen what is missing.
+    state.wait_for_everyone()
+    generate(run, pipe, batches, rank)

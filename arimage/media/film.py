@@ -1,0 +1,81 @@
+"""Films of decodings: of one, and of several side by side at their true speed."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from .files import own_path
+from .trace import FAINT, INK, PAPER, write_animation
+
+
+# A film without its last frame, in milliseconds, and how long the last is shown.
+LASTS, RESTS = 8000, 3000
+# A race has a frame per TICK seconds, at most FRAMES, and takes at least SHORTEST seconds.
+TICK, FRAMES, SHORTEST = 0.05, 120, 2.0
+CLOCK, FOOT = 64, 30
+
+
+@dataclass(frozen=True)
+class Film:
+    """How an image was generated.
+
+    Attributes:
+        frames: some or all of its forward passes, then the finished image, as `arimage generate --trace` draws them.
+        seconds: from its prefill to each frame. An accelerator may still be computing a frame when it is counted.
+        passes: its forward passes.
+    """
+
+    frames: list[Image.Image]
+    seconds: list[float]
+    passes: int
+
+
+def write_film(film: Film, name: str, folder: str) -> Path:
+    """A WebP of about eight seconds with a frame per forward pass, in a folder of its own in `folder`."""
+    duration = min(400, max(40, LASTS // len(film.frames)))
+    path = own_path(name, ".webp", folder)
+    write_animation(film.frames, [duration] * (len(film.frames) - 1) + [RESTS], path)
+    return path
+
+
+def write_race(films: Sequence[Film], name: str, folder: str) -> Path:
+    """A WebP of several films next to each other. All start at once and run at their true speed, or equally
+    slowed down if they would be over too soon."""
+    longest = max(film.seconds[-1] for film in films)
+    slower = max(1, math.ceil(SHORTEST / longest))
+    tick = max(TICK, longest * slower / FRAMES)
+    ticks = math.ceil(longest * slower / tick) + 1
+    frames = [_race_frame(films, number * tick / slower, slower) for number in range(ticks)]
+    path = own_path(name, ".webp", folder)
+    write_animation(frames, [round(1000 * tick)] * (ticks - 1) + [RESTS], path)
+    return path
+
+
+def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
+    """What each has done `now` seconds after the start."""
+    columns = 2 if len(films) in (2, 4) else len(films)
+    width, height = films[0].frames[0].size
+    rows = math.ceil(len(films) / columns)
+    canvas = Image.new("RGB", (columns * width, rows * (CLOCK + height) + FOOT), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    for place, film in enumerate(films):
+        left, top = place % columns * width, place // columns * (CLOCK + height)
+        done = now >= film.seconds[-1]
+        pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
+        passes = f"{film.passes} forward passes" if done else ""
+        pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
+        # Before its first forward pass there is nothing to see.
+        seen = bisect_right(film.seconds, now)
+        if seen:
+            canvas.paste(film.frames[seen - 1], (left, top + CLOCK))
+    speed = "at true speed" if slower == 1 else f"{slower} times slower"
+    pen.text((10, canvas.height - FOOT + 6), f"Measured one after another, shown together {speed}", FAINT, _font(13))
+    return canvas
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)

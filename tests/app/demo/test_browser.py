@@ -1,0 +1,355 @@
+"""The demo with the packaged models in a browser, headless Chromium."""
+
+import io
+import json
+import os
+import re
+import shutil
+import time
+from urllib.parse import parse_qs, urlparse
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+
+pytest.importorskip("gradio")
+
+from arimage.app.demo.demo import build_demo, launch_settings
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import load_models
+from arimage.app.engine.videos import VideoMaker
+
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+expect.set_options(timeout=60_000)
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("ARIMAGE_REQUIRE_CHROMIUM"), reason="needs chromium on the path"
+)
+
+BRUSH = (255, 61, 127)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    engine = Engine(load_models(None, "cpu"))
+    videos = VideoMaker(load_models(["emoji-video"], "cpu", videos=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
+        demo = build_demo(engine, videos)
+        _, url, _ = demo.launch(prevent_thread_lock=True, **launch_settings(engine))
+        yield url
+        demo.close()
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    assert CHROMIUM is not None, "ARIMAGE_REQUIRE_CHROMIUM is set but chromium is not on the path"
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(url, chromium):
+    """The open demo. At the end nothing was written to the console as an error and nothing was asked of another host."""
+    context = chromium.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    errors, hosts = [], set()
+    page.on("console", lambda message: message.type == "error" and errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: hosts.add(urlparse(request.url).netloc))
+    page.goto(url)
+    # The page begins with an image of its own.
+    expect(page.locator("#status .badge")).to_be_visible(timeout=60_000)
+    yield page
+    context.close()
+    assert errors == []
+    # Addresses of data and blobs have no host.
+    assert hosts - {""} == {urlparse(url).netloc}
+
+
+def tab(page, name: str):
+    """Open a tab and return what it shows."""
+    page.get_by_role("tab", name=name).click()
+    return page.get_by_role("tabpanel").filter(visible=True)
+
+
+def pixels(source: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(httpx.get(source).content)).convert("RGB"))
+
+
+def seen(locator) -> np.ndarray:
+    """The pixels of the middle of an element, as int."""
+    image = Image.open(io.BytesIO(locator.screenshot())).convert("RGB")
+    width, height = image.size
+    return np.asarray(image.crop((width // 4, height // 4, 3 * width // 4, height)), dtype=int)
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def generated(page) -> np.ndarray:
+    """The image of Generate, once it is finished."""
+    expect(page.locator("#stop-generate")).to_be_hidden()
+    expect(page.locator("#status .badge")).to_be_visible()
+    return pixels(page.locator("#pictures img").get_attribute("src"))
+
+
+# Writes down every picture and every status of the Generate tab: an image may take less time than a look at the page.
+RECORD = """() => {
+  window.seen = {sources: new Set(), texts: [], bar: false};
+  const look = () => {
+    const image = document.querySelector("#pictures img"), status = document.querySelector("#status");
+    if (image) window.seen.sources.add(image.src);
+    if (status) window.seen.texts.push(status.innerText);
+    if (document.querySelector("#status .bar")) window.seen.bar = true;
+  };
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, attributeFilter: ["src"]});
+}"""
+
+
+def test_a_visitor_sees_a_picture_and_what_this_is(page, url):
+    expect(page.locator(".intro")).to_contain_text("watch an AI model make a picture")
+    expect(page.locator(".intro")).to_contain_text("emoji-arpg knows")
+    expect(page.locator("#status")).to_contain_text("seed 0")
+    first = generated(page)
+    assert first.std() > 30 and page.url == url
+    # The next visitor gets the same one without a run.
+    other = page.context.new_page()
+    other.goto(url)
+    assert np.array_equal(generated(other), first)
+    other.close()
+
+
+def test_an_image_appears_while_it_is_generated(page, tmp_path):
+    panel = tab(page, "Generate")
+    before = page.locator("#pictures img").get_attribute("src")
+    page.evaluate(RECORD)
+    panel.get_by_label("Prompt").fill("pizza")
+    panel.get_by_label("Prompt").press("Enter")
+    page.wait_for_function("window.seen.texts.some(text => text.includes('of 256 tokens'))")
+    generated(page)
+    assert page.evaluate("window.seen.bar")
+    expect(page.locator("#status .badge")).to_have_text("exact")
+    source = page.locator("#pictures img").get_attribute("src")
+    assert len(set(page.evaluate("[...window.seen.sources]")) - {before, source}) > 0
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    download.value.save_as(tmp_path / "image.png")
+    assert download.value.suggested_filename == "pizza-0.png"
+    picture = Image.open(tmp_path / "image.png")
+    assert json.loads(picture.info["arimage"])["prompt"] == "pizza"
+    assert np.array_equal(np.asarray(picture.convert("RGB")), pixels(source))
+    # Whatever the form says now, the same image comes again, bit for bit: Gradio names files by what is in them.
+    panel.get_by_label("Prompt").fill("a red heart")
+    panel.get_by_label("Seed").fill("7")
+    page.evaluate("window.seen.texts = []")
+    page.locator("#again").click()
+    page.wait_for_function("window.seen.texts.some(text => text.includes('of 256 tokens'))")
+    generated(page)
+    assert page.locator("#pictures img").get_attribute("src") == source
+
+
+def test_a_link_generates_its_image(page):
+    panel = tab(page, "Generate")
+    panel.get_by_label("Prompt").fill("taco")
+    panel.get_by_label("Seed").fill("11")
+    page.locator("#generate").click()
+    page.wait_for_url("**prompt=taco**")
+    image = generated(page)
+    settings = {name: value for name, (value,) in parse_qs(urlparse(page.url).query).items()}
+    assert settings == {"model": "emoji-arpg", "prompt": "taco", "seed": "11", "decoding": "sjd-coupled:window=64"}
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#copy-link").click()
+    expect(page.locator("#copy-link")).to_have_text("Link copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    other = page.context.new_page()
+    other.goto(page.url)
+    assert np.array_equal(generated(other), image)
+    # A link may have a decoding with settings, which the form then offers.
+    other.goto(page.url.replace("sjd-coupled%3Awindow%3D64", "sjd%3Awindow%3D32"))
+    expect(other.locator("#status")).to_contain_text("sjd:window=32")
+    panel = other.get_by_role("tabpanel").filter(visible=True)
+    expect(panel.get_by_label("Decoding")).to_have_value("sjd:window=32")
+    expect(panel.get_by_label("Prompt")).to_have_value("taco")
+    expect(panel.get_by_label("Seed")).to_have_value("11")
+    other.goto(page.url.replace("seed=11", "seed=many"))
+    expect(other.get_by_test_id("toast-text")).to_contain_text("seed=many")
+    other.close()
+
+
+def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
+    tab(page, "Generate")
+    page.locator("#make-film").click()
+    expect(page.locator("#download")).to_have_text("Download film")
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    download.value.save_as(tmp_path / "film.webp")
+    assert download.value.suggested_filename == "taco-11.webp"
+    passes = int(re.search(r"(\d+) forward passes", page.locator("#status").inner_text())[1])
+    with Image.open(tmp_path / "film.webp") as film:
+        assert film.n_frames == min(passes, 64) + 1 and min(film.size) > 384
+    assert page.locator("#pictures img").get_attribute("src").endswith(".webp")
+    # The image itself comes back.
+    page.locator("#again").click()
+    expect(page.locator("#download")).to_have_text("Download")
+    assert generated(page).shape == (64, 64, 3)
+
+
+def test_what_the_model_knows_is_shown_and_suggested(page):
+    panel = tab(page, "Generate")
+    generated(page)
+    prompt = panel.get_by_label("Prompt")
+    prompt.focus()
+    options = prompt.evaluate("(input) => [...input.list.options].map((option) => option.value)")
+    tab(page, "Gallery")
+    known = page.locator("#gallery [data-name]")
+    expect(known).to_have_count(len(options))
+    assert options == known.evaluate_all("(buttons) => buttons.map((button) => button.dataset.name)")
+    page.locator("#gallery [data-name='hot dog']").click()
+    expect(prompt).to_have_value("hot dog")
+    page.wait_for_url("**prompt=hot+dog**")
+    assert not page.locator("#status .note").count()
+
+
+def test_an_unknown_prompt_is_told(page):
+    tab(page, "Generate").get_by_label("Prompt").fill("hot dogs <b>")
+    page.locator("#generate").click()
+    expect(page.locator("#status .note")).to_contain_text('"hot dogs <b>" is not among')
+    page.locator("#status .note").get_by_role("link", name="hot dog", exact=True).click()
+    page.wait_for_url("**prompt=hot+dog**")
+    generated(page)
+    expect(tab(page, "Generate").get_by_label("Prompt")).to_have_value("hot dog")
+    assert not page.locator("#status .note").count()
+
+
+def test_stop_stops_at_once(page):
+    panel = tab(page, "Generate")
+    panel.get_by_label("Decoding").click()
+    page.get_by_role("option", name="ar · exact", exact=True).click()
+    page.locator("#generate").click()
+    expect(page.locator("#status")).to_contain_text("Forward pass 1")
+    page.locator("#stop-generate").click()
+    began = time.monotonic()
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    assert time.monotonic() - began < 5
+    expect(page.locator("#generate")).to_be_visible()
+    expect(page.locator("#stop-generate")).to_be_hidden()
+    # The engine is free: a random seed is chosen at once, and shown.
+    panel.get_by_label("Model").click()
+    page.get_by_role("option", name="emoji-var").click()
+    expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
+    page.locator("#random-seed").click()
+    expect(page.locator("#status .badge")).to_have_text("exact")
+    assert panel.get_by_label("Seed").input_value() in page.locator("#status").inner_text()
+
+
+def test_errors_are_shown_in_a_toast(page):
+    panel = tab(page, "Generate")
+    panel.get_by_label("Prompt").fill(" ")
+    page.locator("#generate").click()
+    expect(page.get_by_test_id("toast-text")).to_contain_text("the prompt is empty: say what")
+    page.get_by_test_id("toast-close").click()
+    expect(page.locator("#generate")).to_be_visible()
+    tab(page, "Edit")
+    page.locator("#edit").click()
+    expect(page.get_by_test_id("toast-text")).to_contain_text("the editor holds no image")
+    page.get_by_test_id("toast-close").click()
+
+
+def test_decodings_race_side_by_side(page, tmp_path):
+    panel = tab(page, "Race")
+    expect(panel.locator("#decodings .token")).to_have_text(["ar · exact", "sjd-coupled:window=64 · exact"])
+    page.locator("#race").click()
+    expect(panel.locator(".card")).to_have_count(2)
+    expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
+    # Two runs, which a busy machine may take long for.
+    expect(page.locator("#film img")).to_be_visible(timeout=240_000)
+    expect(panel.locator(".card img.map")).to_have_count(2)
+    texts = panel.locator(".card").all_inner_texts()
+    assert "ar exact" in texts[0] and "sjd-coupled:window=64 exact" in texts[1] and "256 forward passes" in texts[0]
+    seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
+    expect(page.locator("#race")).to_be_visible()
+    with page.expect_download() as download:
+        page.locator("#download-race").click()
+    download.value.save_as(tmp_path / "race.webp")
+    with Image.open(tmp_path / "race.webp") as film:
+        assert film.width > 2 * 384
+        shown = 0
+        for number in range(film.n_frames - 1):
+            film.seek(number)
+            film.load()
+            shown += film.info["duration"]
+    # It takes as long as the slowest took, or a whole number of times that if they were all fast.
+    slower = shown / 1000 / max(seconds)
+    assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
+
+
+def test_a_phone_shows_the_image_after_a_tap(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    for name in ("Gallery", "Race", "Edit", "Video", "Generate"):
+        tab(page, name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    tab(page, "Generate").get_by_label("Prompt").fill("pizza")
+    # Neither the way down nor the way back is left to the visitor.
+    for top in (0, 10_000):
+        page.evaluate("(top) => scrollTo(0, top)", top)
+        page.locator("#generate" if not top else "#again").dispatch_event("click")
+        expect(page.locator("#status")).to_be_in_viewport()
+        expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
+        expect(page.locator("#status .badge")).to_have_text("exact")
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_a_painted_part_is_generated_again(page):
+    panel = tab(page, "Edit")
+    page.locator("#take").click()
+    canvas = page.locator("#editor canvas").first
+    # The empty editor is grey.
+    wait_for(lambda: np.ptp(seen(canvas), axis=-1).max() > 60)
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.7
+    page.mouse.move(x - 60, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y, steps=2)
+    page.mouse.up()
+    wait_for(lambda: (np.abs(seen(canvas) - BRUSH).max(-1) < 8).sum() > 1000)
+    panel.get_by_label("Model").click()
+    page.get_by_role("option", name="emoji-var").click()
+    expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
+    page.locator("#edit").click()
+    expect(page.locator("#edit-status .badge")).to_have_text("exact")
+    before, after = (pixels(page.locator(f"#{name} img").get_attribute("src")) for name in ("before", "after"))
+    changed = (before != after).any(-1)
+    # Something within the stroke, nothing in the rows above it.
+    assert changed.any() and not changed[:24].any()
+    generated = pixels(page.locator("#pictures img").get_attribute("src"))
+    assert np.array_equal(before, generated)
+
+
+def test_frames_of_a_video_appear_and_then_play(page):
+    panel = tab(page, "Video")
+    panel.locator("#make-video").click()
+    frames = panel.locator("#frames img")
+    expect(frames.first).to_be_visible()
+    expect(panel.locator("#video img")).to_be_visible()
+    expect(frames).to_have_count(8)
+    expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    with page.expect_download() as download:
+        panel.locator("#download-video").click()
+    with Image.open(download.value.path()) as film:
+        assert film.n_frames == 8
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1200, "height": 900})

@@ -1,0 +1,473 @@
+"""The demo's endpoints as clients see them: partial results, settings, errors, who is let in, and work that ends when nobody
+waits for it."""
+
+import base64
+import io
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+import torch
+from app.conftest import SlowPipeline
+from PIL import Image
+from starlette.testclient import TestClient
+
+
+pytest.importorskip("gradio")
+
+import gradio as gr
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+
+from arimage import cli
+from arimage.app.demo import gallery_tab, links, markup, pictures
+from arimage.app.demo.demo import build_demo, demo_app, launch_settings
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits, Request, Result
+from arimage.eval.emoji.emoji import read_gallery
+from arimage.media import film
+from arimage.media.film import Film
+from arimage.pipelines.known import KnownCaptions, Unknown
+
+
+AUTH = ("ada", "opens sesame")
+SIZE = 4 * tiny.SCALE_FACTOR
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return SlowPipeline(tiny.text_pipeline(8))
+
+
+@pytest.fixture(scope="module")
+def engine(slow):
+    pipelines = {"text": tiny.text_pipeline(), "class": tiny.class_pipeline(), "scales": tiny.scale_pipeline("text")}
+    engine = Engine(pipelines | {"slow": slow}, Limits(prompt_characters=40, images=4))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def url(engine, tmp_path_factory):
+    """The demo, launched for `AUTH` alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
+        demo = build_demo(engine)
+        _, url, _ = demo.launch(auth=AUTH, prevent_thread_lock=True, **launch_settings(engine))
+        yield url
+        demo.close()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return Client(url, auth=AUTH, verbose=False, download_files=False)
+
+
+@pytest.fixture(scope="module")
+def session(url):
+    """A browser's requests, logged in."""
+    with httpx.Client(base_url=url, timeout=60) as session:
+        assert session.post("/login", data={"username": AUTH[0], "password": AUTH[1]}).status_code == 200
+        yield session
+
+
+@pytest.fixture(scope="module")
+def opened(session):
+    """Fetch an image of a result, of a gallery or alone."""
+
+    def opened(picture) -> Image.Image:
+        return Image.open(io.BytesIO(session.get(picture.get("image", picture)["url"]).content))
+
+    return opened
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"))
+
+
+def wait_until_idle(engine, seconds):
+    """Fail if the engine still generates, or something waits for it, after so many seconds."""
+    until = time.monotonic() + seconds
+    while engine.waiting or engine._running:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_partial_images_come_before_the_finished_ones(client, opened):
+    job = client.submit("a red heart", "text", decoding="ar", seed=5, count=2, preview_every=4, api_name="/generate")
+    *parts, (shown, state) = job
+    decided = [state["decided"] for _, state in parts]
+    assert decided[0] == 0 and decided == sorted(decided)
+    partial = [len(shown) for shown, _ in parts]
+    assert partial[0] == 0 and partial[-1] == 2
+    assert len(shown) == 2 and state["seeds"][0] == 5
+    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
+    expected = tiny.text_pipeline()("a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)).images[0]
+    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
+
+
+def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
+    shown, _ = client.predict("tree", "text", seed=3, count=2, top_k=7, decoding="sjd", api_name="/generate")
+    second = opened(shown[1])
+    settings = json.loads(second.info[pictures.METADATA])
+    assert (settings["top_k"], settings["decoding"], settings["count"]) == (7, "sjd", 1)
+    assert settings.pop("height") == settings.pop("width") == SIZE
+    again, _ = client.predict(**settings, api_name="/generate")
+    assert np.array_equal(pixels(opened(again[0])), pixels(second))
+
+
+def test_a_missing_seed_is_chosen_at_random(client):
+    seeds = [client.predict(class_label=2, model="class", api_name="/generate")[1]["seeds"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
+
+
+def test_decodings_are_compared_on_one_seed(client, opened):
+    decodings = ["ar", "sjd-coupled:window=8", "zipar"]
+    *parts, (shown, maps, rows) = client.submit(
+        "a blue book", "text", decodings=decodings, seed=4, api_name="/compare"
+    )
+    assert [len(shown) for shown, _, _ in parts[:2]] == [1, 2]
+    assert [row["decoding"] for row in rows] == decodings
+    assert [row["exact"] for row in rows] == [True, True, False]
+    assert rows[0]["passes"] == 16 >= rows[1]["passes"]
+    # ar decides one token per forward pass: its map goes from one end of the colours to the other.
+    first = pixels(opened(maps[0]))
+    assert tuple(first[1, 1]) == (68, 1, 84) and tuple(first[-2, -2]) == (253, 231, 37)
+    alone, _ = client.predict("a blue book", "text", decoding=decodings[1], seed=4, api_name="/generate")
+    assert np.array_equal(pixels(opened(shown[1])), pixels(opened(alone[0])))
+
+
+def test_next_scale_models_have_no_maps(client):
+    _, maps, rows = client.predict("tree", "scales", decodings=["next-scale", "code"], seed=4, api_name="/compare")
+    assert maps == [] and len(rows) == 2
+
+
+@pytest.mark.parametrize("model", ["text", "scales"])
+def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
+    before = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[SIZE // 2 :] = 255
+    Image.fromarray(before).save(tmp_path / "before.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    files = handle_file(tmp_path / "before.png"), handle_file(tmp_path / "mask.png")
+    picture, state = client.predict(*files, "tree", model, seed=1, api_name="/edit")
+    after = pixels(opened(picture))
+    assert np.array_equal(after[: SIZE // 2], before[: SIZE // 2])
+    assert not np.array_equal(after[SIZE // 2 :], before[SIZE // 2 :])
+    assert state["seeds"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"prompt": " ", "model": "text"}, "prompt is empty"),
+        ({"prompt": "a" * 41, "model": "text"}, "41 characters"),
+        ({"prompt": "a", "model": "text", "count": 5}, "ask for 1 to 4"),
+        ({"prompt": "a", "model": "text", "decoding": "next-scale"}, "cannot run the decoding"),
+        ({"prompt": "a", "model": "text", "seed": -1}, "seed is -1"),
+        ({"prompt": "a", "model": "class"}, "generates classes"),
+        ({"prompt": "a", "model": "/etc/passwd"}, "not in the list"),
+        ({"decodings": ["ar"], "prompt": "a", "model": "text", "api_name": "/compare"}, "choose 2 to 4"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_in_a_sentence(client, arguments, sentence):
+    with pytest.raises(AppError, match=sentence) as error:
+        client.predict(**{"api_name": "/generate", **arguments})
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def local():
+    """A demo for this machine alone, without a password."""
+    engine = Engine({"text": tiny.text_pipeline()})
+    with TestClient(demo_app(engine, "127.0.0.1", 7860, None), base_url="http://127.0.0.1:7860") as local:
+        yield local
+    engine.close()
+
+
+def test_the_page_and_programs_use_a_local_demo(local):
+    page = local.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
+    assert page.status_code == 200 and "gradio" in page.text
+    own = {"Origin": "http://127.0.0.1:7860", "Sec-Fetch-Site": "same-origin"}
+    for headers in (own, {}):
+        answer = local.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text"}, headers=headers)
+        events = local.get(f"/gradio_api/call/v2/generate/{answer.json()['event_id']}", headers=headers)
+        assert "event: complete" in events.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 400),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_cannot_use_a_local_demo(local, headers, status):
+    for method, path in (("GET", "/"), ("GET", "/config"), ("POST", "/gradio_api/call/v2/generate")):
+        response = local.request(method, path, headers=headers)
+        assert response.status_code == status and "access-control-allow-origin" not in response.headers
+
+
+def test_pages_of_other_sites_cannot_read_a_demo_with_a_password(engine):
+    app = demo_app(engine, "0.0.0.0", 7860, AUTH)
+    with TestClient(app, base_url="http://demo.example", headers={"Origin": "http://evil.example"}) as client:
+        response = client.post("/login", data={"username": AUTH[0], "password": AUTH[1]})
+        assert response.status_code == 200 and "access-control-allow-origin" not in response.headers
+
+
+def test_nobody_gets_in_without_the_password(url):
+    assert httpx.get(f"{url}gradio_api/info").status_code == 401
+    assert httpx.post(f"{url}gradio_api/call/generate", json={"data": ["a"]}).status_code == 401
+    assert httpx.post(f"{url}login", data={"username": AUTH[0], "password": "sesame"}).status_code == 400
+    with pytest.raises(Exception, match="[Ll]og|[Cc]redential|[Aa]uth"):
+        Client(url, auth=(AUTH[0], "sesame"), verbose=False)
+
+
+def test_rest(session):
+    answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text", "seed": 2})
+    event = answer.json()["event_id"]
+    lines = session.get(f"/gradio_api/call/v2/generate/{event}").text.splitlines()
+    assert "event: generating" in lines and "event: complete" in lines
+    shown, state = json.loads(lines[lines.index("event: complete") + 1].removeprefix("data: "))
+    assert state["seeds"] == [2]
+    assert session.get(shown[0]["image"]["url"]).content.startswith(b"\x89PNG")
+
+
+def test_no_file_of_the_machine_is_served(session, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    for path in ("/etc/passwd", tmp_path / "secret.png", cli.__file__, "../pyproject.toml"):
+        assert session.get(f"/gradio_api/file={path}").status_code in (403, 404)
+    # Nor is one read that a request names as its upload.
+    image = {"path": str(tmp_path / "secret.png"), "meta": {"_type": "gradio.FileData"}}
+    event = session.post("/gradio_api/call/edit", json={"data": [image, image, "a", "text"]}).json()["event_id"]
+    assert "event: error" in session.get(f"/gradio_api/call/edit/{event}").text
+
+
+def test_a_cancelled_job_ends_at_once(client, engine, slow):
+    slow.pace = 0.2
+    job = client.submit("a red heart", "slow", decoding="ar", preview_every=1, api_name="/generate")
+    while len(job.outputs()) < 2:
+        time.sleep(0.02)
+    began = time.monotonic()
+    job.cancel()
+    wait_until_idle(engine, 5)
+    assert time.monotonic() - began < 5 < 64 * slow.pace
+
+
+def test_a_client_that_vanishes_gives_its_place_free(session, engine, slow):
+    slow.pace = 0.2
+    for _ in range(2):
+        answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "slow", "decoding": "ar"})
+        with session.stream("GET", f"/gradio_api/call/v2/generate/{answer.json()['event_id']}") as events:
+            next(events.iter_lines())
+    wait_until_idle(engine, 8)
+
+
+def test_an_enlarged_image_is_reduced_to_the_original():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    shown = pictures.for_editor(picture)
+    assert shown.size == (512, 512)
+    layer = Image.new("RGBA", shown.size)
+    layer.paste((255, 61, 127, 255), (0, 256, 512, 512))
+    again, mask = pictures.picture_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
+    assert np.array_equal(np.asarray(again), np.asarray(picture))
+    assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
+
+
+def result_of(engine, **fields) -> Result:
+    return engine.submit(Request(**{"model": "text", "prompt": "tree"} | fields)).result(60)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "prompt": "a cat & a dog + 100 %",
+            "seed": 7,
+            "decoding": "sjd:window=4",
+            "count": 2,
+            "top_k": 3,
+            "top_p": 0.5,
+        },
+        {"model": "class", "prompt": None, "class_label": 3, "guidance_scale": 2.5},
+        {"model": "scales", "temperature": 0.5, "decoding": "code"},
+    ],
+)
+def test_a_link_holds_what_generates_the_images_again(engine, fields):
+    result = result_of(engine, **fields)
+    query = {name: value for name, (value,) in parse_qs(links.to_query(result, engine)[1:]).items()}
+    assert {"model", "seed", "decoding"} <= query.keys() <= {"prompt", *result.settings}
+    # Gradio adds settings of its own, and sites that show a link add theirs.
+    request = links.from_query(query | {"__theme": "dark", "utm_source": "x"}, engine)
+    again = engine.submit(request).result(60)
+    assert again.settings == result.settings
+    assert all(np.array_equal(one, other) for one, other in zip(again.images, result.images, strict=True))
+
+
+def test_a_short_link_takes_the_defaults(engine):
+    assert links.from_query({}, engine) is links.from_query({"__theme": "dark"}, engine) is None
+    assert links.from_query({"prompt": "tree"}, engine) == Request("text", prompt="tree")
+    assert links.to_query(result_of(engine), engine) == "?model=text&prompt=tree&seed=0&decoding=ar"
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"model": "<b>"}, "the model &lt;b&gt;: choose among text"),
+        ({"seed": "1.5"}, "seed=1.5"),
+        ({"top_k": "x"}, "top_k=x"),
+    ],
+)
+def test_a_link_that_cannot_be_read_is_refused(engine, query, sentence):
+    with pytest.raises(gr.Error, match=sentence):
+        links.from_query(query, engine)
+
+
+def films(seconds: list[list[float]], size: int = 40) -> list[Film]:
+    """Films whose frames are of one grey each, brighter and brighter."""
+    return [
+        Film([Image.new("RGB", (size, size), (40 * i, 40 * i, 40 * i)) for i in range(len(lane))], lane, len(lane) - 1)
+        for lane in seconds
+    ]
+
+
+def read_frames(path: Path) -> list[tuple[Image.Image, int]]:
+    with Image.open(path) as film:
+        frames = []
+        for number in range(film.n_frames):
+            film.seek(number)
+            film.load()
+            frames.append((film.convert("RGB"), film.info["duration"]))
+    return frames
+
+
+def test_a_race_shows_each_frame_when_it_was_there(tmp_path):
+    slow, fast = [0.5, 1.0, 2.5], [0.2, 0.4]
+    path = film.write_race(films([slow, fast]), "race a/b 0", tmp_path)
+    assert path.name == "race-a-b-0.webp" and path.parent.parent == tmp_path
+    now = 0
+    for picture, duration in read_frames(path):
+        # Equal frames are merged, so that look at the first moment of each.
+        for lane, seconds in enumerate((slow, fast)):
+            shown = picture.getpixel((40 * lane + 20, film.CLOCK + 20))[0]
+            seen = sum(second * 1000 <= now + 1 for second in seconds)
+            assert abs(shown - (40 * (seen - 1) if seen else 255)) < 12
+        now += duration
+    assert now == 2500 + film.RESTS
+
+
+def test_a_fast_race_is_slowed_down_and_a_slow_one_has_few_frames(tmp_path):
+    for longest, lasts in ((0.3, 7 * 0.3), (60.0, 60.0)):
+        lanes = films([[longest / 3, longest], [longest / 2], [longest / 4]])
+        frames = read_frames(film.write_race(lanes, "race", tmp_path))
+        assert sum(duration for _, duration in frames) / 1000 - film.RESTS / 1000 == pytest.approx(lasts, abs=0.51)
+        assert len(frames) <= film.FRAMES + 1
+        assert frames[0][0].size == (3 * 40, film.CLOCK + 40 + film.FOOT)
+
+
+def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
+    result = result_of(engine, film=True)
+    frames = read_frames(film.write_film(result.film, "tree 0", tmp_path))
+    assert len(frames) == result.passes + 1 == 17
+    assert [duration for _, duration in frames] == [400] * 16 + [film.RESTS]
+
+
+@pytest.fixture
+def knowing():
+    """An engine whose model knows two pictures, one of which the reference has."""
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = KnownCaptions({"hot dog": [], 'a "<b>"': []})
+    engine = Engine({"text": pipe})
+    yield engine
+    engine.close()
+
+
+def test_the_gallery_has_every_picture_that_is_known(knowing):
+    names = tuple(knowing.models["text"].pictures)
+    html = gallery_tab.sheet(names)
+    assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
+    image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
+    pictures, gallery = read_gallery()
+    expected = pictures[gallery.index("hot dog")].permute(1, 2, 0).numpy() * 255
+    shown = np.asarray(image.convert("RGB"))[:32, :32]
+    assert np.abs(shown - expected).mean() < 12
+    assert markup.suggestions(knowing).count("<option") == 2 and "<b>" not in markup.suggestions(knowing)
+    assert "text knows 2 pictures" in markup.intro(knowing)
+
+
+def test_an_unknown_prompt_is_told_with_links_to_known_ones(knowing):
+    note = markup.finished(result_of(knowing, prompt="hot dogs <i>"))
+    assert '<a href="?model=text&amp;prompt=hot+dog">hot dog</a>' in note and "<i>" not in note
+    assert "note" not in markup.finished(result_of(knowing, prompt="hot dog"))
+
+
+def test_an_unknown_prompt_is_told_under_the_images():
+    unknown = Unknown(["red heart"], '"a <hart>" is not known')
+    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {"model": "text"}, unknown=unknown)
+    assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)
+    assert "is not known" not in markup.finished(replace(result, unknown=None))
+
+
+def test_downloads_keep_to_their_folder(tmp_path):
+    images = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in range(2)]
+    result = Result(images, [7, 8], 1, 1.0, 1.0, True, "ar", None, {"prompt": "x", "seed": 7, "count": 2})
+    stamped = pictures.stamped(result)
+    one = pictures.write_download(stamped[:1], "../../etc/passwd 7", tmp_path)
+    assert one.name == "etc-passwd-7.png" and one.parent.parent == tmp_path
+    assert json.loads(Image.open(one).info["arimage"])["seed"] == 7
+    with zipfile.ZipFile(pictures.write_download(stamped, "日本", tmp_path)) as archive:
+        assert archive.namelist() == ["image-0.png", "image-1.png"]
+        with archive.open("image-1.png") as file:
+            assert json.loads(Image.open(file).info["arimage"]) == {"prompt": "x", "seed": 8, "count": 1}
+
+
+def test_the_space_builds_the_same_demo(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    space = runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"))
+    space["engine"].close()
+    names = {fn.api_name for fn in space["demo"].fns.values() if fn.api_visibility == "public"}
+    assert names == {"generate", "compare", "edit"}
+    assert Image.MAX_IMAGE_PIXELS == 2**24
+
+
+@pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
+def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["arimage", "app", "--auth", auth])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and "user:password" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_stopped(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "ARIMAGE_APP_AUTH": ":".join(AUTH)}
+    command = [sys.executable, "-m", "arimage", "app", "--model", "emoji-var", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        url = process.stdout.readline().removeprefix("arimage is at ").strip()
+        assert url == f"http://127.0.0.1:{port}/"
+        assert httpx.get(f"{url}gradio_api/info").status_code == 401
+        client = Client(url, auth=AUTH, verbose=False, download_files=False)
+        shown, _ = client.predict("pizza", api_name="/generate")
+        assert str(tmp_path) in shown[0]["image"]["path"]
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not [file for file in tmp_path.rglob("*") if file.suffix in (".png", ".zip", ".webp")]

@@ -1,0 +1,139 @@
+"""The demo's videos: frames appear as their maps are complete, one video at a time."""
+
+import threading
+
+import gradio as gr
+import numpy as np
+import pytest
+import tiny
+import tiny_cosmos
+import torch
+from PIL import Image, ImageSequence
+
+from arimage.app.demo.demo import build_demo
+from arimage.app.demo.video_tab import enlarged, status_of
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import load_models
+from arimage.app.engine.types import Limits, Refused
+from arimage.app.engine.videos import VideoMaker, VideoRequest
+
+
+FRAMES, SIZE = tiny_cosmos.FRAMES, tiny_cosmos.SIZE
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny_cosmos.pipeline("text", begins_with_text=True)
+
+
+@pytest.fixture(scope="module")
+def maker(pipe):
+    return VideoMaker({"video": pipe}, Limits(prompt_characters=40, pixels=64 * 64))
+
+
+def arrays(frames):
+    return np.stack([np.asarray(frame) for frame in frames]).astype(int)
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
+def test_frames_appear_map_after_map(pipe, maker, decoding):
+    seen = list(maker.run(VideoRequest("video", "a red heart", seed=3, decoding=decoding)))
+    *progress, last = seen
+    counts = [len(now.frames) for now in progress]
+    assert counts == sorted(counts) and {1, 9} <= set(counts) and counts[0] == 0
+    assert [now.finished for now in progress] == [None] * len(progress) and last.finished == (decoding, True)
+    whole = pipe("a red heart", decoding=decoding, generator=torch.Generator().manual_seed(3))
+    assert last.passes == whole.stats.forward_passes and last.decided == last.tokens == 36
+    assert np.abs(arrays(last.frames) - arrays(whole.frames[0])).max() == 0
+    for now in progress:
+        if now.frames:
+            assert np.abs(arrays(now.frames) - arrays(whole.frames[0][: len(now.frames)])).max() <= 1
+    if decoding == "ar":
+        assert last.map_passes == [12, 24, 36]
+
+
+def test_a_first_frame_is_shown_first(pipe, maker):
+    image = Image.new("RGB", SIZE[::-1], (30, 200, 90))
+    seen = list(maker.run(VideoRequest("video", "a red heart", image=image)))
+    assert len(seen[0].frames) == 1 and seen[-1].map_passes[0] == 0 and seen[-1].tokens == 36
+    whole = pipe("a red heart", image=image, generator=torch.Generator().manual_seed(0))
+    assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
+
+
+def test_a_closed_run_stops_and_makes_room(pipe, maker):
+    before = threading.active_count()
+    run = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
+    next(run)
+    run.close()
+    assert threading.active_count() == before
+    assert list(maker.run(VideoRequest("video", "a blue book")))[-1].finished
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (VideoRequest("other", "a"), "unknown model 'other': choose among video"),
+        (VideoRequest("video", "a" * 41), "at most 40 characters"),
+        (VideoRequest("video", "a", image=Image.new("RGB", (80, 80))), "at most 4096 pixels"),
+        (VideoRequest("video", ""), "prompt"),
+        (VideoRequest("video", "a", decoding="nothing"), "nothing"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(maker, request_, message):
+    with pytest.raises(Refused, match=message):
+        list(maker.run(request_))
+
+
+def test_a_model_that_continues_images_is_refused():
+    with pytest.raises(ValueError, match="continues an image or a video"):
+        VideoMaker({"video": tiny_cosmos.pipeline("video")})
+
+
+def test_models_of_videos_are_loaded_where_they_are_taken(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "video")
+    [loaded] = load_models([str(tmp_path / "video")], "cpu", "float32", videos=True).values()
+    assert loaded.generates_video
+    with pytest.raises(ValueError, match="generates videos"):
+        load_models([str(tmp_path / "video")], "cpu")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = Engine({"text": tiny.text_pipeline()})
+    yield engine
+    engine.close()
+
+
+def test_the_tab_is_there_only_for_models_of_videos(engine, maker):
+    def tabs(demo):
+        return [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
+
+    assert "Video" not in tabs(build_demo(engine)) and "Video" in tabs(build_demo(engine, maker))
+
+
+def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    demo = build_demo(engine, maker)
+    [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
+    named = {block.elem_id: block for block in run.outputs}
+    updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None))
+    shown = [update[named["frames"]] for update in updates if named["frames"] in update]
+    assert [len(frames) for frames in shown][-1] == FRAMES and shown[0] == []
+    with Image.open(updates[-1][named["video"]].value["path"]) as film:
+        assert (
+            film.size == (320 // 64 * 64, 48 * (320 // 64)) and sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
+        )
+    assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
+    with pytest.raises(gr.Error, match="at most 40 characters"):
+        list(run.fn("video", "a" * 41, "sjd-coupled", 0, None))
+
+
+def test_small_frames_are_shown_as_squares():
+    assert enlarged(Image.new("RGB", (64, 64))).size == (320, 320)
+    assert enlarged(Image.new("RGB", (640, 400))).size == (640, 400)
+
+
+def test_the_status_says_what_a_video_took(maker):
+    *_, last = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
+    said = status_of(last)
+    assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said

@@ -1,0 +1,540 @@
+"""The engine: batches that nobody can tell from single images, limits, and work that ends when nobody waits for it."""
+
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import tiny
+import tiny_lumina_mgpt
+import torch
+from PIL import Image
+
+from arimage import AutoPipeline
+from arimage.app.engine import batch as flow
+from arimage.app.engine.batch import preview
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import load_models
+from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    Layout,
+    SpeculativeJacobiDecoding,
+    decoding_from_name,
+    decoding_from_text,
+    decoding_names,
+    decoding_to_text,
+)
+from arimage.media.trace import Trace, draw_steps
+
+
+PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat face", "a", "flat style", "red red"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    pipelines = {
+        "text": tiny.text_pipeline(),
+        "class": tiny.class_pipeline(),
+        "scales": tiny.scale_pipeline("text"),
+    }
+    engine = Engine(pipelines)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def held_engine(held):
+    engine = Engine({"text": held}, Limits(queue=8))
+    yield engine
+    held.go.set()
+    engine.close()
+
+
+def occupy(engine: Engine, held) -> None:
+    """Keep the worker busy until `held.go` is set, so that what comes now waits."""
+    engine.submit(Request("text", prompt="first"))
+    assert held.entered.wait(60)
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def same(images: list[Image.Image], others: list[Image.Image]) -> bool:
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    pairs = zip(images, others, strict=True)
+    return all(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1 for one, other in pairs)
+
+
+def test_models_have_abilities(engine):
+    text, classes, scales = (engine.models[name] for name in ("text", "class", "scales"))
+    assert (text.classes, classes.classes, scales.classes) == (None, tiny.NUM_CLASSES, None)
+    assert (text.sizes, text.tokens, text.grid) == ([(8, 8)], 16, (4, 4))
+    assert (scales.sizes, scales.tokens, scales.grid) == ([(8, 8)], 30, None)
+    assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
+    assert scales.decodings == {"next-scale": True, "code": False}
+    assert (text.decoding, scales.decoding, text.sampling["top_p"]) == ("ar", "next-scale", 1.0)
+
+
+@pytest.mark.parametrize("name", decoding_names())
+def test_a_decoding_has_the_name_of_its_preset(name):
+    assert decoding_to_text(decoding_from_name(name)) == name
+
+
+def test_a_folder_goes_by_its_name(tmp_path):
+    tiny.class_pipeline().save_pretrained(tmp_path / "classes")
+    assert list(load_models([str(tmp_path / "classes")], "cpu")) == ["classes"]
+    with pytest.raises(ValueError, match="classes"):
+        load_models([str(tmp_path / "classes"), f"{tmp_path}/classes/"], "cpu")
+
+
+def test_a_changed_decoding_names_its_settings():
+    assert decoding_to_text(SpeculativeJacobiDecoding(window=8, init="left")) == "sjd-coupled:window=8,init=left"
+    assert decoding_to_text(AutoregressiveDecoding()) == "ar"
+
+
+@pytest.mark.parametrize("decoding", [None, "sjd-lazy:window=16,tokens=16"])
+def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
+    sizes = []
+    requests = [Request("text", prompt=prompt, seed=i, decoding=decoding) for i, prompt in enumerate(PROMPTS)]
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(request) for request in requests]
+    held_engine.on_pass = sizes.append
+    held.go.set()
+    together = [ticket.result(120) for ticket in tickets]
+    assert sizes[0] == 1 and max(sizes) == 8
+    sizes.clear()
+    alone = [held_engine.submit(request).result(60) for request in requests]
+    assert set(sizes) == {1}
+    for one, other in zip(together, alone, strict=True):
+        assert same(one.images, other.images)
+        assert (one.passes, one.tokens_per_pass, one.seeds) == (other.passes, other.tokens_per_pass, other.seeds)
+        assert np.array_equal(one.deciding_pass, other.deciding_pass)
+    assert not any(same(one.images, other.images) for one in together[1:] for other in together[:1])
+
+
+@pytest.mark.parametrize("model", [pytest.param("emoji-llamagen", marks=pytest.mark.slow), "emoji-var"])
+def test_a_packaged_model_generates_the_same_in_any_batch(model):
+    engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=0.5))
+    sizes = []
+    engine.on_pass = sizes.append
+    tickets = [engine.submit(Request(model, prompt=prompt, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    together = [ticket.result(300) for ticket in tickets]
+    alone = [engine.submit(Request(model, prompt=PROMPTS[i], seed=i)).result(60) for i in (0, 3)]
+    engine.close()
+    assert sizes[0] == 8 and sizes[-1] == 1
+    assert same(alone[0].images, together[0].images) and same(alone[1].images, together[3].images)
+    assert not same(alone[0].images, together[1].images)
+
+
+def test_every_image_of_a_request_can_be_generated_again_alone(engine):
+    for model in ("text", "scales"):
+        result = engine.submit(Request(model, prompt="a red heart", seed=7, count=3)).result(60)
+        assert result.seeds == image_seeds(7, 3) and result.seeds[0] == 7 and len(set(result.seeds)) == 3
+        for image, seed in zip(result.images, result.seeds, strict=True):
+            again = engine.submit(Request(model, prompt="a red heart", seed=seed)).result(60)
+            assert same(again.images, [image])
+
+
+def test_the_engine_generates_what_the_pipeline_generates(engine):
+    result = engine.submit(Request("class", class_label=3, seed=5, decoding="sjd:window=4", top_k=6)).result(60)
+    pipe = tiny.class_pipeline()
+    generator = torch.Generator().manual_seed(5)
+    decoding = decoding_from_name("sjd", window=4)
+    expected = pipe(class_labels=3, generator=generator, decoding=decoding, top_k=6)
+    assert same(result.images, expected.images)
+    assert (result.passes, result.exact) == (expected.stats.forward_passes, True)
+    assert result.tokens_per_pass == pytest.approx(expected.stats.tokens_per_pass)
+    assert result.deciding_pass.shape == (1, 4, 4) and result.deciding_pass.max() == result.passes
+    assert result.settings["decoding"] == "sjd:window=4" and result.settings["top_k"] == 6
+
+
+def test_a_setting_may_be_none(engine):
+    result = engine.submit(Request("class", class_label=3, seed=5, decoding="zipar:window=none")).result(60)
+    expected = tiny.class_pipeline()(
+        class_labels=3, generator=torch.Generator().manual_seed(5), decoding=decoding_from_name("zipar")
+    )
+    assert same(result.images, expected.images)
+
+
+def test_a_request_larger_than_a_batch_is_split():
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
+    sizes = []
+    engine.on_pass = sizes.append
+    request = Request("text", prompt="a red heart", count=5, previews=3)
+    events = list(engine.submit(request).events())
+    result = events[-1]
+    small = [engine.submit(Request("text", prompt="a red heart", seed=seed)).result(60) for seed in result.seeds]
+    engine.close()
+    assert sizes[:48] == [2] * 32 + [1] * 16
+    assert same(result.images, [image for one in small for image in one.images])
+    assert (result.passes, result.tokens_per_pass, result.deciding_pass.shape) == (3 * 16, 1.0, (5, 4, 4))
+    progress = [(event.passes, event.decided) for event in events[:-1]]
+    assert progress == sorted(progress) and all(event.tokens == 5 * 16 for event in events[:-1])
+
+
+def test_requests_of_another_kind_are_not_mixed(held_engine, held):
+    sizes = []
+    occupy(held_engine, held)
+    settings = [{"decoding": "sjd"}, {"top_k": 4}, {"count": 2}, {"decoding": "sjd"}, {"top_k": 4, "count": 4}, {}]
+    tickets = [held_engine.submit(Request("text", prompt="a", **setting)) for setting in settings]
+    started = []
+    for number, ticket in enumerate(tickets):
+        start = ticket.start
+        ticket.start = lambda number=number, start=start: (started.append(number), start())
+    held_engine.on_pass = sizes.append
+    held.go.set()
+    for ticket in tickets:
+        ticket.result(60)
+    # First come, first served; what is of the same kind as the first begins with it, also with other settings.
+    assert started == [0, 3, 1, 4, 2, 5] and max(sizes) == 8
+
+
+def test_settings_of_a_request_do_not_change_the_others(held_engine, held):
+    occupy(held_engine, held)
+    settings = [
+        {"top_k": 4},
+        {"temperature": 0.2},
+        {"top_p": 0.5},
+        {"guidance_scale": 3.0},
+        {"guidance_scale": 5.0},
+        {},
+    ]
+    requests = [
+        Request("text", prompt="a", seed=i, decoding="sjd-coupled", **setting) for i, setting in enumerate(settings)
+    ]
+    tickets = [held_engine.submit(request) for request in requests]
+    held.go.set()
+    together = [ticket.result(60) for ticket in tickets]
+    for request, one in zip(requests, together, strict=True):
+        alone = held_engine.submit(request).result(60)
+        assert same(one.images, alone.images) and one.passes == alone.passes
+
+
+def test_progress_and_partial_images_are_reported(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [
+        held_engine.submit(Request("text", prompt="a", count=2, **how))
+        for how in ({"preview_every": 4}, {"previews": 3})
+    ]
+    assert next(tickets[1].events()).queue_position == 2
+    gathered = [[], []]
+    readers = [
+        threading.Thread(target=lambda t=ticket, to=to: to.extend(t.events()))
+        for ticket, to in zip(tickets, gathered, strict=True)
+    ]
+    held.pace = 0.02
+    for reader in readers:
+        reader.start()
+    held.go.set()
+    for reader in readers:
+        reader.join(60)
+    for events in gathered:
+        *progress, result = events
+        assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
+        assert [event.decided for event in progress] == sorted(event.decided for event in progress)
+        assert progress[-1].decided == progress[-1].tokens == 32 and progress[-1].queue_position == 0
+    assert sum(bool(event.previews) for event in gathered[0][:-1]) == 4
+    shown = [event for event in gathered[1][:-1] if event.previews]
+    assert [event.decided // 8 for event in shown] == [1, 2, 3]
+    # What is not decided yet is greyed.
+    first, last = (np.asarray(shown[i].previews[0], dtype=float) for i in (0, 2))
+    assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
+
+
+def test_a_second_reader_waits_for_the_next_report(held_engine, held):
+    occupy(held_engine, held)
+    ticket = held_engine.submit(Request("text", prompt="a"))
+    assert next(ticket.events()).queue_position == 1
+    threading.Timer(0.1, held.go.set).start()
+    *progress, result = ticket.events(every=0.01)
+    assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
+
+
+def test_progress_counts_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    *progress, result = engine.submit(request).events()
+    engine.close()
+    assert progress[-1].decided == progress[-1].tokens == result.deciding_pass.size == result.passes
+
+
+def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
+    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    progress = []
+    request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
+    engine.submit(request, progress.append).result(60)
+    engine.close()
+    total = progress[-1].tokens
+    assert [event.decided for event in progress if event.previews] == [total // 4, total // 2, 3 * total // 4]
+
+
+@torch.no_grad()
+def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
+    pipe = engine._pipelines["text"]
+    tokens = torch.full((3, 16), 5)
+    # A draft of token 0 is a draft, too.
+    tokens[:, -1] = torch.tensor([-1, 0, 5])
+    decided = torch.ones_like(tokens, dtype=torch.bool)
+    decided[:, -1] = False
+    images = preview(pipe, pipe.prepare(["a", "b", "c"]), tokens, decided)
+    unknown, first, other = (np.asarray(image)[-2:, -2:] for image in images)
+    assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
+
+
+@pytest.mark.parametrize(("model", "decoding"), [("text", "sjd:window=4"), ("text", "ar"), ("scales", "next-scale")])
+def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monkeypatch):
+    recorder = Trace()
+    pipe = {"text": tiny.text_pipeline, "scales": lambda: tiny.scale_pipeline("text")}[model]()
+    output = pipe(
+        "a red heart",
+        decoding=decoding_from_text(decoding),
+        generator=torch.Generator().manual_seed(5),
+        callback_on_step_end=recorder,
+        callback_on_step_end_tensor_inputs=Trace.inputs,
+    )
+    tokens, decided = recorder.of_image()
+    layout = None if model == "scales" else Layout(output.tokens.shape[1:])
+    decode_tokens = partial(pipe.decode_tokens, recorder.call)
+    for most in (64, 3):
+        monkeypatch.setattr(flow, "FILM_STEPS", most)
+        steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]
+        with torch.no_grad():
+            expected = draw_steps(tokens, decided, layout, decode_tokens, f"{decoding}: a red heart", steps)
+        request = Request(model, prompt="a red heart", seed=5, count=2, decoding=decoding, film=True)
+        # Another request in the same batch.
+        other = engine.submit(Request(model, prompt="tree", seed=1, decoding=decoding))
+        result = engine.submit(request).result(60)
+        film = result.film
+        assert other.result(60).film is None
+        assert len(film.frames) == len(film.seconds) == len(expected)
+        assert same(film.frames, expected)
+        assert film.seconds == sorted(film.seconds) and 0 < film.seconds[0] < film.seconds[-1] <= result.seconds
+
+
+def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
+    draw = flow.draw_steps
+    monkeypatch.setattr(flow, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))
+    began = time.monotonic()
+    result = engine.submit(Request("text", prompt="tree", film=True)).result(60)
+    assert time.monotonic() - began > 2 > result.seconds == result.film.seconds[-1]
+
+
+def test_an_engine_that_fails_cancels_waiting_requests(held):
+    failures = []
+    engine = Engine({"text": held})
+    engine.on_failure = lambda: failures.append(engine.failure)
+    occupy(engine, held)
+    waiting = engine.submit(Request("text", prompt="a"))
+    engine.on_pass = lambda images: sys.exit("out of here")
+    held.go.set()
+    with pytest.raises(Cancelled):
+        waiting.result(60)
+    engine._worker.join(60)
+    assert not engine.alive and engine.waiting == 0 and isinstance(failures[0], SystemExit)
+    with pytest.raises(Cancelled, match="closed"):
+        engine.submit(Request("text", prompt="a"))
+
+
+def test_an_edit_changes_what_the_mask_says(engine):
+    picture = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
+    mask = Image.new("L", picture.size, 0)
+    mask.paste(255, (0, 4, 8, 8))
+    for model in ("text", "scales"):
+        request = Request(model, prompt="a blue book", seed=2, image=picture, mask_image=mask, count=2)
+        result = engine.submit(request).result(60)
+        before = np.asarray(picture.resize(result.images[0].size))
+        after = np.asarray(result.images[0])
+        half = len(after) // 2
+        assert np.abs(before[:half].astype(int) - after[:half]).max() <= 1 or model == "scales"
+        assert np.abs(before[half:].astype(int) - after[half:]).max() > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter", "message"),
+    [
+        ({"model": "../../etc"}, "model", "unknown model '../../etc': choose among text, class, scales"),
+        ({"prompt": " "}, "prompt", "the prompt is empty"),
+        ({"prompt": "a" * 501}, "prompt", "501 characters: shorten it to at most 500"),
+        ({"prompt": "\ud83d"}, "prompt", "surrogate"),
+        ({"class_label": 1}, "class_label", "generates from text"),
+        ({"model": "class"}, "prompt", "generates classes, not text"),
+        ({"model": "class", "prompt": None}, "class_label", "give class_label, 0 to 9"),
+        ({"model": "class", "prompt": None, "class_label": 10}, "class_label", "from 0 to 9"),
+        ({"negative_prompt": "blue"}, "negative_prompt", "negative_prompt"),
+        ({"count": 9}, "count", "ask for 1 to 8"),
+        ({"count": 0}, "count", "ask for 1 to 8"),
+        ({"count": 10**23}, "count", "ask for 1 to 8"),
+        ({"seed": -1}, "seed", "from 0 to"),
+        ({"seed": 2**53}, "seed", "from 0 to"),
+        ({"height": 4096, "width": 4096}, "size", "4096x4096 pixels"),
+        ({"decoding": "nonsense"}, "decoding", "cannot run the decoding 'nonsense'"),
+        ({"decoding": "next-scale"}, "decoding", "cannot run"),
+        ({"decoding": "sjd:window=100000"}, "decoding", "give at most 128"),
+        ({"decoding": "sjd:window=8+100000"}, "decoding", "give at most 128"),
+        ({"decoding": "sjd:window=auto"}, "decoding", "cannot be chosen here"),
+        ({"decoding": "sjd:window=0"}, "decoding", "window"),
+        ({"decoding": "sjd:relax=nan"}, "decoding", "give at most 128"),
+        ({"decoding": "eagle:drafter=/etc/passwd"}, "decoding", "cannot be chosen here"),
+        ({"decoding": "sjd++:reuse=much"}, "decoding", "reuse"),
+        ({"guidance_scale": float("nan")}, "guidance_scale", "from 0 to 100"),
+        ({"guidance_scale": 1e9}, "guidance_scale", "from 0 to 100"),
+        ({"temperature": 0.0}, "temperature", "from 0.01"),
+        ({"top_k": -1}, "top_k", "from 0"),
+        ({"top_p": 0.0}, None, "give a probability above 0"),
+        ({"image": Image.new("RGB", (8, 8))}, "image", "belong together"),
+        ({"image": Image.new("L", (2000, 2000)), "mask_image": Image.new("L", (8, 8))}, "image", "2000x2000 pixels"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter, message):
+    with pytest.raises(Refused) as refused:
+        engine.submit(Request(**{"model": "text", "prompt": "a red heart", **changes}))
+    assert message in str(refused.value)
+    assert (refused.value.parameter, refused.value.busy) == (parameter, False)
+    assert engine.waiting == 0
+
+
+def test_the_work_of_a_request_is_bounded():
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(pixels=63))
+    with pytest.raises(Refused, match="8x8 pixels are more than 63"):
+        engine.submit(Request("text", prompt="a"))
+    engine.limits = Limits(work=50)
+    with pytest.raises(Refused, match="4 images of 16 tokens are more than the 50 tokens of a request"):
+        engine.submit(Request("text", prompt="a", count=4))
+    assert len(engine.submit(Request("text", prompt="a", count=3)).result(60).images) == 3
+    engine.close()
+
+
+def test_limits_leave_something_to_generate():
+    with pytest.raises(ValueError, match="the limit batch is 0: give at least 1"):
+        Limits(batch=0)
+
+
+def test_a_full_queue_is_busy(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(8)]
+    with pytest.raises(Refused, match="8 requests") as refused:
+        held_engine.submit(Request("text", prompt="a"))
+    assert refused.value.busy
+    tickets[0].cancel()
+    tickets.append(held_engine.submit(Request("text", prompt="a", seed=8)))
+    held.go.set()
+    assert all(ticket.result(60).images for ticket in tickets[1:])
+
+
+def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
+    sizes = []
+    occupy(held_engine, held)
+    held_engine.on_pass = sizes.append
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(3)]
+    tickets[1].cancel()
+    with pytest.raises(Cancelled):
+        list(tickets[1].events())
+    assert held_engine.waiting == 2
+    held.go.set()
+    assert tickets[0].result(60).images and tickets[2].result(60).images
+    assert max(sizes) == 3
+
+
+def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
+    passes, progress = [], []
+    held_engine.on_pass = passes.append
+    held.pace = 0.1
+    held.go.set()
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i), progress.append) for i in range(2)]
+    wait_for(lambda: progress[-1].passes)
+    for ticket in tickets:
+        ticket.cancel()
+    held.pace = 0.0
+    assert held_engine.submit(Request("text", prompt="b")).result(60).passes == 16
+    assert len(passes) < 16 + 15
+
+
+def test_a_cancelled_request_gives_its_row_to_another(held_engine, held):
+    sizes, progress = [], []
+    held_engine.on_pass = sizes.append
+    held.pace = 0.02
+    held.go.set()
+    first = [held_engine.submit(Request("text", prompt="a", count=4, seed=i), progress.append) for i in range(2)]
+    wait_for(lambda: progress[-1].passes)
+    waiting = held_engine.submit(Request("text", prompt="b", seed=9))
+    assert not waiting.begun
+    first[0].cancel()
+    result = waiting.result(60)
+    held.pace = 0.0
+    assert first[1].result(60).passes == 16 and max(sizes) == 8
+    assert same(result.images, held_engine.submit(Request("text", prompt="b", seed=9)).result(60).images)
+
+
+def test_a_batch_continues_for_those_who_wait(held_engine, held):
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(2)]
+    events = tickets[0].events()
+    held.pace = 0.02
+    held.go.set()
+    while not next(events).passes:
+        pass
+    tickets[0].cancel()
+    with pytest.raises(Cancelled):
+        list(events)
+    assert tickets[1].result(60).passes == 16
+
+
+def test_a_request_that_fails_fails_alone(held_engine, held, monkeypatch):
+    def encode_prompt(prompts):
+        if "boom" in prompts:
+            raise RuntimeError("boom")
+        if "bad" in prompts:
+            raise ValueError("bad words: use others")
+        return tiny_encode(prompts)
+
+    tiny_encode = held._pipe.encode_prompt
+    monkeypatch.setattr(held._pipe, "encode_prompt", encode_prompt)
+    occupy(held_engine, held)
+    tickets = [held_engine.submit(Request("text", prompt=prompt)) for prompt in ("a", "boom", "bad", "b")]
+    held.go.set()
+    assert tickets[0].result(60).images and tickets[3].result(60).images
+    with pytest.raises(RuntimeError, match="boom"):
+        tickets[1].result(60)
+    with pytest.raises(Refused, match="bad words: use others"):
+        list(tickets[2].events())
+
+
+def test_closing_cancels_everything(held):
+    engine = Engine({"text": held})
+    occupy(engine, held)
+    ticket = engine.submit(Request("text", prompt="a"))
+    held.go.set()
+    engine.close()
+    engine.close()
+    with pytest.raises(Cancelled):
+        ticket.result(0)
+    assert not engine.alive
+    with pytest.raises(Cancelled, match="closed"):
+        engine.submit(Request("text", prompt="a"))
+
+
+def test_many_threads_get_the_right_images(engine):
+    alone = {seed: engine.submit(Request("scales", prompt="a", seed=seed)).result(60).images for seed in range(6)}
+    results = {}
+
+    def ask(number):
+        while number not in results:
+            try:
+                results[number] = engine.submit(Request("scales", prompt="a", seed=number % 6)).result(60)
+            except Refused as error:
+                assert error.busy
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all(same(results[number].images, alone[number % 6]) for number in range(40))

@@ -1,0 +1,691 @@
+"""The server, by OpenAI's own client, by plain HTTP, and by clients that misbehave."""
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tiny
+from PIL import Image
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from arimage import LlamaGenPipeline, cli
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import parse_aliases
+from arimage.app.engine.types import Limits, Request
+from arimage.app.server import app as server_module
+from arimage.app.server.app import build_server
+from arimage.app.server.schemas import nearest_size
+from arimage.app.server.uvicorn_server import Server, serve_until_stopped
+from arimage.pipelines.known import KnownCaptions
+
+
+TOKEN = "a-token-of-the-tests"
+CLASSES = ["tench", "retriever", "crane", "otter", "finch", "crane", "tabby", "Eskimo dog", "hen", "sea lion"]
+JSON = {"Content-Type": "application/json"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def serving(engine: Engine, **options):
+    """The address of a running server."""
+    port = free_port()
+    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    yield f"http://127.0.0.1:{port}"
+    engine.close()
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def known_pipeline():
+    pipe = tiny.text_pipeline()
+    pipe.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]})
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(
+        {
+            "text": tiny.text_pipeline(),
+            "scales": tiny.scale_pipeline("text"),
+            "class": tiny.class_pipeline(),
+            "known": known_pipeline(),
+            "named": LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
+        },
+        Limits(gathering=0.05),
+    )
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with serving(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def other_engine():
+    engine = Engine({"text": tiny.text_pipeline()})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def held_address(held):
+    engine = Engine({"text": held}, Limits(queue=4))
+    with serving(engine, token=TOKEN) as address:
+        yield engine, address
+        held.go.set()
+
+
+def picture(data: str | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(data) if isinstance(data, str) else data))
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+
+
+def png(image: Image.Image) -> bytes:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return data.getvalue()
+
+
+def metric(address: str, name: str, **headers) -> float:
+    text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+
+def test_the_openai_client_gets_images(client, engine):
+    answer = client.images.generate(
+        model="text",
+        prompt="a red heart",
+        n=2,
+        size="8x8",
+        response_format="b64_json",
+        quality="high",
+        background="auto",
+        style="vivid",
+        moderation="low",
+        user="somebody",
+        extra_body={"seed": 3, "decoding": "sjd:window=4", "top_k": 8, "temperature": 0.9, "top_p": 1.0},
+    )
+    request = Request("text", prompt="a red heart", count=2, seed=3, decoding="sjd:window=4", top_k=8, temperature=0.9)
+    expected = engine.submit(request).result(60)
+    assert len(answer.data) == 2 and abs(answer.created - time.time()) < 60
+    for one, image in zip(answer.data, expected.images, strict=True):
+        assert one.url is None and one.revised_prompt is None
+        assert picture(one.b64_json).format == "PNG" and same(picture(one.b64_json), image)
+    assert (answer.size, answer.output_format) == ("8x8", "png")
+    extension = answer.model_extra["arimage"]
+    assert extension["seeds"] == expected.seeds and extension["exact"] is True
+    assert extension["passes"] == expected.passes < 16 and extension["decoding"] == "sjd:window=4"
+    assert extension["tokens_per_pass"] == pytest.approx(expected.tokens_per_pass)
+    assert extension["settings"]["top_k"] == 8
+
+
+def test_without_a_seed_images_differ_and_name_their_seed(client):
+    answers = [client.images.generate(prompt="a red heart") for _ in range(2)]
+    assert answers[0].data[0].b64_json != answers[1].data[0].b64_json
+    seed = answers[0].model_extra["arimage"]["seeds"][0]
+    again = client.images.generate(prompt="a red heart", size="auto", extra_body={"seed": seed})
+    assert same(picture(again.data[0].b64_json), picture(answers[0].data[0].b64_json))
+
+
+@pytest.mark.parametrize(("output_format", "media_type"), [("png", "image/png"), ("webp", "image/webp")])
+def test_images_come_by_url(client, address, output_format, media_type):
+    answer = client.images.generate(
+        prompt="a", response_format="url", output_format=output_format, n=2, extra_body={"seed": 1}
+    )
+    assert [one.b64_json for one in answer.data] == [None, None]
+    assert re.fullmatch(rf"{address}/pictures/[\w-]{{32}}", answer.data[0].url)
+    assert answer.data[0].url != answer.data[1].url
+    response = httpx.get(answer.data[0].url)
+    assert (response.status_code, response.headers["content-type"]) == (200, media_type)
+    shown = picture(response.content)
+    assert shown.format == output_format.upper() and shown.size == (8, 8)
+
+
+def test_images_by_url_expire_and_are_bounded(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(server_module.time, "monotonic", lambda: clock[0])
+    pictures = server_module.Pictures()
+    names = [pictures.add(b"%d" % i, "image/png") for i in range(server_module.KEPT + 1)]
+    assert len(set(names)) == len(names)
+    assert pictures.get(names[0]) is None and pictures.get(names[1]) == (b"1", "image/png")
+    clock[0] = server_module.KEPT_SECONDS + 1.0
+    assert pictures.get(names[1]) is None
+    pictures.add(b"", "image/png")
+    assert len(pictures._files) == 1
+
+
+def test_classes_and_scales_are_generated_too(client, engine):
+    # The client always sends a prompt.
+    answer = client.images.generate(model="class", prompt="", extra_body={"class_label": 4, "seed": 2})
+    expected = engine.submit(Request("class", class_label=4, seed=2)).result(60)
+    assert same(picture(answer.data[0].b64_json), expected.images[0])
+    answer = client.images.generate(model="scales", prompt="green tree", extra_body={"seed": 2, "decoding": "code"})
+    assert answer.model_extra["arimage"]["exact"] is False and answer.model_extra["arimage"]["passes"] == 4
+
+
+def test_a_stream_shows_partial_images(client, engine):
+    stream = client.images.generate(prompt="a cat", stream=True, partial_images=3, extra_body={"seed": 5})
+    *partial, last = list(stream)
+    assert [event.type for event in partial] == ["image_generation.partial_image"] * len(partial)
+    assert [event.partial_image_index for event in partial] == list(range(len(partial)))
+    assert len(partial) == 3 and picture(partial[0].b64_json).size == (8, 8)
+    assert (last.type, last.size, last.output_format) == ("image_generation.completed", "8x8", "png")
+    expected = engine.submit(Request("text", prompt="a cat", seed=5)).result(60)
+    assert same(picture(last.b64_json), expected.images[0])
+    assert last.model_extra["arimage"]["passes"] == 16
+    assert not same(picture(partial[0].b64_json), picture(last.b64_json))
+
+
+def test_an_unknown_prompt_is_told_with_the_nearest_captions(client):
+    told = {
+        "nearest": ["red heart"],
+        "message": '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"',
+    }
+    answer = client.images.generate(model="known", prompt="a hart", n=2)
+    assert len(answer.data) == 2 and answer.model_extra["arimage"]["unknown_prompt"] == told
+    *_, last = client.images.generate(model="known", prompt="a hart", stream=True, partial_images=1)
+    assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == told
+    for model, prompt in (("known", "A heart."), ("text", "a hart")):
+        assert client.images.generate(model=model, prompt=prompt).model_extra["arimage"]["unknown_prompt"] is None
+
+
+def test_a_class_is_named_by_the_prompt(client, engine):
+    answer = client.images.generate(model="named", prompt="Otter", n=2, extra_body={"seed": 2})
+    expected = engine.submit(Request("class", class_label=3, seed=2, count=2)).result(60)
+    assert [same(picture(one.b64_json), image) for one, image in zip(answer.data, expected.images, strict=True)] == [
+        True,
+        True,
+    ]
+    assert answer.model_extra["arimage"]["settings"]["class_label"] == 3
+    for prompt, message in (("oter", 'the nearest is "otter"'), ("crane", r"classes \[2, 5\]")):
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            client.images.generate(model="named", prompt=prompt)
+        assert refused.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match="not both"):
+        client.images.generate(model="named", prompt="otter", extra_body={"class_label": 3})
+
+
+def test_an_edit_changes_where_the_mask_is_transparent(client, engine):
+    before = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
+    mask = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
+    mask.paste((0, 0, 0, 0), (0, 4, 8, 8))
+    options = {"prompt": "a blue book", "n": 2, "extra_body": {"seed": 2}, "model": "text"}
+    edited = client.images.edit(image=("a.png", png(before)), mask=("m.png", png(mask)), **options)
+    holed = before.convert("RGBA")
+    holed.putalpha(mask.getchannel("A"))
+    # An image with holes needs no mask; the client may send a list.
+    again = client.images.edit(image=[("../../a.png", png(holed))], **options)
+    for one, other in zip(edited.data, again.data, strict=True):
+        after = picture(one.b64_json)
+        assert same(after, picture(other.b64_json))
+        assert same(after.crop((0, 0, 8, 4)), before.crop((0, 0, 8, 4)))
+        assert not same(after.crop((0, 4, 8, 8)), before.crop((0, 4, 8, 8)))
+    stream = client.images.edit(image=png(holed), prompt="a", stream=True, partial_images=1)
+    assert [event.type for event in stream] == ["image_edit.partial_image", "image_edit.completed"]
+
+
+def test_models_are_listed(client, address):
+    assert [model.id for model in client.models.list()] == ["text", "scales", "class", "known", "named"]
+    model = client.models.retrieve("text")
+    assert model.model_extra["arimage"]["sizes"] == ["8x8"] and model.model_extra["arimage"]["decodings"]["sjd"]
+    assert client.models.retrieve("known").model_extra["arimage"]["names"] == ["red heart", "tree"]
+    assert client.models.retrieve("named").model_extra["arimage"]["names"] == CLASSES
+    with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-image-1': choose among text"):
+        client.models.retrieve("gpt-image-1")
+    schema = httpx.get(f"{address}/openapi.json").json()
+    assert "guidance_scale" in json.dumps(schema["paths"]["/v1/images/generations"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "parameter", "code", "message"),
+    [
+        ({"model": "dall-e-3"}, openai.NotFoundError, "model", "model_not_found", "unknown model 'dall-e-3'"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt", None, "the prompt is empty"),
+        ({"prompt": "a" * 501}, openai.BadRequestError, "prompt", None, "shorten it to at most 500"),
+        ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
+        ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
+        ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
+        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "1024x1024 pixels"),
+        ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
+        ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
+        ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
+        ({"extra_body": {"seed": -1}}, openai.BadRequestError, "seed", None, "from 0 to"),
+        ({"extra_body": {"seed": 2.5}}, openai.BadRequestError, "seed", None, "seed is not valid"),
+        ({"extra_body": {"decoding": "/etc/passwd"}}, openai.BadRequestError, "decoding", None, "cannot run"),
+        ({"extra_body": {"decoding": "x" * 999}}, openai.BadRequestError, "decoding", None, "at most 200"),
+        ({"extra_body": {"temperature": 0}}, openai.BadRequestError, "temperature", None, "from 0.01 to 100"),
+        ({"extra_body": {"decodng": "sjd"}}, openai.BadRequestError, "decodng", "unknown_parameter", "leave it out"),
+        (
+            {"extra_body": {"image": "/etc/passwd"}},
+            openai.BadRequestError,
+            "image",
+            "unknown_parameter",
+            "unknown field",
+        ),
+    ],
+)
+def test_errors_are_those_of_openai(client, arguments, error, parameter, code, message):
+    with pytest.raises(error) as raised:
+        client.images.generate(**{"prompt": "a", **arguments})
+    assert (raised.value.param, raised.value.code, raised.value.type) == (parameter, code, "invalid_request_error")
+    assert message in raised.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "Invalid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', ""),
+        (b"[]", "the body is not valid"),
+        (b'{"prompt": "\\ud83d"}', ""),
+        (b"\xff", "Invalid JSON"),
+    ],
+)
+def test_malformed_bodies_are_refused(address, body, message):
+    response = httpx.post(f"{address}/v1/images/generations", content=body, headers=JSON)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_malformed_edits_are_refused(client, address):
+    whole = png(Image.new("RGB", (8, 8)))
+    huge = png(Image.new("1", (3000, 3000)))
+    for files, message in (
+        ({"image": whole}, "the mask has no transparency"),
+        ({"image": b"GIF89a"}, "image cannot be read"),
+        ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
+        ({"image": huge}, "image has 3000x3000 pixels"),
+        ({"image": whole, "mask": b""}, "mask cannot be read"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.images.edit(prompt="a", **files)
+    url = f"{address}/v1/images/edits"
+    assert httpx.post(url, json={"prompt": "a"}).json()["error"]["message"].startswith("an edit is not multipart")
+    response = httpx.post(url, content=b"--x\r\n", headers={"content-type": "multipart/form-data"})
+    assert response.status_code == 400 and "the form cannot be read" in response.text
+    assert "send image" in httpx.post(url, files={"mask": whole}).json()["error"]["message"]
+    assert httpx.post(url, files=[("image", whole)] * 3).status_code == 400
+
+
+def test_an_edit_has_one_image(client):
+    picture = png(Image.new("RGBA", (8, 8)))
+    with pytest.raises(openai.BadRequestError, match="image") as raised:
+        client.images.edit(prompt="a", image=[("a.png", picture), ("b.png", picture)])
+    assert raised.value.param == "image" and "several" in raised.value.body["message"]
+
+
+def test_a_jpeg_is_not_transparent(client):
+    with pytest.raises(openai.BadRequestError, match="background") as raised:
+        client.images.generate(prompt="a", background="transparent", output_format="jpeg")
+    assert raised.value.param == "background"
+    assert client.images.generate(prompt="a", background="transparent", output_format="webp").data
+
+
+FOREIGN = [
+    ({"Host": "evil.example"}, 400),
+    ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "http://localhost.evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+    ({"Content-Type": "text/plain"}, 415),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), FOREIGN)
+def test_pages_of_other_sites_are_refused(address, headers, status):
+    body = b'{"prompt": "a", "response_format": "url"}'
+    url = f"{address}/v1/images/generations"
+    response = httpx.post(url, content=body, headers=JSON | headers)
+    assert response.status_code == status and "evil" not in response.text
+    if status != 415:
+        assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "images.example"])
+def test_the_server_answers_to_its_own_names(other_engine, host):
+    app = build_server(other_engine, base_url="https://images.example/arimage")
+    with TestClient(app, base_url=f"http://{host}") as client:
+        own = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        assert client.get("/v1/models", headers=own).status_code == 200
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
+        assert client.get("/v1/models", headers=link).status_code == 200
+        assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_a_server_with_a_token_has_any_name(other_engine):
+    with TestClient(build_server(other_engine, token=TOKEN), base_url="http://images.example") as client:
+        assert client.get("/v1/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_base_url_is_an_address(other_engine):
+    with pytest.raises(ValueError, match="base-url"):
+        build_server(other_engine, base_url="images.example")
+
+
+def test_other_routes_answer_in_the_same_shape(address):
+    for method, path, status in (
+        ("GET", "/docs", 404),
+        ("GET", "/pictures/../../etc/passwd", 404),
+        ("GET", "/pictures/%2e%2e%2fetc%2fpasswd", 404),
+        ("GET", "/pictures/none", 404),
+        ("GET", "/v1/images/generations", 405),
+        ("POST", "/v1/images/variations", 404),
+    ):
+        response = httpx.request(method, address + path)
+        assert response.status_code == status
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_large_bodies_are_not_read(address):
+    url = f"{address}/v1/images/generations"
+    size = 8 * 2**20 + 2**16
+
+    def chunks():
+        for _ in range(size // 2**16 + 1):
+            yield b" " * 2**16
+
+    for content in (b" " * (size + 1), chunks()):
+        response = httpx.post(url, content=content, headers=JSON, timeout=60)
+        assert response.status_code == 413 and "send smaller images" in response.json()["error"]["message"]
+
+
+def test_only_the_token_opens(held_address, held):
+    engine, address = held_address
+    held.go.set()
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer \xe4"}):
+        for method, path in (("POST", "/v1/images/generations"), ("GET", "/v1/models"), ("GET", "/metrics")):
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            response = httpx.request(method, address + path, headers=encoded)
+            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{address}/v1", api_key="wrong").images.generate(prompt="a")
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    answer = client.images.generate(prompt="a", response_format="url")
+    # A browser that shows the image sends no token.
+    assert httpx.get(answer.data[0].url).status_code == 200
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
+    assert counted == 5
+
+
+def test_a_full_queue_answers_429(held_address, held):
+    engine, address = held_address
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN, max_retries=0)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": 1})]
+        assert held.entered.wait(60)
+        asked += [pool.submit(client.images.generate, prompt="a") for _ in range(4)]
+        wait_for(lambda: engine.waiting == 4)
+        with pytest.raises(openai.RateLimitError, match="4 requests") as raised:
+            client.images.generate(prompt="a")
+        assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
+        assert metric(address, "arimage_queue_length", Authorization=f"Bearer {TOKEN}") == 4
+        held.go.set()
+        assert all(answer.result(60).data for answer in asked)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
+    engine, address = held_address
+    port = int(address.rpartition(":")[2])
+    # One request is running, one waits.
+    sockets = []
+    for count in (0, 1):
+        body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
+        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        sockets.append(socket.create_connection(("127.0.0.1", port)))
+        sockets[-1].sendall(head.encode() + body)
+        assert held.entered.wait(60)
+        wait_for(lambda count=count: engine.waiting == count)
+    passes = []
+    engine.on_pass = passes.append
+    for each in sockets:
+        each.close()
+    wait_for(lambda: engine.waiting == 0)
+    wait_for(lambda: all(ticket.future.done() for ticket in engine._running))
+    held.go.set()
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    assert client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
+    # The images of the clients that are gone ended with their prefill.
+    assert len(passes) <= 1 + 16
+
+
+def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
+    prompts = ["a red heart", "a blue book", "green tree"]
+
+    def key(number: int) -> tuple:
+        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 4
+
+    expected = {
+        key(number): engine.submit(Request(key(number)[0], prompt=key(number)[1], seed=key(number)[2]))
+        .result(60)
+        .images[0]
+        for number in range(50)
+    }
+    passes = metric(address, "arimage_forward_passes_total")
+    images = metric(address, "arimage_images_total")
+    answered = metric(address, 'arimage_requests_total{status="200"}')
+    start = threading.Barrier(50)
+    # Setting up TLS takes each client more time than its image.
+    connections = openai.DefaultHttpxClient()
+
+    def ask(number: int) -> tuple[int, Image.Image]:
+        model, prompt, seed = key(number)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, http_client=connections)
+        start.wait(60)
+        answer = client.images.generate(model=model, prompt=prompt, extra_body={"seed": seed})
+        return number, picture(answer.data[0].b64_json)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(50)))
+    assert [number for number, _ in answers] == list(range(50))
+    assert all(same(image, expected[key(number)]) for number, image in answers)
+    assert metric(address, "arimage_images_total") - images == 50
+    # Far fewer than those of 25 images of 16 tokens and 25 of 4 scales.
+    assert metric(address, "arimage_forward_passes_total") - passes < (25 * 16 + 25 * 4) / 2
+    wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
+    assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
+
+
+@pytest.fixture(scope="module")
+def lenient(other_engine):
+    """A client of a server that takes the names and sizes of other servers."""
+    app = build_server(other_engine, aliases={"gpt-image-1": "text", "dall-e-3": "text"}, any_size=True)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0, http_client=client)
+
+
+def test_an_alias_is_listed_and_generates_as_its_model(lenient):
+    assert [model.id for model in lenient.models.list()] == ["text", "gpt-image-1", "dall-e-3"]
+    assert lenient.models.retrieve("gpt-image-1").model_extra["arimage"]["model"] == "text"
+    answers = [
+        lenient.images.generate(model=model, prompt="a red heart", extra_body={"seed": 3})
+        for model in ("gpt-image-1", "text")
+    ]
+    assert same(*(picture(answer.data[0].b64_json) for answer in answers))
+    assert answers[0].model_extra["arimage"]["model"] == "text"
+    with pytest.raises(openai.NotFoundError, match="'gpt-image-2': choose among text, gpt-image-1, dall-e-3"):
+        lenient.images.generate(model="gpt-image-2", prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        (["gpt-image-1"], "not of the form ALIAS=MODEL"),
+        (["=text"], "not of the form ALIAS=MODEL"),
+        (["gpt-image-1=dall-e"], "a model that is not served: choose among text, scales"),
+        (["scales=text"], "already"),
+        (["a=text", "a=scales"], "already"),
+    ],
+)
+def test_aliases_stand_for_models_that_are_served(aliases, message):
+    with pytest.raises(ValueError, match=message):
+        parse_aliases(aliases, ["text", "scales"])
+    assert parse_aliases(["gpt-image-1=scales"], ["text", "scales"]) == {"gpt-image-1": "scales"}
+
+
+def test_the_nearest_size_is_generated_where_the_server_says_so(lenient):
+    for options in ({"size": "1024x1024"}, {"size": "1536x1024", "extra_body": {"seed": 1}}, {"size": "auto"}):
+        answer = lenient.images.generate(prompt="a", **options)
+        assert answer.size == "8x8" and picture(answer.data[0].b64_json).size == (8, 8)
+    *_, last = lenient.images.generate(prompt="a", size="1024x1024", stream=True)
+    assert last.size == "8x8"
+    holed = png(Image.new("RGBA", (8, 8)))
+    assert lenient.images.edit(image=holed, prompt="a", size="1024x1024").size == "8x8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [((1024, 1024), (512, 512)), ((200, 200), (256, 256)), ((1792, 1024), (592, 448)), ((300, 900), (384, 688))],
+)
+def test_nearness_is_by_shape_and_area(asked, nearest):
+    sizes = [(256, 256), (512, 512), (592, 448), (384, 688)]
+    request = nearest_size(Request("text", prompt="a", height=asked[0], width=asked[1]), sizes)
+    assert (request.height, request.width) == nearest
+
+
+def test_the_first_page_says_what_runs_here(other_engine):
+    with TestClient(build_server(other_engine, aliases={"<b>": "text"}), base_url="http://127.0.0.1:8000") as client:
+        page = client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "<code>text</code>" in page.text and "&lt;b&gt;</code>, which is text" in page.text
+        assert "http://127.0.0.1:8000/v1/images/generations" in page.text
+        for link in re.findall(r'href="([^"]+)"', page.text):
+            assert client.get(f"/{link}").status_code == 200
+    with TestClient(build_server(other_engine, token=TOKEN)) as client:
+        assert client.get("/").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "no token is set"),
+        (["--batch", "0"], "the limit batch is 0: give at least 1"),
+        (["--alias", "gpt-image-1=emoji-var"], "a model that is not served: choose among emoji-llamagen"),
+    ],
+)
+def test_the_command_refuses_before_it_loads(options, message, monkeypatch):
+    monkeypatch.delenv("ARIMAGE_TOKEN", raising=False)
+    monkeypatch.setattr("arimage.app.engine.models.load_models", lambda *_: pytest.fail("a model was loaded"))
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "emoji-llamagen", *options])
+    assert isinstance(result.exception, ValueError) and message in str(result.exception)
+
+
+def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
+    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    (tmp_path / "token").write_text(TOKEN)
+    port = free_port()
+    command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command += ["--token-file", str(tmp_path / "token")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    address = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{address}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    wait_for(healthy, 300)
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+    url = client.images.generate(prompt="a red heart", response_format="url").data[0].url
+    assert picture(httpx.get(url).content).size == (8, 8)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    log = process.stdout.read()
+    assert "Traceback" not in log and "a red heart" not in log
+    # Whoever knows the address of an image can see it.
+    assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
+
+
+def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
+    engine = Engine({"text": held})
+    server = Server(build_server(engine), engine, "127.0.0.1", free_port(), log_level="warning")
+    failed = []
+
+    def run():
+        try:
+            serve_until_stopped(server, engine)
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: server.started)
+    monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.config.port}/v1", api_key="none", max_retries=0)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": k}) for k in (1, 2)]
+        wait_for(lambda: len(engine._waiting) + len(engine._running) == 2)
+        held.go.set()
+        for answer in asked:
+            with pytest.raises(openai.InternalServerError):
+                answer.result(60)
+    thread.join(60)
+    assert isinstance(failed[0].__cause__, SystemExit) and not engine.alive
+
+
+def test_closing_ends_waiting_requests(held):
+    engine = Engine({"text": held})
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(client.images.generate, prompt="a") for _ in range(2)]
+            assert held.entered.wait(60)
+            closing = threading.Thread(target=engine.close)
+            closing.start()
+            for answer in asked:
+                with pytest.raises(openai.InternalServerError, match="the server is closing"):
+                    answer.result(60)
+        held.go.set()
+        closing.join(60)
+        assert httpx.get(f"{address}/health").status_code == 503
+        with pytest.raises(openai.InternalServerError, match="the server is closing"):
+            client.images.generate(prompt="a")

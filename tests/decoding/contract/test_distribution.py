@@ -1,0 +1,240 @@
+"""The sampling distribution is the published one: guidance, temperature, allowed tokens, top-k, top-p, softmax."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from arimage.decoding import Sampling
+
+
+NAN, INF = float("nan"), float("inf")
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+NAMES = [
+    f"filter_probs_t{t}_k{k}_p{p}" for t, k, p in [(0.7, 10, 1), (1.3, 20, 0.9), (1, 0, 0.8), (1, 0, 1), (1, 1, 1)]
+]
+
+
+def distribution(logits, sampling, positions=None):
+    """Distributions [G, V] -> [V], or [G, Q, V] -> [Q, V]."""
+    logits = torch.as_tensor(logits)
+    flat = logits if logits.dim() == 3 else logits[:, None]
+    positions = torch.arange(flat.shape[1]) if positions is None else torch.as_tensor(positions)
+    return sampling.probabilities(flat[:, None], positions[None])[0].reshape(logits.shape[1:])
+
+
+def random_logits(*shape, seed=0):
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", ["llamagen_c2i", "llamagen_t2i"])
+@pytest.mark.parametrize("name", NAMES)
+def test_distribution_equals_the_original_filter(family, name):
+    expected = load_file(FIXTURES / family / "expected.safetensors")
+    temperature, top_k, top_p = re.fullmatch(r"filter_probs_t(.+)_k(.+)_p(.+)", name).groups()
+    sampling = Sampling(temperature=float(temperature), top_k=int(top_k), top_p=float(top_p))
+    actual = distribution(expected["filter_logits"][None], sampling)
+    torch.testing.assert_close(actual, expected[name], atol=1e-6, rtol=0)
+    assert torch.equal(actual == 0, expected[name] == 0)
+
+
+@pytest.mark.parametrize("family", ["llamagen_c2i", "llamagen_t2i"])
+def test_every_published_filter_is_tested(family):
+    expected = load_file(FIXTURES / family / "expected.safetensors")
+    assert sorted(name for name in expected if name.startswith("filter_probs")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 2.5, 7.5])
+def test_guidance_moves_from_the_unconditional_logits(scale):
+    logits = random_logits(2, 5, 16)
+    conditional, unconditional = logits
+    expected = (unconditional + scale * (conditional - unconditional)).softmax(-1)
+    torch.testing.assert_close(distribution(logits, Sampling(guidance_scale=scale)), expected)
+
+
+def test_guidance_scale_one_is_the_conditional_distribution():
+    logits = random_logits(2, 5, 16)
+    torch.testing.assert_close(distribution(logits, Sampling(guidance_scale=1.0)), logits[0].softmax(-1))
+
+
+def test_guidance_needs_no_second_logits():
+    logits = random_logits(1, 5, 16)
+    assert torch.equal(distribution(logits, Sampling(guidance_scale=7.5)), distribution(logits, Sampling()))
+
+
+@pytest.mark.parametrize("guided", [0, 1, 3, 6])
+def test_only_the_first_positions_are_guided(guided):
+    logits, positions = random_logits(2, 6, 16), [5, 0, 3, 1, 2, 4]
+    actual = distribution(logits, Sampling(guidance_scale=4.0, guided_tokens=guided), positions)
+    on, off = (distribution(logits, Sampling(guidance_scale=scale)) for scale in (4.0, 1.0))
+    for j, position in enumerate(positions):
+        torch.testing.assert_close(actual[j], (on if position < guided else off)[j])
+
+
+def test_each_image_is_guided_by_its_own_positions():
+    logits = random_logits(2, 3, 1, 16)
+    actual = Sampling(guidance_scale=4.0, guided_tokens=2).probabilities(logits, torch.tensor([[1], [2], [0]]))
+    for b, scale in enumerate((4.0, 1.0, 4.0)):
+        torch.testing.assert_close(actual[b], distribution(logits[:, b], Sampling(guidance_scale=scale)))
+
+
+def test_tokens_that_are_not_allowed_get_nothing_and_leave_top_k_to_the_others():
+    allowed = torch.tensor([True, False, True, True])
+    actual = distribution([[1.0, 9.0, 3.0, 2.0]], Sampling(allowed=allowed, top_k=2))
+    torch.testing.assert_close(actual, torch.tensor([0, 0, 1 / (1 + torch.e**-1), 1 / (1 + torch.e)]))
+
+
+def test_more_tokens_than_are_allowed_keep_all_that_are():
+    allowed = torch.tensor([True, False, False, True])
+    actual = distribution([[1.0, 9.0, 3.0, 1.0]], Sampling(allowed=allowed, top_k=3))
+    assert actual.tolist() == [0.5, 0, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "expected"),
+    [(1, [0, 1, 0, 0]), (2, [1, 1, 1, 0]), (3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (9, [1, 1, 1, 1]), (0, [1, 1, 1, 1])],
+)
+def test_ties_at_top_k_are_kept(top_k, expected):
+    assert (distribution([[2.0, 3.0, 2.0, 1.0]], Sampling(top_k=top_k)) > 0).long().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(1e-6, 1), (0.3, 1), (0.55, 2), (0.75, 2), (0.85, 3), (0.92, 4), (1.0, 5)],
+)
+def test_top_p_keeps_tokens_until_their_sum_exceeds_it(top_p, kept):
+    probabilities = torch.tensor([0.05, 0.3, 0.1, 0.5, 0.05])
+    actual = distribution(probabilities.log()[None], Sampling(top_p=top_p))
+    # Of two equally probable tokens the one with the lower id goes first.
+    order = [3, 1, 2, 0, 4][:kept]
+    expected = torch.zeros(5)
+    expected[order] = probabilities[order] / probabilities[order].sum()
+    torch.testing.assert_close(actual, expected)
+
+
+def test_top_p_counts_what_temperature_and_top_k_left():
+    logits = torch.tensor([0.6, 0.3, 0.1]).log()[None]
+    # Of 0.6 and 0.3 the first holds two thirds; at temperature 0.5, four fifths.
+    assert (distribution(logits, Sampling(top_k=2, top_p=0.7)) > 0).tolist() == [True, True, False]
+    assert (distribution(logits, Sampling(top_k=2, top_p=0.7, temperature=0.5)) > 0).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_distributions_are_float32_whatever_the_logits(dtype):
+    logits = random_logits(2, 5, 16).to(dtype)
+    sampling = Sampling(guidance_scale=3.0, temperature=0.8, top_k=7, top_p=0.9)
+    assert distribution(logits, sampling).dtype == torch.float32
+    assert torch.equal(distribution(logits, sampling), distribution(logits.float(), sampling))
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 100, 100_000])
+def test_distributions_sum_to_one(top_k, top_p):
+    actual = distribution(random_logits(1, 3, 16384), Sampling(top_k=top_k, top_p=top_p))
+    torch.testing.assert_close(actual.sum(-1), torch.ones(3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("guidance_scale", [NAN, INF, -INF, -1, True, None, "3", torch.tensor(3.0), torch.tensor([1.0, 2.0])]),
+        ("temperature", [0, -1.0, 1e-40, NAN, INF, True, "1"]),
+        ("top_k", [-1, 5.0, NAN, INF, True, "5"]),
+        ("top_p", [0, -0.5, 1.5, NAN, True]),
+        ("guided_tokens", [-1, 2.0, True]),
+        ("allowed", [torch.zeros(4, dtype=torch.bool), torch.tensor([0, 1, 1])]),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, values):
+    for value in values:
+        with pytest.raises(ValueError, match=setting):
+            Sampling(**{setting: value})
+
+
+def test_the_ends_of_the_ranges_are_taken():
+    Sampling(
+        guidance_scale=0, temperature=1e-4, top_k=0, top_p=1, guided_tokens=0, allowed=torch.tensor([False, True])
+    )
+
+
+BROKEN = {
+    "NaN": lambda logits: logits.index_fill(-1, torch.tensor([3]), NAN),
+    "+inf": lambda logits: logits.index_fill(-1, torch.tensor([3]), INF),
+    "all -inf": lambda logits: torch.full_like(logits, -INF),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_logits_that_are_not_finite_give_no_distribution(broken, settings, groups):
+    logits = random_logits(groups, 3, 1, 8)
+    logits[:, 1] = BROKEN[broken](logits[:, 1])
+    actual = Sampling(guidance_scale=2.0, **settings).probabilities(logits, torch.zeros(3, 1, dtype=torch.long))
+    assert actual[1].isnan().all() and not actual[::2].isnan().any()
+
+
+def forced(*tokens):
+    return torch.tensor([tokens])
+
+
+STACKED = [
+    Sampling(guidance_scale=3.0, temperature=0.7, top_k=5),
+    Sampling(top_p=0.6, guided_tokens=1, guidance_scale=5.0),
+    Sampling(allowed=torch.arange(16) % 3 == 0, guidance_scale=2.0),
+    Sampling(temperature=1.5, top_k=3, top_p=0.5, forced=forced(-1, 7, -1)),
+]
+POSITIONS = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
+
+
+def alone(logits, samplings, row):
+    """The row by itself; without guidance it has no second logits."""
+    sampling = samplings[row]
+    groups = 2 if sampling.guidance_scale > 1 else 1
+    return sampling.probabilities(logits[:groups, row, None], POSITIONS[row, None])[0]
+
+
+def test_rows_of_a_stack_are_sampled_as_each_of_them_alone():
+    logits = random_logits(2, 4, 2, 16)
+    stack = Sampling.stack(STACKED)
+    together = stack.probabilities(logits, POSITIONS)
+    uniform = stack.uniform(POSITIONS, 16)
+    for row, sampling in enumerate(STACKED):
+        torch.testing.assert_close(together[row], alone(logits, STACKED, row))
+        torch.testing.assert_close(uniform[row], sampling.uniform(POSITIONS[row, None], 16)[0])
+
+
+def test_rows_are_overwritten_in_place():
+    logits = random_logits(2, 4, 2, 16)
+    stack = Sampling.stack(STACKED)
+    storages = [
+        getattr(stack, name).data_ptr() for name in ("guidance_scale", "temperature", "top_k", "top_p", "forced")
+    ]
+    new = Sampling(guidance_scale=0.5, temperature=0.9, top_k=2)
+    stack.put(torch.tensor([1, 3]), new)
+    stack.put(torch.tensor([0, 2]), Sampling.stack([STACKED[1], STACKED[3]]))
+    now = [STACKED[1], new, STACKED[3], new]
+    together = stack.probabilities(logits, POSITIONS)
+    for row in range(4):
+        torch.testing.assert_close(together[row], alone(logits, now, row))
+    names = ("guidance_scale", "temperature", "top_k", "top_p", "forced")
+    assert storages == [getattr(stack, name).data_ptr() for name in names]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"guided_tokens": 3}, {"allowed": torch.ones(4) > 0}, {"forced": forced(1)}], ids=str
+)
+def test_what_no_row_could_set_cannot_be_put(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Sampling.stack([Sampling(), Sampling()]).put(torch.tensor([0]), Sampling(**settings))
+
+
+def test_the_probabilities_of_a_stack_do_not_read_the_device():
+    with FakeTensorMode(), torch.device("cuda"):
+        rows = [Sampling(guidance_scale=3.0, top_k=5, guided_tokens=1, forced=torch.zeros(1, 3, dtype=torch.long))]
+        stack, positions = Sampling.stack(rows * 4), torch.zeros(4, 2, dtype=torch.long)
+        probabilities = stack.probabilities(torch.zeros(2, 4, 2, 16), positions)
+        assert probabilities.is_cuda and probabilities.shape == stack.uniform(positions, 16).shape == (4, 2, 16)

@@ -1,0 +1,164 @@
+"""`window="auto"`: exact whatever it picks, and it picks what decides most a second."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoding.test_exactness import assert_follows
+
+from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name, loop
+from arimage.decoding.loop import INTERVAL
+from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
+from arimage.decoding.run.step_seconds import SIZES, step_seconds, table_path
+from arimage.decoding.window import resize_window
+
+
+def decode_with(seconds, kept, num_tokens=2048):
+    """The windows and the seconds of an image whose drafts are accepted with probability `kept` each, in a batch with one
+    that is done."""
+    adaptive, generator = AdaptiveWindow(seconds, num_tokens), torch.Generator().manual_seed(0)
+    decided, running = torch.tensor([1, num_tokens]), torch.tensor([True, False])
+    windows, spent = [], 0.0
+    while decided[0] < num_tokens:
+        windows.append(adaptive.window)
+        spent += seconds[adaptive.window]
+        leading = (torch.rand(2, adaptive.window, generator=generator) < kept).long().cumprod(1).sum(1)
+        adaptive.observe(leading, running)
+        decided[0] += leading[0] + 1
+        if len(windows) % INTERVAL == 0:
+            adaptive.choose(decided)
+    return windows, spent
+
+
+def test_a_longer_window_is_taken_where_it_costs_nothing():
+    windows, _ = decode_with(dict.fromkeys(SIZES, 1.0), 0.95)
+    assert windows[-1] == 128
+
+
+def test_one_token_per_step_where_every_draft_costs_as_much_as_a_step():
+    windows, _ = decode_with({size: float(size) for size in SIZES}, 0.6)
+    assert set(windows) == {1}
+
+
+def test_the_window_follows_what_is_kept():
+    seconds = {size: 8.0 + size for size in SIZES}
+    few, many = (decode_with(seconds, kept)[0][-1] for kept in (0.1, 0.9))
+    assert few < many <= 32
+
+
+@pytest.mark.parametrize("fixed", [0.0, 1.0, 8.0, 100.0])
+@pytest.mark.parametrize("num_tokens", [64, 256, 1024])
+def test_trying_costs_no_more_than_allowed(fixed, num_tokens):
+    seconds = {size: fixed + size for size in SIZES}
+    _, spent = decode_with(seconds, 0.0, num_tokens)
+    assert spent <= (1 + LOSS) * num_tokens * seconds[1]
+
+
+def test_the_best_fixed_window_is_found():
+    """Where a window of W drafts decides W ** 0.55 tokens per step, as measured on the packaged model."""
+    seconds = {size: 4 + 0.1 * size + 0.0003 * size**2 for size in SIZES}
+    num_tokens, decided, spent, steps = 1024, 1.0, 0.0, 1
+    adaptive = AdaptiveWindow(seconds, num_tokens)
+    while decided < num_tokens:
+        spent += seconds[adaptive.window]
+        decided += adaptive.window**0.55
+        adaptive.observe(torch.tensor([adaptive.window**0.55 - 1]), torch.tensor([True]))
+        steps += 1
+        if steps % INTERVAL == 0:
+            adaptive.choose(torch.tensor([int(decided)]))
+    assert spent <= 1.05 * min(num_tokens / size**0.55 * cost for size, cost in seconds.items())
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """`step_seconds` on a clock that only its steps advance, by `cost(size)` seconds each."""
+    now = 0.0
+    monkeypatch.setattr("arimage.decoding.run.step_seconds.time", SimpleNamespace(perf_counter=lambda: now))
+
+    def timed(model, cost, made, batch_size=3):
+        def step(size):
+            nonlocal now
+            made.append(size)
+            now += cost(size)
+
+        return step_seconds(model, batch_size, False, lambda: step)
+
+    return timed
+
+
+def test_steps_are_timed_once_for_a_network_and_batch_size(table_model, timed):
+    model, made = table_model(grid=(2, 5), vocab_size=2), []
+    seconds = timed(model, lambda size: 1.0, made)
+    assert sorted(set(made)) == [1, 2, 4, 8] and seconds == dict.fromkeys([1, 2, 4, 8], 1.0)
+    made.clear()
+    assert timed(model, lambda size: 1.0, made) is seconds and not made
+    assert timed(model, lambda size: 1.0, made, batch_size=4) is not seconds and made
+
+
+def test_windows_that_cannot_pay_are_not_timed(table_model, timed):
+    model, made = table_model(grid=(2, 5), vocab_size=2), []
+    timed(model, lambda size: size / 100, made)
+    assert set(made) == {1, 2}
+
+
+def test_seconds_are_remembered_on_disk(table_model, timed):
+    def model():
+        model = table_model(grid=(2, 5), vocab_size=2)
+        model.network = torch.nn.Linear(3, 5)
+        return model
+
+    made = []
+    seconds = timed(model(), lambda size: 1.0, made)
+    made.clear()
+    assert timed(model(), lambda size: 1.0, made) == seconds and not made
+    table_path().write_text("not a table")
+    timed(model(), lambda size: 1.0, made)
+    assert made and "Linear, 20 parameters, torch.float32" in table_path().read_text()
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    model = table_model(grid=(2, 5), vocab_size=2)
+    model.network = torch.nn.Linear(3, 7)
+    assert timed(model, lambda size: 1.0, []) and "step_seconds.json" in caplog.text
+
+
+@pytest.mark.parametrize(("refresh", "levels"), [("independent", 0), ("coupled", 0), ("gumbel", 0), ("coupled", 2)])
+def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh, levels):
+    # The two windows in turn, at every step.
+    monkeypatch.setattr(loop, "INTERVAL", 1)
+    monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
+    turns = iter([1, 4] * 10)
+    monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))
+    model, size = table_model(grid=(2, 3), vocab_size=2), 20_000
+    decoding = SpeculativeJacobiDecoding("auto", refresh, levels=levels)
+    state = decode(model, decoding, Sampling(top_p=0.9), torch.arange(size))
+    assert_follows(state.tokens, model.joint(Sampling(top_p=0.9)), 2)
+
+
+def test_the_same_seeds_give_the_same_images_again(table_model):
+    model, seeds = table_model(grid=(2, 5), vocab_size=3), torch.arange(6)
+    decoding = decoding_from_name("sjd-coupled", window="auto")
+    first, second = (decode(model, decoding, Sampling(), seeds) for _ in range(2))
+    assert torch.equal(first.tokens, second.tokens) and first.decided.all()
+    assert first.forward_passes == second.forward_passes <= 10
+
+
+def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_model, monkeypatch):
+    model = table_model(grid=(2, 5), vocab_size=3)
+    adaptive = SpeculativeJacobiDecoding("auto")
+    monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 9.0, 8: 1.0})
+    monkeypatch.setattr(AdaptiveWindow, "_best", lambda *_: 8)
+    state = adaptive.start(model, Sampling(), torch.arange(4))
+    # What a step records, so that the drafts of the window differ from those that enter it.
+    state.draft_probabilities.copy_(torch.rand(4, 8, 3).softmax(-1))
+    tokens, probabilities = state.tokens.clone(), state.draft_probabilities.clone()
+    resize_window(state, 3)
+    assert state.window == 3
+    assert torch.equal(state.draft_probabilities[:, :3], probabilities[:, :3]) and torch.equal(state.tokens, tokens)
+    resize_window(state, 8)
+    assert state.window == 8
+    assert torch.equal(state.draft_probabilities[:, :3], probabilities[:, :3])
+    assert torch.equal(state.tokens[:, :4], tokens[:, :4])
+    assert torch.allclose(state.draft_probabilities[:, 3:8], torch.tensor(1 / 3))

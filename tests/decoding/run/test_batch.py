@@ -1,0 +1,180 @@
+"""More images than slots: every image equals its own run, with every decoding and after any other image in its row."""
+
+import pytest
+import torch
+from decoding.conftest import some_order
+from decoding.test_next_scale import ScaleTable
+from decoding.contract.test_state import EVERY_PRESET, model_for
+
+from arimage.decoding import Sampling, SpeculativeJacobiDecoding, TreeJacobiDecoding, decode, decoding_from_name
+from arimage.decoding.run.batch import Images, Slots, decode_slots
+
+
+SEEDS = torch.arange(11) * 7
+
+
+def run(model, decoding, sampling, seeds, size, *, at_once=None, stop=None):
+    """Tokens, steps and accepted tokens of each image, and the slots, of `seeds` that wait in order. At most `at_once` begin
+    together; `stop(slots)` ends the run."""
+    slots, waiting, found = Slots(decoding, size), list(range(len(seeds))), {}
+
+    def begin(room):
+        names, waiting[:] = waiting[: at_once or room][:room], waiting[min(at_once or room, room) :]
+        if not names:
+            return None
+        rows = torch.tensor(names)
+        return Images(names, model.take(rows), sampling.take(rows), seeds[rows])
+
+    def keep(rows):
+        for row in rows:
+            state, steps = slots.state, int(slots.state.steps[row])
+            assert slots.names[row] not in found
+            accepted = state.accepted[:steps, row].tolist()
+            found[slots.names[row]] = state.tokens[row].clone(), steps, accepted
+
+    decode_slots(slots, begin, keep, lambda: stop is not None and stop(slots))
+    return found, slots
+
+
+def alone(model, decoding, sampling, seeds):
+    found = []
+    for image in range(len(seeds)):
+        rows = torch.tensor([image])
+        state = decode(model.take(rows), decoding, sampling.take(rows), seeds[rows])
+        found.append((state.tokens[0], state.forward_passes, state.accepted_per_step()[:, 0].tolist()))
+    return found
+
+
+def check(found, expected):
+    assert sorted(found) == list(range(len(expected)))
+    for image, (tokens, steps, accepted) in enumerate(expected):
+        assert torch.equal(found[image][0], tokens)
+        assert found[image][1:] == (steps, accepted)
+
+
+@EVERY_PRESET
+@pytest.mark.parametrize(("size", "at_once"), [(1, None), (3, None), (4, 1), (20, None)])
+def test_every_image_is_that_of_its_own_run(table_model, preset, size, at_once):
+    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
+    found, slots = run(model, decoding, Sampling(), SEEDS, size, at_once=at_once)
+    check(found, alone(model, decoding, Sampling(), SEEDS))
+    assert slots.running == []
+
+
+@EVERY_PRESET
+def test_known_tokens_are_those_of_each_image(table_model, preset):
+    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
+    forced = torch.where(torch.rand(len(SEEDS), 6) < 0.4, torch.randint(0, 3, (len(SEEDS), 6)), -1)
+    sampling = Sampling(forced=forced)
+    found, _ = run(model, decoding, sampling, SEEDS, 3)
+    check(found, alone(model, decoding, sampling, SEEDS))
+    assert all((found[image][0] == known)[known >= 0].all() for image, known in enumerate(forced))
+
+
+@pytest.mark.parametrize("order", ["random", "spread-out"])
+@pytest.mark.parametrize(
+    "decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str
+)
+def test_every_image_keeps_its_order(table_model, decoding, order):
+    model = table_model(grid=(2, 3), order=some_order(order, (2, 3), len(SEEDS)))
+    found, _ = run(model, decoding, Sampling(), SEEDS, 4)
+    check(found, alone(model, decoding, Sampling(), SEEDS))
+
+
+def test_a_row_is_refilled_at_once(table_model):
+    model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
+    steps = [steps for _, steps, _ in alone(model, decoding, Sampling(), SEEDS)]
+    _, slots = run(model, decoding, Sampling(), SEEDS, 1)
+    assert slots.forward_passes == sum(steps)
+    _, slots = run(model, decoding, Sampling(), SEEDS, len(SEEDS))
+    assert slots.forward_passes == max(steps) > min(steps)
+    _, slots = run(model, decoding, Sampling(), SEEDS, 4)
+    # Prefills of images that begin later are passes of their own.
+    assert sum(steps) / 4 <= slots.forward_passes < sum(steps[i::4][0] for i in range(4)) + sum(steps) / 2
+
+
+def test_idle_rows_are_not_computed(table_model):
+    model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
+    rows = []
+    run(model, decoding, Sampling(), SEEDS, 4, stop=lambda slots: rows.append(len(slots.state.seeds)))
+    assert max(rows) == 4 and rows[-1] < 4
+
+
+def test_images_that_come_later_join_those_that_run(table_model):
+    model, decoding, slots = table_model(grid=(2, 3)), SpeculativeJacobiDecoding(2), None
+    waiting, found = [[0], None, [1, 2], None, None, [3, 4, 5]], {}
+    slots = Slots(decoding, 8)
+
+    def begin(room):
+        names = waiting.pop(0) if waiting else None
+        return names and Images(names, model, Sampling(), SEEDS[names])
+
+    def keep(rows):
+        found.update(
+            {slots.names[row]: (slots.state.tokens[row].clone(), int(slots.state.steps[row])) for row in rows}
+        )
+
+    sizes = []
+    decode_slots(slots, begin, keep, lambda: sizes.append(len(slots.names)))
+    expected = alone(model, decoding, Sampling(), SEEDS[:6])
+    assert {name: (tokens.tolist(), steps) for name, (tokens, steps) in found.items()} == {
+        name: (tokens.tolist(), steps) for name, (tokens, steps, _) in enumerate(expected)
+    }
+    assert sizes[0] == 1 and max(sizes) > 3
+
+
+@pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd2", "sjd-tree", "eagle"])
+def test_every_image_keeps_its_sampling(table_model, preset):
+    model, decoding = table_model(grid=(2, 3), groups=2), decoding_from_name(preset)
+    samplings = [
+        Sampling(guidance_scale=2.0),
+        Sampling(guidance_scale=3.0, top_k=2),
+        Sampling(guidance_scale=2.0, temperature=0.3, guided_tokens=3),
+        Sampling(guidance_scale=2.0, top_p=0.6, allowed=torch.tensor([True, False, True])),
+        Sampling(guidance_scale=2.0, forced=torch.tensor([[-1, 2, -1, 0, -1, 1]])),
+        Sampling(guidance_scale=5.0, top_k=1),
+        Sampling(guidance_scale=2.0),
+    ]
+    waiting, found, slots = list(range(len(samplings))), {}, Slots(decoding, 3)
+
+    def begin(room):
+        if not waiting:
+            return None
+        image = waiting.pop(0)
+        return Images([image], model, samplings[image], SEEDS[[image]])
+
+    def keep(rows):
+        found.update({slots.names[row]: slots.state.tokens[row].tolist() for row in rows})
+
+    decode_slots(slots, begin, keep, lambda: False)
+    for image, sampling in enumerate(samplings):
+        assert found[image] == decode(model, decoding, sampling, SEEDS[[image]]).tokens[0].tolist()
+
+
+def test_images_of_scales_begin_together():
+    model, decoding = ScaleTable((1, 1, 2), 3), decoding_from_name("next-scale")
+    found, slots = run(model, decoding, Sampling(), SEEDS, 4)
+    check(found, alone(model, decoding, Sampling(), SEEDS))
+    assert slots.forward_passes == 3 * 3
+
+
+def test_the_window_adapts_over_all_images(table_model):
+    model = table_model(grid=(2, 4), vocab_size=2)
+    found, _ = run(model, SpeculativeJacobiDecoding("auto"), Sampling(), SEEDS, 3)
+    assert sorted(found) == list(range(len(SEEDS)))
+    assert all((tokens >= 0).all() for tokens, _, _ in found.values())
+
+
+def test_a_run_stops_when_it_is_told_to(table_model):
+    passes = []
+    found, slots = run(
+        table_model(grid=(2, 4)), SpeculativeJacobiDecoding(2), Sampling(), SEEDS, 3,
+        stop=lambda slots: passes.append(slots.forward_passes) or len(passes) == 5,
+    )  # fmt: skip
+    assert passes == [1, 2, 3, 4, 5] and len(found) + len(slots.running) <= 8
+    assert slots.running
+
+
+def test_a_decoding_that_cannot_run_is_refused(table_model):
+    with pytest.raises(ValueError, match="AutoregressiveDecoding"):
+        run(ScaleTable((1, 1)), decoding_from_name("ar"), Sampling(), SEEDS, 3)

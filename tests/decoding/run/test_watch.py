@@ -1,0 +1,71 @@
+"""The host sees which images are finished without waiting for the device to run dry."""
+
+import pytest
+import torch
+
+from arimage.decoding import AutoregressiveDecoding, Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding.run import watch
+from arimage.decoding.run.watch import AHEAD, Watch
+
+
+SEEDS = torch.arange(3)
+
+
+class OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """A CUDA device that is the CPU: after how many recorded copies each copy was waited for."""
+    recorded, waits, zeros = [], [], torch.zeros
+
+    class Event:
+        def record(self, stream):
+            recorded.append(self)
+
+        def synchronize(self):
+            waits.append(len(recorded) - recorded[::-1].index(self) - 1 if self in recorded else None)
+
+    def pinned_zeros(*shape, dtype, pin_memory):
+        assert pin_memory
+        return zeros(*shape, dtype=dtype)
+
+    monkeypatch.setattr(watch.torch, "zeros", pinned_zeros)
+    monkeypatch.setattr(watch.torch.cuda, "Event", Event)
+    monkeypatch.setattr(watch.torch.cuda, "current_stream", lambda device: None)
+    return waits
+
+
+def test_the_host_reads_the_copy_of_some_steps_before(waits):
+    finished = torch.full((2,), False).as_subclass(OnCuda)
+    looks = Watch(finished)
+    seen = []
+    for step in range(9):
+        finished[0], finished[1] = step >= 2, step >= 5
+        seen.append(looks.look().tolist())
+    assert seen == [[step - AHEAD >= 2, step - AHEAD >= 5] for step in range(9)]
+    assert waits == [None] * AHEAD + list(range(9 - AHEAD))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", decoding_names(scales=False))
+def test_steps_after_the_end_are_not_counted(preset, table_model, monkeypatch):
+    """As many as there are on a CUDA device, where the end is seen later."""
+    model, decoding = table_model(grid=(2, 3), truncated=preset in ("zipar", "pjd")), decoding_from_name(preset)
+    expected = decode(model, decoding, Sampling(), SEEDS)
+    state = decode(model, decoding, Sampling(), SEEDS)
+    for _ in range(AHEAD):
+        decoding.step(state)
+    assert torch.equal(state.tokens, expected.tokens)
+    assert state.forward_passes == expected.forward_passes
+    assert torch.equal(state.accepted_per_step(), expected.accepted_per_step())
+    state.check()
+
+
+def test_the_loop_ends_with_the_last_image(table_model):
+    steps = []
+    state = decode(
+        table_model(), AutoregressiveDecoding(), Sampling(), SEEDS, lambda _, step: bool(steps.append(step))
+    )
+    assert steps == list(range(1, state.forward_passes + 1)) == [1, 2, 3, 4]

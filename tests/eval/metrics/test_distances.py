@@ -1,0 +1,129 @@
+"""Distances between sets of features, against the libraries that others take them from."""
+
+import cleanfid.fid
+import numpy as np
+import pytest
+import scipy
+import torch
+from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+from torch_fidelity.metric_kid import kid_features_to_metric
+from torch_fidelity.metric_prc import prc_features_to_metric
+
+from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_estimate, frechet_infinity
+from arimage.eval.metrics.kernel_distance import kernel_distance
+from arimage.eval.metrics.neighbourhoods import neighbourhoods
+
+
+SQRTM = pytest.mark.skipif(
+    tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 18),
+    reason="clean-fid calls sqrtm as scipy no longer knows it",
+)
+
+
+def sample(count, width, seed, shift=0.0, gain=1.0):
+    """Correlated features of falling spread, like those of a network."""
+    rng = np.random.default_rng(seed)
+    mix = np.random.default_rng(0).normal(size=(width, width)) / np.arange(1, width + 1)[:, None] ** 0.5
+    return (np.abs(rng.normal(size=(count, width)) @ mix * gain / 4 + shift)).astype(np.float32)
+
+
+# More images than features, fewer, and fewer of the reference alone.
+SIZES = [(300, 400, 48), (40, 400, 96), (40, 50, 96), (300, 60, 96)]
+
+
+@SQRTM
+@pytest.mark.parametrize(("count", "others", "width"), SIZES)
+def test_frechet_distance_is_that_of_clean_fid(count, others, width):
+    x, y = sample(count, width, 1, 0.2), sample(others, width, 2)
+    theirs = cleanfid.fid.fid_from_feats(x.astype(np.float64), y.astype(np.float64))
+    assert frechet_distance(x, Gaussian.of_features(y)) == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize(("count", "others", "width"), SIZES)
+def test_frechet_distance_is_that_of_torch_fidelity(count, others, width):
+    x, y = (torch.from_numpy(f).double() for f in (sample(count, width, 1, 0.2), sample(others, width, 2)))
+    statistics = [fid_features_to_statistics(features) for features in (x, y)]
+    theirs = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    assert frechet_distance(x.numpy(), Gaussian.of_features(y.numpy())) == pytest.approx(theirs, rel=1e-6)
+    of_file = Gaussian.of_covariance(statistics[1]["mu"], statistics[1]["sigma"])
+    assert frechet_distance(x.numpy(), of_file) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_frechet_distance_of_known_distributions():
+    # Two axes: means 3 apart on the first, deviations 1 and 2 on the second.
+    x = np.array([[0, 1], [0, -1], [0, 1], [0, -1]], np.float64) * np.sqrt(3 / 4)
+    y = x * [1, 2] + [3, 0]
+    assert frechet_distance(x, Gaussian.of_features(y)) == pytest.approx(9 + 1)
+    assert frechet_distance(x, Gaussian.of_features(x)) == pytest.approx(0, abs=1e-7)
+    with pytest.raises(ValueError, match="at least 2 images"):
+        frechet_distance(x[:1], Gaussian.of_features(y))
+    with pytest.raises(ValueError, match="the reference has 2 features and the images have 3"):
+        frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
+
+
+def test_standard_errors_are_the_spread_of_repeated_samples():
+    reference = sample(500, 12, 99)
+    reference_gaussian = Gaussian.of_features(reference)
+    repeats = [sample(250, 12, seed, 0.1, 1.1) for seed in range(40)]
+    for estimates in (
+        [frechet_estimate(images, reference_gaussian) for images in repeats],
+        [kernel_distance(images, reference, subsets=10, subset_size=100) for images in repeats],
+        [neighbourhoods(images, reference)["precision"] for images in repeats],
+        [neighbourhoods(images, reference)["density"] for images in repeats],
+    ):
+        spread = np.std([estimate.value for estimate in estimates], ddof=1)
+        # The spread of 40 repeats is itself known to a ninth.
+        assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
+
+
+def test_frechet_infinity_forgets_the_number_of_images():
+    reference_gaussian = Gaussian(np.zeros(32), np.eye(32))
+    images = np.random.default_rng(0).normal(size=(1000, 32)) * 1.1
+    truth = 32 * 0.1**2
+    assert frechet_distance(images, reference_gaussian) > truth * 1.5
+    assert frechet_infinity(images, reference_gaussian) == pytest.approx(truth, rel=0.1)
+
+
+def test_kernel_distance_is_that_of_the_libraries():
+    x, y = sample(120, 24, 1, 0.2), sample(120, 24, 2)
+    ours = kernel_distance(x, y)
+    assert ours.value == pytest.approx(cleanfid.fid.kernel_distance(*map(np.float64, (x, y)), 1), rel=1e-6)
+    theirs = kid_features_to_metric(
+        *(torch.from_numpy(f).double() for f in (x, y)), kid_subsets=1, kid_subset_size=120, verbose=False
+    )
+    assert ours.value == pytest.approx(theirs["kernel_inception_distance_mean"], rel=1e-6)
+
+
+def test_kernel_distance_of_subsets_is_near_that_of_all_and_repeats():
+    x, y = sample(400, 24, 1, 0.2), sample(400, 24, 2)
+    whole, parts = kernel_distance(x, y), kernel_distance(x, y, subset_size=100)
+    assert parts.value == pytest.approx(whole.value, abs=3 * parts.standard_error) and parts.value != whole.value
+    state = np.random.get_state()[1].copy()
+    assert kernel_distance(x, y, subset_size=100) == parts
+    assert (np.random.get_state()[1] == state).all()
+    with pytest.raises(ValueError, match="at least 2 images"):
+        kernel_distance(x[:1], y)
+
+
+@pytest.mark.parametrize("block", [512, 7])
+def test_precision_and_recall_are_those_of_torch_fidelity(block):
+    x, y = sample(150, 6, 1, 0.3, 1.5), sample(210, 6, 2)
+    ours = neighbourhoods(x, y, k=3, block=block)
+    theirs = prc_features_to_metric(torch.from_numpy(x), torch.from_numpy(y), prc_neighborhood=3, verbose=False)
+    assert 0.2 < theirs["precision"] < 0.95 and 0.2 < theirs["recall"] < 0.95
+    assert ours["precision"].value == pytest.approx(theirs["precision"], rel=1e-6)
+    assert ours["recall"].value == pytest.approx(theirs["recall"], rel=1e-6)
+
+
+@pytest.mark.parametrize("block", [512, 7])
+def test_density_and_coverage_count_what_their_definitions_count(block):
+    x, y = sample(60, 6, 1, 0.3, 1.5).astype(np.float64), sample(80, 6, 2).astype(np.float64)
+    radii = [sorted(np.linalg.norm(one - other) for other in y)[5] for one in y]
+    inside = np.array(
+        [[np.linalg.norm(image - one) <= radius for one, radius in zip(y, radii, strict=True)] for image in x]
+    )
+    ours = neighbourhoods(x.astype(np.float32), y.astype(np.float32), density_k=5, block=block)
+    assert ours["density"].value == pytest.approx(inside.sum() / (5 * 60), rel=1e-6)
+    assert ours["coverage"].value == pytest.approx(inside.any(0).mean(), rel=1e-6)
+    with pytest.raises(ValueError, match="5 neighbours"):
+        neighbourhoods(x[:5], y)
