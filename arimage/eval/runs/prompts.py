@@ -4,10 +4,11 @@ import csv
 import io
 from pathlib import Path
 
+from ...auto import ASSETS
 from .files import parse_json
 
 
-_FOLDER = Path(__file__).parents[1] / "assets" / "emoji-reference"
+_FOLDER = ASSETS / "emoji-reference"
 EMOJI_PROMPTS, EMOJI_CHECKS = _FOLDER / "prompts.jsonl", _FOLDER / "checks.jsonl"
 EMOJI_VIDEOS = _FOLDER / "videos.jsonl"
 
