@@ -20,8 +20,8 @@ EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
 # Seconds between two reports on a run, apart from partial images.
 PAUSE = 0.1
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
-# Settings of events that only the page uses: those that generate, and those that take no time and skip the queue.
-GENERATES = {"api_visibility": "private", "show_progress": "hidden"}
+# Settings of the page's events: those that generate, and those that take no time and skip the queue.
+GENERATES = {"show_progress": "hidden"}
 AT_ONCE = {**GENERATES, "queue": False}
 
 

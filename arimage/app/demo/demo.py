@@ -52,8 +52,11 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
             if videos is not None:
                 with gr.Tab("Video"):
                     video_tab(videos)
-        add_endpoints(engine, comparison)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
+        # The page calls its functions by number. Without names, none can take the name of an endpoint.
+        for function in demo.fns.values():
+            function.api_name, function.api_visibility = None, "private"
+        add_endpoints(engine, comparison)
     # The engine has its own queue and batches requests: all that fit into its queue may start at once.
     demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
     return demo

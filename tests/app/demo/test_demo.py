@@ -446,6 +446,41 @@ def test_the_space_builds_the_same_demo(monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 2**24
 
 
+def test_the_documented_endpoints_work_with_the_default_models(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    served = []
+    monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: served.extend(arguments))
+    monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (0, None)
+    engine, *_, videos = served
+    assert len(engine.models) > 1 and videos.models
+    documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
+    [endpoints] = re.findall(r"There are three endpoints, (.+?)\.", documentation)
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "white").save(file, "PNG")
+    arguments = {
+        "generate": {"prompt": "a red heart", "seed": 1},
+        "compare": {"prompt": "a red heart", "decodings": ["ar", "sjd"], "seed": 1},
+        "edit": {"prompt": "a red heart", "seed": 1},
+    }
+    app = demo_app(engine, "127.0.0.1", 7860, None, videos)
+    with TestClient(app, base_url="http://127.0.0.1:7860") as client:
+        for query in ("", "?all_endpoints=true"):
+            named = client.get(f"/gradio_api/info{query}").json()["named_endpoints"]
+            assert set(named) == set(re.findall("`(/.+?)`", endpoints)) == {f"/{name}" for name in arguments}
+        assert {one["api_name"] for one in client.get("/config").json()["dependencies"]} == {None, *arguments}
+        [path] = client.post("/gradio_api/upload", files={"files": ("white.png", file.getvalue())}).json()
+        picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        arguments["edit"] |= {"image": picture, "mask_image": picture}
+        for name, values in arguments.items():
+            answer = client.post(f"/gradio_api/call/v2/{name}", json=values)
+            events = client.get(f"/gradio_api/call/v2/{name}/{answer.json()['event_id']}").text
+            assert "event: complete" in events and '"passes":' in events, name
+    engine.close()
+
+
 @pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
 def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["arimage", "app", "--auth", auth])
