@@ -78,7 +78,8 @@ class Fields(BaseModel):
             prompt=self.prompt or None,
             class_label=self.class_label,
             count=1 if self.n is None else self.n,
-            seed=secrets.randbelow(2**32) if self.seed is None else self.seed,
+            # Some clients send -1 for a random seed.
+            seed=secrets.randbelow(2**32) if self.seed in (None, -1) else self.seed,
             decoding=self.decoding,
             guidance_scale=self.guidance_scale,
             temperature=self.temperature,
