@@ -14,7 +14,7 @@ import torch
 
 from arimage.eval.emoji.colours import COLOURS, recolour
 from arimage.eval.emoji.composition import Judge, check_image
-from arimage.eval.emoji.emoji import read_gallery
+from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.runs.prompts import EMOJI_CHECKS, read_prompts
 from arimage.training.captions.scenes import NOTHING, SceneSettings, arrange, countable, make_scenes, one_coloured
 from arimage.training.captions.wording import NUMBERS, noun_of, plural, with_article

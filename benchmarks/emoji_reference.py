@@ -11,7 +11,8 @@ from emoji_quality import caption_retrieval, retrieval_accuracy
 from PIL import Image, ImageFilter
 
 from arimage import AutoPipeline
-from arimage.eval.emoji.emoji import EmojiExtractor, emoji_kernel_distance, read_gallery, reference_features
+from arimage.eval.emoji.emoji_kid import EmojiExtractor, emoji_kernel_distance
+from arimage.eval.emoji.reference import read_gallery, reference_features
 from arimage.training.data import ImageCaptions, load_captioned_images, to_unit_range
 
 

@@ -12,28 +12,15 @@ from typing import Any
 import numpy as np
 
 from .emoji.composition import check_run
-from .emoji.emoji import (
-    REFERENCE,
-    EmojiExtractor,
-    asked_features,
-    emoji_kernel_distance,
-    emoji_retrieval,
-    read_gallery,
-)
+from .emoji.emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance
+from .emoji.reference import REFERENCE, read_gallery
+from .emoji.retrieval import emoji_retrieval
 from .emoji.videos import check_run as check_videos
-from .metrics.clip_score import PREFIX, clip_scores
-from .metrics.features import (
-    ClipExtractor,
-    Extractor,
-    InceptionExtractor,
-    Resize,
-    Space,
-    extract,
-    file_sha256,
-    image_paths,
-)
+from .metrics.clip_score import PREFIX, ClipExtractor, clip_scores
+from .metrics.features import Extractor, Resize, Space, extract, file_sha256, image_paths
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
 from .metrics.i3d import I3DExtractor, frame_count, read_clip
+from .metrics.inception import InceptionExtractor
 from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.standard_errors import Estimate, mean_estimate

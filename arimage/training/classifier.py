@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from ..eval.emoji.emoji import GALLERY_COLUMNS, GALLERY_SIZE, EmojiClassifier, EmojiExtractor
+from ..eval.emoji.emoji_kid import EmojiExtractor
+from ..eval.emoji.reference import GALLERY_COLUMNS, GALLERY_SIZE
+from ..models.classifier_emoji import EmojiClassifier
 from .data import ImageCaptions, load_captioned_images, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator

@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage.eval.emoji.emoji import EmojiClassifier, EmojiExtractor, read_gallery, reference_features
+from arimage.eval.emoji.emoji_kid import EmojiExtractor
+from arimage.eval.emoji.reference import read_gallery, reference_features
+from arimage.models.classifier_emoji import EmojiClassifier
 from arimage.training import classifier as module
 from arimage.training import loop
 from arimage.training.classifier import ClassifierSettings, ClassifierTask, run_classifier

@@ -7,7 +7,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ...eval.emoji.emoji import GALLERY_SIZE, read_gallery
+from ...eval.emoji.reference import GALLERY_SIZE, read_gallery
 from ..engine.engine import Engine
 from .controls import AT_ONCE
 from .generate_tab import GenerateTab

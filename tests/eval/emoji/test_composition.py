@@ -7,7 +7,7 @@ from PIL import Image
 
 from arimage.eval.emoji.colours import COLOURS, colour_shares, main_hues, recolour
 from arimage.eval.emoji.composition import Judge, check_image, connected_parts, cut_out, foreground
-from arimage.eval.emoji.emoji import REFERENCE, read_gallery
+from arimage.eval.emoji.reference import REFERENCE, read_gallery
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import EMOJI_CHECKS, prompt_file, read_prompts
 from arimage.eval.score import Job, score

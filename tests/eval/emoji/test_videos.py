@@ -14,8 +14,8 @@ from PIL import Image, ImageSequence
 
 from arimage import cli
 from arimage.eval.emoji.composition import foreground
-from arimage.eval.emoji.emoji import read_gallery
 from arimage.eval.emoji.motions import CAST, COMBINATIONS, MOTIONS, motions_in, phrases
+from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.emoji.videos import ObjectTrack, check_video, gallery_pictures, turning_points
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import prompt_file, read_prompts

@@ -2,7 +2,7 @@ import collections
 
 import torch
 
-from arimage.eval.emoji.emoji import read_gallery
+from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.runs.prompts import EMOJI_CHECKS, read_prompts
 from arimage.pipelines.known import as_words, fits, parse_pattern
 from arimage.training.captions.scenes import HeldOut

@@ -7,14 +7,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from arimage.eval.emoji.emoji import (
-    REFERENCE,
-    EmojiExtractor,
-    emoji_kernel_distance,
-    emoji_retrieval,
-    read_gallery,
-    reference_features,
-)
+from arimage.eval.emoji.emoji_kid import EmojiExtractor, emoji_kernel_distance
+from arimage.eval.emoji.reference import REFERENCE, read_gallery, reference_features
+from arimage.eval.emoji.retrieval import emoji_retrieval
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import read_prompts
 from arimage.eval.score import METRICS_FILE, Job, score

@@ -1,0 +1,62 @@
+"""The metric `emoji-kid`: the kernel distance between images and the training pictures of their prompts."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...models.classifier_emoji import EmojiClassifier
+from ..metrics.features import Space, file_sha256
+from ..metrics.kernel_distance import kernel
+from ..metrics.standard_errors import Estimate
+from ..runs.prompts import EMOJI_PROMPTS, read_prompts
+from .reference import REFERENCE, asked_names, reference_features, to_pixels
+
+
+class EmojiExtractor:
+    """Features of pictures in the space of the classifier in `folder`."""
+
+    def __init__(self, folder: Path = REFERENCE, device: str | torch.device = "cpu"):
+        self.classifier = EmojiClassifier.from_pretrained(folder / "classifier").to(device).eval()
+        weights = folder / "classifier" / "diffusion_pytorch_model.safetensors"
+        self.size = self.classifier.config.image_size
+        self.space = Space("emoji-classifier", file_sha256(weights), f"box {self.size}")
+
+    @torch.no_grad()
+    def __call__(self, images: list[Image.Image]) -> torch.Tensor:
+        """Pictures of any sizes to features float32 [B, D] on the CPU."""
+        pixels = np.stack([to_pixels(image, self.size) for image in images]) * 2 - 1
+        return self.classifier.features(torch.from_numpy(pixels).to(self.classifier.device)).float().cpu()
+
+
+def asked_features(run: Path) -> np.ndarray:
+    """float32 [N, D]: the `reference_features` of the pictures that the images of a run should show, in manifest order.
+
+    Raises:
+        ValueError: if a row of the manifest has no name, or an unknown one.
+    """
+    names = [row["name"] for row in read_prompts(EMOJI_PROMPTS)]
+    return reference_features()[[names.index(name) for name in asked_names(run, names)]]
+
+
+def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: list[str]) -> Estimate:
+    """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
+    (https://arxiv.org/abs/1801.01401).
+
+    Unlike KID it is not corrected for the number of images, because the reference is the whole population and not a sample:
+    the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other images of the same
+    `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
+    """
+
+    features, reference = features.astype(np.float64), reference.astype(np.float64)
+    across = kernel(features, reference).mean(1)
+    # Similarity of each image to the images, minus its similarity to the reference.
+    added = kernel(features, features).mean(1) - across
+    value = added.mean() - across.mean() + kernel(reference, reference).mean()
+    _, group, sizes = np.unique(prompts, return_inverse=True, return_counts=True)
+    if len(sizes) == len(added):
+        group, sizes = np.zeros_like(group), np.array([len(added)])
+    spread = (added - (np.bincount(group, added) / sizes)[group]) ** 2
+    variance = spread.sum() / (len(added) - len(sizes))
+    return Estimate(float(value), float(2 * (variance / len(added)) ** 0.5))

@@ -1,0 +1,44 @@
+"""The packaged reference of emoji: its gallery of pictures, and the features of those that the packaged models were trained on.
+The card in `arimage/assets/emoji-reference` describes it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...auto import ASSETS
+from ..runs.run_folder import read_rows
+
+
+REFERENCE = ASSETS / "emoji-reference"
+GALLERY_SIZE, GALLERY_COLUMNS = 32, 64
+
+
+def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
+    """The pictures float [K, 3, 32, 32] in [0, 1] in which samples are looked up, and the name of each."""
+    names = (folder / "gallery.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    sheet = torch.from_numpy(np.asarray(Image.open(folder / "gallery.webp").convert("RGB")) / np.float32(255))
+    tiles = sheet.unflatten(0, (-1, GALLERY_SIZE)).unflatten(2, (-1, GALLERY_SIZE)).permute(0, 2, 4, 1, 3)
+    return tiles.flatten(0, 1)[: len(names)], names
+
+
+def reference_features(folder: Path = REFERENCE) -> np.ndarray:
+    """float32 [M, D]: the features, in the space of `EmojiExtractor`, of the pictures of `prompts.jsonl`."""
+    return np.load(folder / "features.npy").astype(np.float32)
+
+
+def asked_names(run: Path, known: list[str]) -> list[str]:
+    names = [row.get("metadata", {}).get("name") for row in read_rows(run)]
+    strangers = sorted({str(name) for name in names} - set(known))
+    if strangers:
+        raise ValueError(
+            f"the reference has no picture of {strangers[0]!r}, which {run} has: generate with --prompts emoji"
+        )
+    return names
+
+
+def to_pixels(image: Image.Image, size: int) -> np.ndarray:
+    """float32 [3, size, size] in [0, 1]; downscaling averages the covered pixels."""
+    image = image.convert("RGB").resize((size, size), Image.Resampling.BOX)
+    return np.asarray(image, np.float32).transpose(2, 0, 1) / 255

@@ -1,0 +1,94 @@
+"""The Inception network whose features are those of FID, KID and of precision, recall, density and coverage."""
+
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...convert.checkpoint import load_original
+from .features import Resize, Space, WeightsFile, file_sha256
+
+
+INCEPTION_WEIGHTS = {
+    "clean": WeightsFile(
+        "inception-2015-12-05.pt",
+        "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
+        "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
+        "--inception-weights",
+        "ARIMAGE_INCEPTION_WEIGHTS",
+    ),
+    "tf1": WeightsFile(
+        "weights-inception-2015-12-05-6726825d.pth",
+        "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
+        "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+        "--inception-weights",
+        "ARIMAGE_INCEPTION_WEIGHTS",
+    ),
+}
+
+
+class InceptionExtractor:
+    """The 2,048 features of the Inception-v3 that FID is defined by (https://arxiv.org/abs/1706.08500).
+
+    With `resize="clean"` it is clean-fid's: pictures are resized by an antialiased bicubic filter without rounding
+    (https://arxiv.org/abs/2104.11222), and the network is the TorchScript file of StyleGAN2-ADA. With "tf1" it is
+    torch-fidelity's port of the original TensorFlow graph, which resizes bilinearly inside and does not antialias, as the
+    ADM evaluator does; all pictures of a batch must then be of one size.
+
+    Attributes:
+        weights: "published", or a note that the file is another one, whose figures are not comparable with published ones.
+
+    Raises:
+        ValueError: if the weights or the package that runs them are missing.
+    """
+
+    def __init__(self, weights: Path | None, resize: Resize = "clean", device: str = "cpu"):
+        published = INCEPTION_WEIGHTS[resize]
+        path = published.check(weights, f"--resize {resize}")
+        if resize == "clean" and path.name != published.name:
+            # clean-fid expects this name.
+            raise ValueError(f"{path} is not named {published.name}: rename it, or {published.where}")
+        package, extra = ("cleanfid", "arimage[eval]") if resize == "clean" else ("torch_fidelity", "torch-fidelity")
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"--resize {resize} needs {package}: pip install '{extra}'")
+        digest = file_sha256(path)
+        self.weights = published.provenance(digest)
+        self.space = Space("inception-v3-2048", digest, resize)
+        self.device = device
+        try:
+            self._network = _load_clean(path) if resize == "clean" else _load_tf1(path)
+        except RuntimeError as error:
+            raise ValueError(f"{path} is incomplete or another network: download {published.url} again") from error
+        self._network.to(device)
+
+    @torch.inference_mode()
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
+        pictures = [np.asarray(image.convert("RGB")) for image in images]
+        if self.space.resize == "clean":
+            from cleanfid.resize import build_resizer
+
+            with ThreadPoolExecutor() as pool:
+                pictures = list(pool.map(build_resizer("clean"), pictures))
+        elif len({picture.shape for picture in pictures}) > 1:
+            raise ValueError(
+                "--resize tf1 takes pictures of one size, and these differ: crop them, or use --resize clean"
+            )
+        batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().to(self.device)
+        return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
+
+
+def _load_clean(path: Path) -> torch.nn.Module:
+    from cleanfid.inception_torchscript import InceptionV3W
+
+    return InceptionV3W(str(path.parent), download=False)
+
+
+def _load_tf1(path: Path) -> torch.nn.Module:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    # torch-fidelity unpickles any file: refuse one that holds more than tensors.
+    load_original(path, ())
+    return FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))

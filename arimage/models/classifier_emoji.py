@@ -1,0 +1,42 @@
+"""A small classifier of emoji. `arimage train classifier` trains it, and the evaluation of emoji uses its features."""
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import nn
+
+
+class EmojiClassifier(ModelMixin, ConfigMixin):
+    """Classifies which emoji a picture shows, in any style.
+
+    Args:
+        num_classes (`int`): the number of concepts.
+        channels (`list[int]`): of the four convolutions; the outputs of the last are the features.
+        norm_num_groups (`int`): groups of the group normalisation.
+        image_size (`int`): side in pixels of the training pictures.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        num_classes: int = 1893,
+        channels: tuple[int, ...] = (32, 64, 96, 96),
+        norm_num_groups: int = 8,
+        image_size: int = 64,
+    ):
+        super().__init__()
+        layers, width = [], 3
+        for channel, kernel_size, stride in zip(channels, (7, 3, 3, 3), (4, 2, 1, 2), strict=True):
+            layers.append(nn.Conv2d(width, channel, kernel_size, stride, padding=kernel_size // 2))
+            layers += [nn.GroupNorm(norm_num_groups, channel), nn.SiLU()]
+            width = channel
+        self.convolutions = nn.Sequential(*layers)
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, S, S] in [-1, 1] to features [B, D], spatial means of the last convolution."""
+        return self.convolutions(images).mean((2, 3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images as in `features` to logits [B, num_classes]."""
+        return self.head(self.features(images))

@@ -1,0 +1,149 @@
+"""The features of the Inception network, against the libraries that define them."""
+
+import hashlib
+import os
+
+import cleanfid.features
+import cleanfid.fid
+import numpy as np
+import pytest
+import tiny
+import torch
+import torch_fidelity
+from PIL import Image
+from torch_fidelity import feature_extractor_inceptionv3
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+from arimage.eval.metrics.features import Space, extract, image_paths
+from arimage.eval.metrics.frechet import Gaussian, frechet_distance
+from arimage.eval.metrics.inception import InceptionExtractor
+
+
+# torch.jit.load, of which clean-fid's file has need.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning")
+
+
+def save_torchscript(layers, folder):
+    """What clean-fid calls of the file that it downloads: a module `layers`."""
+    module = torch.nn.Module()
+    module.layers = torch.jit.trace(layers, torch.zeros(1, 3, 299, 299))
+    torch.jit.script(module).save(folder / "inception-2015-12-05.pt")
+    return folder / "inception-2015-12-05.pt"
+
+
+@pytest.fixture(scope="module")
+def torchscript(tmp_path_factory):
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 8, 9, stride=8), torch.nn.ReLU(), torch.nn.Conv2d(8, 2048, 5, stride=8)]
+    network = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1))
+    return save_torchscript(network, tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="module")
+def inception():
+    """The whole network with random weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feature_extractor_inceptionv3, "load_state_dict_from_url", lambda *args, **kwargs: None)
+        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda *args: None)
+        return tiny.randomise(FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]), 0)
+
+
+@pytest.fixture(scope="module")
+def tf1_weights(inception, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tf1") / "inception.pth"
+    torch.save(inception.state_dict(), path)
+    return path
+
+
+def check_clean_features(torchscript, pictures):
+    ours = extract(image_paths(pictures), InceptionExtractor(torchscript), batch_size=3)
+    network = cleanfid.features.InceptionV3W(str(torchscript.parent), download=False)
+    theirs = cleanfid.fid.get_folder_features(
+        str(pictures), network, num_workers=0, device=torch.device("cpu"), verbose=False
+    )
+    assert ours.shape == (8, 2048) and theirs.std(0).mean() > 1e-3
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.std())
+
+
+def test_clean_features_are_those_of_clean_fid(torchscript, pictures):
+    check_clean_features(torchscript, pictures)
+
+
+@pytest.mark.slow
+def test_clean_features_of_the_whole_network_are_those_of_clean_fid(inception, pictures, tmp_path):
+    layers = torch.nn.Sequential(*[layer for name, layer in inception.named_children() if name != "fc"])
+    check_clean_features(save_torchscript(layers, tmp_path), pictures)
+
+
+def test_tf1_features_are_those_of_the_network(inception, tf1_weights):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8))
+    extractor = InceptionExtractor(tf1_weights, "tf1")
+    (theirs,) = inception(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
+    assert theirs.std() > 1e-3
+    torch.testing.assert_close(extractor([picture]), theirs)
+    with pytest.raises(ValueError, match="pictures of one size"):
+        extractor([picture, Image.new("RGB", (8, 9))])
+
+
+@pytest.mark.slow
+def test_the_tf1_distance_is_that_of_torch_fidelity(tf1_weights, tmp_path):
+    features = []
+    for name, seeds in (("a", (0, 1, 2)), ("b", (3, 4, 5))):
+        (tmp_path / name).mkdir()
+        for seed in seeds:
+            noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(noise).resize((100, 80)).save(tmp_path / name / f"{seed}.png")
+        features.append(extract(image_paths(tmp_path / name), InceptionExtractor(tf1_weights, "tf1")))
+    theirs = torch_fidelity.calculate_metrics(
+        input1=str(tmp_path / "a"),
+        input2=str(tmp_path / "b"),
+        fid=True,
+        cuda=False,
+        cache=False,
+        verbose=False,
+        feature_extractor_weights_path=str(tf1_weights),
+    )["frechet_inception_distance"]
+    assert theirs > 0.01
+    assert frechet_distance(features[0], Gaussian.of_features(features[1])) == pytest.approx(theirs, rel=1e-4)
+
+
+def test_weights_that_nobody_published_are_marked(torchscript):
+    extractor = InceptionExtractor(torchscript)
+    digest = hashlib.sha256(torchscript.read_bytes()).hexdigest()
+    assert extractor.space == Space("inception-v3-2048", digest, "clean")
+    assert extractor.weights == f"unknown (sha256 {digest}), not comparable with published figures"
+
+
+@pytest.mark.parametrize(
+    ("resize", "name", "sentence"),
+    [
+        (
+            "clean",
+            None,
+            "needs inception-2015-12-05.pt: download https://nvlabs.*--inception-weights or ARIMAGE_INCEP",
+        ),
+        ("tf1", None, "needs weights-inception-2015-12-05-6726825d.pth: download https://github.com/toshas"),
+        ("clean", "inception-2015-12-05.pt", "--inception-weights is .*inception-2015-12-05.pt"),
+        ("clean", "other.pt", "is not named inception-2015-12-05.pt: rename it"),
+    ],
+)
+def test_missing_weights_are_named_in_one_sentence(resize, name, sentence, tmp_path):
+    if name == "other.pt":
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=sentence):
+        InceptionExtractor(name and tmp_path / name, resize)
+
+
+def test_weights_that_are_more_than_tensors_are_refused(tmp_path):
+    torch.save({"weight": os.system}, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"x.pth asks to run \S*system when it is read, so it was not"):
+        InceptionExtractor(tmp_path / "x.pth", "tf1")
+
+
+def test_a_file_cut_short_is_refused(torchscript, tmp_path):
+    part = tmp_path / torchscript.name
+    part.write_bytes(torchscript.read_bytes()[:1000])
+    with pytest.raises(
+        ValueError, match="inception-2015-12-05.pt is incomplete or another network: download https://nvlabs"
+    ):
+        InceptionExtractor(part)
