@@ -138,8 +138,9 @@ class PlacedCache(RowCache):
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        self.keys[layer][rows, :, index] = keys.transpose(1, 2)
-        self.values[layer][rows, :, index] = values.transpose(1, 2)
+        for cached, states in ((self.keys[layer], keys), (self.values[layer], values)):
+            # Under torch.autocast the states are not in the dtype of the weights.
+            cached[rows, :, index] = states.transpose(1, 2).to(cached.dtype)
         return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
 
 

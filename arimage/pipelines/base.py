@@ -313,8 +313,7 @@ class ARPipeline(DiffusionPipeline):
     @property
     def tiling(self) -> TilingMixin:
         """What `enable_vae_slicing` and `enable_vae_tiling` set: the image tokenizer, if it is one of this library."""
-        assert self._tiling is not None
-        return self._tiling
+        return self.vq if self._tiling is None else self._tiling
 
     def enable_vae_slicing(self) -> None:
         """Turn the images of a batch into pixels one after the other; see `TilingMixin.enable_slicing`."""

@@ -5,7 +5,6 @@ from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
-from ..tokenizers.tiling import TilingMixin
 from .base import ARImagePipeline
 from .captions import clean_caption
 from .checks import as_texts
@@ -62,10 +61,6 @@ class ClassOrTextPipeline(ARImagePipeline):
         if self.transformer is None or self.transformer.config.get("conditioning") == "text":
             return None
         return self.transformer.config.num_classes
-
-    @property
-    def tiling(self) -> TilingMixin:
-        return self.vq
 
     @property
     def class_names(self) -> list[str] | None:

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ..decoding import Decoding, Layout
 from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
-from ..tokenizers.tiling import TilingMixin
 from ..tokenizers.vq_frames import FramewiseVQModel
 from .base import ARPipeline
 from .call import GenerationCall
@@ -105,10 +104,6 @@ class CosmosPipeline(ARPipeline):
     def image_sizes(self) -> list[tuple[int, int]]:
         _, rows, columns = self.transformer.config.shape
         return [(rows * self.vq.scale_factor, columns * self.vq.scale_factor)]
-
-    @property
-    def tiling(self) -> TilingMixin:
-        return self.vq
 
     @property
     def _card(self) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from diffusers.image_processor import PipelineImageInput
 from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding, decoding_names
 from ..models.denoising_head import DenoisingHead
 from ..models.transformer_mar import MARLatentModel, MARTransformer
+from ..tokenizers.tiling import Tiling
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline
 from .docstrings import fill_docstring
@@ -92,6 +93,7 @@ class MARPipeline(ClassOrTextPipeline):
                     "the two that were trained together"
                 )
         self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
+        self._tiling = None if vae is None else Tiling(self.vae_scale_factor)
         self.name_classes(id2label)
         self.generation_config = {
             "guidance_scale": 1.0,
@@ -105,10 +107,6 @@ class MARPipeline(ClassOrTextPipeline):
     @property
     def num_classes(self) -> int | None:
         return None if self.transformer is None else self.transformer.config.num_classes
-
-    @property
-    def tiling(self):
-        return self.vae
 
     @property
     def decoding_names(self) -> list[str]:
@@ -168,8 +166,13 @@ class MARPipeline(ClassOrTextPipeline):
         return self.to_latents(tokens)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1]: the means of what the image tokenizer says of them."""
-        latents = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist.mode() * self.vae.config["scaling_factor"]
+        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1]: the means of the image tokenizer's distribution."""
+
+        def encode(images: torch.Tensor) -> torch.Tensor:
+            return self.vae.encode(images).latent_dist.mode()
+
+        latents = self.tiling.in_tiles(encode, pixels.to(self.vae.dtype), before=self.vae_scale_factor, after=1)
+        latents = latents * self.vae.config["scaling_factor"]
         patch = self.transformer.config.patch_size
         return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2)
 
@@ -184,7 +187,11 @@ class MARPipeline(ClassOrTextPipeline):
     def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, zeros where they are not known yet."""
         latents = self.to_latents(tokens.to(self._execution_device)) / self.vae.config["scaling_factor"]
-        return self.vae.decode(latents.to(self.vae.dtype)).sample
+
+        def decode(latents: torch.Tensor) -> torch.Tensor:
+            return self.vae.decode(latents).sample
+
+        return self.tiling.in_tiles(decode, latents.to(self.vae.dtype), before=1, after=self.vae_scale_factor)
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

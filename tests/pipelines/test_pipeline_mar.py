@@ -157,6 +157,34 @@ def test_the_head_stays_in_float32(pipe, tmp_path):
     assert loaded(class_labels=1, output_type="pt").images.isfinite().all()
 
 
+def test_tokens_that_float16_cannot_hold_are_told_apart_from_logits():
+    pipe = tiny_mar.pipeline()
+    # An untrained head that takes few steps makes tokens of 10^8.
+    options = {"class_labels": 3, "num_inference_steps": 3, "num_diffusion_steps": 5}
+    assert 1e6 < pipe(**options, generator=seeded(0), output_type="latent").tokens.abs().max() < 1e12
+    with pytest.raises(ValueError, match="the tokens of the model are not finite .* float32 or bfloat16"):
+        pipe.to(torch.float16)(**options, generator=seeded(0))
+
+
+@torch.no_grad()
+def test_large_images_are_encoded_and_decoded_in_tiles():
+    pipe, factor, sizes = tiny_mar.pipeline(), 2, []
+    images = torch.rand(1, 3, 16, 16, generator=seeded(0)) * 2 - 1
+    whole = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
+    pipe.vae.decoder.conv_in.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[-2:]))
+    pipe.enable_vae_tiling()
+    assert torch.equal(pipe.encode_image(images), whole[0])
+    pipe.enable_vae_tiling(tile_sample_min_height=4 * factor, tile_sample_min_width=6 * factor)
+    tiled = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
+    assert set(sizes) == {(4, 6)} and len(sizes) > 1
+    for found, wanted in zip(tiled, whole, strict=True):
+        assert found.shape == wanted.shape and not torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="tile_sample_min_height is 3"):
+        pipe.enable_vae_tiling(3)
+    pipe.disable_vae_tiling()
+    assert torch.equal(pipe.encode_image(images), whole[0])
+
+
 def test_compiled_components_are_the_ones_that_run():
     pipe, graphs = tiny_mar.pipeline(), []
     expected = latents(pipe)

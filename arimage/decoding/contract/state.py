@@ -205,9 +205,9 @@ class DecodingState:
         names = range(len(self.seeds)) if names is None else names
         broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
         if broken:
-            images = ", ".join(map(str, broken))
+            what, images = "tokens" if self.tokens.is_floating_point() else "logits", ", ".join(map(str, broken))
             raise ValueError(
-                f"the logits of the model are not finite (images {images} of the batch): check its weights, or load it with "
+                f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load it with "
                 "dtype float32 or bfloat16"
             )
 
