@@ -1,12 +1,22 @@
 """The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
 
+import inspect
 from typing import Self
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import Cache
 
 from .cache import PlacedCache, place, taken
+
+
+def cache_argument(decoder: nn.Module) -> str:
+    """The name of the cache among the arguments of a decoder, "cache" or, in earlier versions of transformers,
+    "past_key_values"."""
+    # What torch.compile makes has a forward of its own.
+    module = getattr(decoder, "_orig_mod", decoder)
+    return "cache" if "cache" in inspect.signature(type(module).forward).parameters else "past_key_values"
 
 
 class LanguageCache(PlacedCache, Cache):

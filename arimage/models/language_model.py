@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from .cache_transformers import LanguageCache
+from .cache_transformers import LanguageCache, cache_argument
 from .conditions import check_raster, distinct, distinct_rows, rows_of
 from .layers import additive
 
@@ -104,6 +104,7 @@ class LanguageTokenModel:
         mask = mask.to(prompt.device).bool()
         self._mask = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
         self._decoder, self._embed, self._head = decoder, embed, head
+        self._cache_argument = cache_argument(decoder)
         self._groups, self._dtype = groups, prompt.dtype
         # The prompts with their masks, and which of them each row has.
         self._prompts, self._rows = (prompt, mask), list(range(rows))
@@ -237,7 +238,11 @@ class LanguageTokenModel:
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype)
         return self._decoder(
-            inputs_embeds=embedded, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+            inputs_embeds=embedded,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            **{self._cache_argument: cache},
         ).last_hidden_state
 
     def _logits(self, hidden: torch.Tensor) -> torch.FloatTensor:

@@ -1,12 +1,17 @@
 """The binding of transformers' decoders, against the plain decoder run on the whole sequence, row ends and all."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
+from families import BUILD, condition_of
 from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
+from arimage.models.cache_transformers import cache_argument
 from arimage.models.language_model import LanguageTokenModel, code_head
 
 
@@ -371,3 +376,43 @@ def test_equal_prompts_are_prefilled_once(network):
     for actual, expected in zip(*found, strict=True):
         close(actual, expected)
     assert rows == [4, 12, 12, 12]
+
+
+def with_forward(decoder, name):
+    """The decoder, whose forward calls its cache `name` and knows no other arguments than these."""
+    kind, installed = type(decoder), cache_argument(decoder)
+
+    def forward(self, inputs_embeds, position_ids, attention_mask, use_cache, cache):
+        embedded = {"inputs_embeds": inputs_embeds, "position_ids": position_ids, "attention_mask": attention_mask}
+        return kind.forward(self, **embedded, use_cache=use_cache, **{installed: cache})
+
+    def earlier(self, inputs_embeds, position_ids, attention_mask, use_cache, past_key_values):
+        return forward(self, inputs_embeds, position_ids, attention_mask, use_cache, past_key_values)
+
+    other = copy.copy(decoder)
+    other.__class__ = type(kind.__name__, (kind,), {"forward": forward if name == "cache" else earlier})
+    return other
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_goes_by_the_name_that_the_decoder_has_for_it(network, name, compiled):
+    decoder, lm_head = network
+    other = with_forward(decoder, name)
+    if compiled:
+        other = torch.compile(other, backend="eager")
+    codes, found = random_codes(), []
+    for one in (decoder, other):
+        model = bind((one, lm_head))
+        cache, logits = model.prefill(len(PROMPTS))
+        found.append((logits, model.forward(codes[:, :3], torch.arange(3).expand(3, -1), cache)))
+    for actual, expected in zip(*found, strict=True):
+        close(actual, expected)
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "lumina", "lumina-2", "anole"])
+def test_no_family_passes_an_argument_that_transformers_will_drop(family):
+    pipe = BUILD[family]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        pipe(**condition_of(pipe), guidance_scale=3.0, output_type="latent")
