@@ -4,6 +4,7 @@ import tiny
 import tiny_cosmos
 import tiny_emu3
 import tiny_janus
+import tiny_latent_llama
 import tiny_lumina_mgpt
 import tiny_mar
 import torch
@@ -38,6 +39,18 @@ OTHERS = {
     "var-dd": lambda: tiny.distilled_pipeline("var"),
     "cosmos": tiny_cosmos.pipeline,
     "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
+}
+# And those in any order, with continuous tokens in turn, and in blocks.
+EVERY = {
+    **BUILD,
+    **OTHERS,
+    "arpg": lambda: tiny.any_order_pipeline("arpg"),
+    "arpg-text": lambda: tiny.any_order_pipeline("arpg", "text"),
+    "arpg-places": lambda: tiny.any_order_pipeline("arpg with places", "text"),
+    "lpd": lambda: tiny.any_order_pipeline("lpd"),
+    "randar": lambda: tiny.any_order_pipeline("randar"),
+    "latent-llama": tiny_latent_llama.pipeline,
+    "cosmos-blocks": lambda: tiny_cosmos.pipeline(block_tokens=2),
 }
 
 

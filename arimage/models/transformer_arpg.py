@@ -118,7 +118,9 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         embedded = super().embed_condition(**condition)
         if self.copy_embedding is None:
             return embedded
-        return (embedded[:, :, None] + self.copy_embedding.weight).flatten(1, 2)
+        # A look-up, not the weight itself, which offloading brings only for the forward pass of its module.
+        copies = torch.arange(self.config.condition_copies, device=embedded.device)
+        return (embedded[:, :, None] + self.copy_embedding(copies)).flatten(1, 2)
 
     def prefix_mask(self, **condition) -> torch.BoolTensor:
         """See `ClassOrTextCondition.prefix_mask`."""

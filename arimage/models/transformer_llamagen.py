@@ -110,7 +110,10 @@ class CaptionProjection(nn.Module):
         self.fc2 = Linear(hidden_size, hidden_size, bias=False)
         self.register_buffer("null_caption", torch.randn(num_tokens, caption_dim) / caption_dim**0.5)
 
-    def forward(self, caption):
+    def forward(self, caption, unconditional=None):
+        # Here, since offloading brings the tensors of a module only for its own forward pass.
+        if unconditional is not None:
+            caption = torch.where(unconditional[:, None, None], self.null_caption, caption)
         return self.fc2(F.gelu(self.fc1(caption), approximate="tanh"))
 
 
@@ -160,10 +163,7 @@ class ClassOrTextCondition:
             return self.class_embedding(class_labels)[:, None]
         assert prompt_embeds is not None and prompt_attention_mask is not None
         caption = (prompt_embeds * prompt_attention_mask.bool()[..., None]).to(self.dtype)
-        if unconditional is not None:
-            null = self.caption_projection.null_caption.to(caption.device)
-            caption = torch.where(unconditional[:, None, None], null, caption)
-        return self.caption_projection(caption)
+        return self.caption_projection(caption, unconditional)
 
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
         """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
