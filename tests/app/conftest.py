@@ -17,14 +17,14 @@ class SlowPipeline:
 
 
 class HeldPipeline(SlowPipeline):
-    """One where the images of an engine do not begin until `go` is set."""
+    """A slow pipeline in an engine whose images do not start until `go` is set."""
 
     def __init__(self, pipe):
         super().__init__(pipe)
         self.go, self.entered = threading.Event(), threading.Event()
 
     def prepare(self, **arguments):
-        # The engine also prepares a call without seeds, to find out the model's abilities.
+        # The engine also prepares a call without seeds, to read the abilities of the model.
         if "generator" in arguments:
             self.entered.set()
             assert self.go.wait(60)

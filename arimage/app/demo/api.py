@@ -13,10 +13,11 @@ from .race_tab import Comparison
 
 
 ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the images so far, and {passes, decided,
-tokens, queue_position}. The last result has the finished PNGs, whose text "arimage" holds their settings, and {passes,
-head_calls, tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
-ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far, maps
-of which forward pass decided each token (none for next-scale models), and for each {decoding, exact, passes, head_calls, tokens_per_pass, seconds}."""
+tokens, queue_position}. The last result has the finished PNGs, with their settings in the text field "arimage", and
+{passes, head_calls, tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
+ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far,
+maps of which forward pass decided each token (none for next-scale models), and for each image {decoding, exact,
+passes, head_calls, tokens_per_pass, seconds}."""
 ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
 
 
@@ -40,7 +41,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         preview_every = gr.Number(
             4, label="preview_every: forward passes between partial images; 0 means none", precision=0
         )
-        image = gr.Image(label="image: to be changed", type="pil")
+        image = gr.Image(label="image: the image to change", type="pil")
         mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode="L")
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")

@@ -1,4 +1,4 @@
-"""The controls that the tabs share, and how their requests are run."""
+"""The controls that the tabs share, and the code that runs their requests."""
 
 import html
 import math
@@ -17,7 +17,7 @@ from . import markup
 
 
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
-# Seconds between two reports on a run, apart from partial images.
+# Seconds between two progress reports of a run, partial images aside.
 PAUSE = 0.1
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
 # Settings of the page's events: those that generate, and those that take no time and skip the queue.
@@ -26,14 +26,15 @@ AT_ONCE = {**GENERATES, "queue": False}
 
 
 def refusal(message: str) -> gr.Error:
-    """The error that the page shows, and clients get, when a request is refused."""
-    # The page would render it as HTML.
+    """The error for a refused request, on the page and for clients."""
+    # The page renders messages as HTML.
     return gr.Error(html.escape(message, quote=False), print_exception=False)
 
 
 def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[Progress | Result, None, None]:
-    """Progress and result of a request; `submit` is `Engine.submit`. Leaving the loop early, for example by closing the page,
-    cancels the request.
+    """Progress and result of a request; `submit` is `Engine.submit`.
+
+    Leaving the loop early, for example because the page was closed, cancels the request.
 
     Raises:
         gr.Error: if the engine refuses the request.
@@ -43,7 +44,7 @@ def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[P
     try:
         ticket = submit(request)
         reported = -math.inf
-        # A closed page is noticed when something is sent to it.
+        # Gradio notices a closed page only when it sends something.
         for event in ticket.events(every=1):
             now = time.monotonic()
             if isinstance(event, Result) or event.previews or now - reported > PAUSE:
@@ -57,7 +58,7 @@ def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[P
 
 
 def random_seed() -> int:
-    """A seed that is short enough to type."""
+    """A random seed, short enough to type."""
     return random.randrange(10**6)
 
 
@@ -73,7 +74,7 @@ def decoding_choices(engine: Engine | VideoMaker, model: str) -> list[tuple[str,
 
 
 def chosen(info: ModelInfo, decoding: str) -> str | None:
-    """A choice as `Request.decoding` takes it: the default may have settings that requests may not choose."""
+    """The `Request.decoding` of a choice: None for the default, whose settings a request may not be allowed to set."""
     return None if decoding == info.decoding else decoding
 
 
@@ -123,12 +124,12 @@ class Subject:
         }
 
     def _list_of(self, model: str) -> list[str]:
-        """The class that says which of `markup.suggestions` the prompt of a model has."""
+        """The CSS class that names the list of `markup.suggestions` for the prompts of a model."""
         return [f"suggests-{list(self._engine.models).index(model)}"]
 
 
 class DecodingChoice:
-    """The control of the decoding, and a line about the chosen one, which the tab renders where it wants."""
+    """The dropdown of decodings, and a line about the selected one, which the tab places."""
 
     def __init__(self, engine: Engine, subject: Subject):
         self._engine = engine
@@ -140,7 +141,7 @@ class DecodingChoice:
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)
 
     def choices(self, model: str, decoding: str | None = None) -> dict:
-        """Offer the decodings of a model, and choose one, which may have other settings, or the default."""
+        """Offer the decodings of a model and select one, with any settings, or else the default."""
         info = self._engine.models[model]
         choices = decoding_choices(self._engine, model)
         if decoding is None or decoding.partition(":")[0] not in info.decodings:
@@ -154,7 +155,7 @@ class DecodingChoice:
 
 
 class GenerateAndStop:
-    """A button that starts a run, others next to it, and during the run a button that stops it instead."""
+    """A button that starts a run, with others next to it. During the run, a stop button replaces them."""
 
     def __init__(self, engine: Engine, label: str, name: str, others: tuple[str, ...] = ()):
         self._engine, self._running = engine, {}
@@ -176,11 +177,13 @@ class GenerateAndStop:
     def run(
         self, page: gr.Request, status: gr.HTML, generate: Callable[[Callable[[Request], Ticket]], Iterator[dict]]
     ) -> Iterator[dict]:
-        """The updates of `generate`, which submits its requests with the function that it is given, so that the stop button
-        finds them. When it is stopped or fails, the buttons are as before.
+        """The updates of `generate`. After a stop or an error the buttons are as before.
+
+        Args:
+            generate: submits its requests with the function that it gets, so that the stop button finds them.
 
         Raises:
-            gr.Error: if this page has a run already.
+            gr.Error: if this page already has a run.
         """
         session = page.session_hash
         if session in self._running:

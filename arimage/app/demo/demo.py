@@ -29,8 +29,8 @@ MAX_PIXELS = 2**24
 
 
 def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
-    """The demo for the models of an engine, and for those of videos, to be launched with `launch_settings`."""
-    # Gradio decodes an upload before its size can be checked: Pillow refuses images with more than twice as many pixels.
+    """The demo for image models (`engine`) and video models (`videos`); launch it with `launch_settings`."""
+    # Gradio decodes uploads before we see them. Pillow refuses images with more than twice as many pixels.
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     comparison = Comparison()
     # Every ten minutes, files older than an hour are deleted from Gradio's folder.
@@ -57,13 +57,13 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
         for function in demo.fns.values():
             function.api_name, function.api_visibility = None, "private"
         add_endpoints(engine, comparison)
-    # The engine has its own queue and batches requests: all that fit into its queue may start at once.
+    # The engine queues and batches requests itself: as many as fit into its queue may start at once.
     demo.queue(max_size=engine.limits.queue, default_concurrency_limit=engine.limits.queue)
     return demo
 
 
 def launch_settings(engine: Engine) -> dict:
-    """Arguments of `demo.launch`: the looks, and nothing served but the images of the page."""
+    """Arguments of `demo.launch`: the appearance, and no files served except the images of the page."""
     return {
         **page_settings(),
         "share": False,
@@ -96,11 +96,12 @@ def threads(engine: Engine) -> int:
 def demo_app(
     engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
 ) -> FastAPI:
-    """The demo as an application to be served at `host`. No page of another site reads what it answers, and none sends it
-    requests where it asks for no password."""
+    """The demo as an application for `host`. Pages of other sites cannot read its answers, and without a password they
+    cannot send it requests."""
     demo = build_demo(engine, videos)
     demo.max_threads = threads(engine)
-    # Gradio lets pages of any site read its answers unless the application around it says who may: nobody.
+    # Gradio lets pages of any site read its answers unless the application around it has CORS rules. These allow
+    # nobody.
     middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
     return gr.mount_gradio_app(
@@ -111,7 +112,7 @@ def demo_app(
 def serve_demo(
     engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
 ) -> None:
-    """Serve the demo until SIGINT or SIGTERM. Its images are in a folder of their own, which is removed at the end.
+    """Serve the demo until SIGINT or SIGTERM. Its images are in a temporary folder, which is removed at the end.
 
     Raises:
         RuntimeError: if the engine failed.

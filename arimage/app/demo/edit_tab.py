@@ -1,4 +1,4 @@
-"""The tab that generates a part of an image again."""
+"""The tab that generates part of an image again."""
 
 from collections.abc import Iterator
 
@@ -98,7 +98,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
         height, width = engine.models[model].sizes[0]
         # Cropped as the model will see it.
         shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
-        # The page takes the image that it gets from here for another upload.
+        # The image that this returns triggers another upload event.
         return gr.skip() if shown.size == drawing["background"].size else shown
 
     take.click(take_last, last, editor, **AT_ONCE)

@@ -28,7 +28,7 @@ from .links import from_query, to_query
 from .pictures import stamped, write_download
 
 
-# The address of the page is the link to its image; where pages may not write to the clipboard, the link is shown.
+# The address of the page is the link to its image. Without access to the clipboard, the link is shown.
 SHOW_LINK = "(link) => link && history.replaceState(null, '', link)"
 COPY_LINK = """async (link) => {
     history.replaceState(null, "", link);
@@ -53,13 +53,13 @@ class GenerateTab:
 
     Attributes:
         subject: its model and its prompt or class.
-        last: its last run: None, or a request and its result.
-        outputs: what its runs change.
+        last: the request and result of its last run, or None.
+        outputs: the components that its runs change.
     """
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        # The image of the bare address, once it is finished.
+        # The finished image of the address without settings.
         self._first: Result | None = None
         info = next(iter(engine.models.values()))
         with gr.Row(equal_height=False):
@@ -143,13 +143,17 @@ class GenerateTab:
         self.subject.model.input(self._on_model, self.subject.model, fields, **AT_ONCE)
 
     def generate_on(self, trigger: Callable, generate: Callable | None = None) -> None:
-        """Generate what the form says, or what `generate` makes of it, when something happens; then the address is the link to
-        it."""
+        """Run `generate`, by default the form, on a Gradio event. Afterwards the page's address is the link to the
+        image.
+
+        Args:
+            trigger: registers a listener, as `button.click` does.
+        """
         run = trigger(generate or self._generate_form, self._inputs, self.outputs, **GENERATES)
         run.success(None, self._link, js=SHOW_LINK, **AT_ONCE)
 
     def open_page(self, page: gr.Request) -> Iterator[dict]:
-        """Generate the image of the link that a page is opened with, or the first example's."""
+        """Generate the image of the link that opened the page, or else the first example."""
         engine = self._engine
         request = from_query(page.query_params, engine)
         if request is None:
@@ -169,7 +173,7 @@ class GenerateTab:
             yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
 
     def _fields_of(self, request: Request) -> dict:
-        """The form of a request."""
+        """Updates that fill the form with a request."""
         info = self._engine.models[request.model]
         given = {
             component: getattr(request, name)

@@ -8,7 +8,7 @@ from ..engine.types import Request, Result
 from .controls import SAMPLING, chosen, refusal
 
 
-# Fields of a request in a link, and how they are read.
+# The fields of a request in a link, and their types.
 READ = {
     "model": str,
     "prompt": str,
@@ -23,8 +23,8 @@ READ = {
 
 
 def to_query(result: Result, engine: Engine) -> str:
-    """The query of the address that generates the images of a result again; settings that are the model's own are left out,
-    but not its decoding, which may change."""
+    """The query that generates the images of a result again. The model's default settings are left out, except its
+    decoding, which may change."""
     info = engine.models[result.settings["model"]]
     defaults = {"count": 1, "order": info.order, **info.sampling}
     settings = {name: result.settings[name] for name in READ if name in result.settings}
@@ -32,7 +32,7 @@ def to_query(result: Result, engine: Engine) -> str:
 
 
 def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
-    """The request of a link, or None if the address has no settings.
+    """The request of a link, or None if it has no settings.
 
     Raises:
         gr.Error: if a setting cannot be read, or the demo does not have the model.

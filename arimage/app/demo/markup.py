@@ -11,7 +11,7 @@ from ..engine.types import Progress, Result
 from .pictures import data_uri, map_of
 
 
-# When a prompt is typed, the browser suggests what the model knows.
+# While a prompt is typed, the browser suggests the pictures that the model knows.
 SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
     const list = target.closest("[class*=suggests-]")?.className.match(/suggests-\\d+/)[0];
     if (list && target.matches("input")) target.setAttribute("list", list);
@@ -19,12 +19,12 @@ SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
 EMPTY = '<p class="faint">Press Generate to make an image.</p>'
 STOPPED = '<p class="faint">Stopped.</p>'
 LEGEND = (
-    '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward pass '
-    "of the model that decided it. Squares of one colour were decided in the same forward pass.</p>"
+    '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward '
+    "pass of the model that decided it. Squares of one colour were decided in the same forward pass.</p>"
 )
 RACE = (
-    '<p class="faint">The decodings run one after another, so that none slows down the others; then you see them side by side, '
-    "from one start.</p>"
+    '<p class="faint">The decodings run one after another, so that none slows down the others. Then you see them side '
+    "by side, from one start.</p>"
 )
 PROMISES = {
     True: "Samples from exactly the distribution of the model.",
@@ -33,17 +33,18 @@ PROMISES = {
 
 
 def intro(engine: Engine) -> str:
-    """What this is, for somebody who has never heard of it."""
+    """The introduction at the top of the page."""
     name, info = next(iter(engine.models.items()))
     knows = f" {escape(name)} knows {len(info.pictures):,} pictures: see the gallery." if info.pictures else ""
     return (
-        '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece by piece. '
-        f"It can decide many pieces in one step instead of one: a race shows how much faster that is.{knows}</p></div>"
+        '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece '
+        "by piece. It can decide many pieces in one step instead of one: a race shows how much faster that is."
+        f"{knows}</p></div>"
     )
 
 
 def suggestions(engine: Engine) -> str:
-    """What each model knows, for `SUGGEST`."""
+    """The pictures that each model knows, as lists for `SUGGEST`."""
     lists = []
     for number, info in enumerate(engine.models.values()):
         options = "".join(f'<option value="{escape(name)}">' for name in info.pictures)
@@ -62,7 +63,8 @@ def about_decoding(info: ModelInfo, decoding: str) -> str:
     preset = PRESETS[name]
     paper = ""
     if preset.paper:
-        paper = f' <a href="https://arxiv.org/abs/{preset.paper}" target="_blank" rel="noopener">arXiv&nbsp;{preset.paper}</a>'
+        link = f"https://arxiv.org/abs/{preset.paper}"
+        paper = f' <a href="{link}" target="_blank" rel="noopener">arXiv&nbsp;{preset.paper}</a>'
     does = preset.summary[0].upper() + preset.summary[1:]
     return (
         f'<p class="faint">{badge(info.decodings[name])} {PROMISES[info.decodings[name]]} {escape(does)}.{paper}</p>'
@@ -71,13 +73,15 @@ def about_decoding(info: ModelInfo, decoding: str) -> str:
 
 def about_editing(info: ModelInfo) -> str:
     if info.grid is None:
-        return '<p class="faint">This model works from coarse to fine: the new part fits the rest of the image on all sides.</p>'
-    if info.order is not None or "mar" in info.decodings:
-        return '<p class="faint">This model generates what you paint over last: the new part fits the rest on all sides.</p>'
-    return (
-        '<p class="faint">This model works row by row: the new part fits what is above it and to its left, but cannot see what '
-        "is below. Paint down to the lower edge for the best result.</p>"
-    )
+        text = "This model works from coarse to fine: the new part fits the rest of the image on all sides."
+    elif info.order is not None or "mar" in info.decodings:
+        text = "This model generates the painted part last: it fits the rest of the image on all sides."
+    else:
+        text = (
+            "This model works row by row: the new part fits what is above it and to its left, but cannot see what is "
+            "below. Paint down to the lower edge for the best result."
+        )
+    return f'<p class="faint">{text}</p>'
 
 
 def progress(now: Progress, count: int) -> str:
@@ -91,7 +95,7 @@ def progress(now: Progress, count: int) -> str:
 
 
 def finished(result: Result) -> str:
-    """The cost of a request, the seeds that generate its images again, and whether the model knows the prompt."""
+    """The cost of a request, the seeds of its images, and a note if the model does not know the prompt."""
     seeds = "seed" if len(result.seeds) == 1 else "seeds"
     cost = f"{passes_of(result)} · {result.seconds:.2f} s"
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
@@ -100,13 +104,13 @@ def finished(result: Result) -> str:
 
 
 def passes_of(result: Result) -> str:
-    """The forward passes of a result, its calls of denoising heads if there are any, and its tokens per forward pass."""
+    """The forward passes of a result, its calls of the denoising head if any, and its tokens per forward pass."""
     heads = f"{result.head_calls} calls of the denoising head · " if result.head_calls else ""
     return f"{result.passes} forward passes · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
 
 
 def _note(unknown: Unknown, model: str) -> str:
-    """The sentence about an unknown prompt, in which the names of the nearest pictures are links that generate them."""
+    """The sentence about an unknown prompt. The names of the nearest pictures are links that generate them."""
     sentence = escape(unknown.message)
     for name in unknown.nearest:
         link = f'<a href="?{escape(urlencode({"model": model, "prompt": name}))}">{escape(name)}</a>'
@@ -115,20 +119,24 @@ def _note(unknown: Unknown, model: str) -> str:
 
 
 def card(decoding: str, info: ModelInfo, event: Progress | Result | None, seconds: float = 0.0) -> str:
-    """One decoding of a race, which is waiting (None), running for so many seconds, or finished."""
+    """One decoding of a race: waiting (`event` is None), running for `seconds`, or finished."""
     head = f"<h3>{escape(decoding)} {badge(info.decodings[decoding.partition(':')[0]])}</h3>"
     if not isinstance(event, Result):
         headline, text, part = "…", "Waiting", 0
         if event and event.passes:
             headline, part = f"{seconds:.1f} s", event.decided / event.tokens
             text = f"Forward pass {event.passes} · {event.decided} of {event.tokens} tokens"
-        return f'<article class="card">{head}<p class="headline faint">{headline}</p>{_bar(part)}<p class="faint">{text}</p></article>'
+        return (
+            f'<article class="card">{head}<p class="headline faint">{headline}</p>{_bar(part)}'
+            f'<p class="faint">{text}</p></article>'
+        )
     passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
     if event.deciding_pass is not None:
         source = data_uri(map_of(event.deciding_pass[0]))
         passes_map = f'<img class="map" src="{source}" alt="The forward pass that decided each token">'
     return (
-        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p><p class="faint">{passes_of(event)}</p>'
+        f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p>'
+        f'<p class="faint">{passes_of(event)}</p>'
         f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
     )
 

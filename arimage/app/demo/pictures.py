@@ -24,7 +24,7 @@ LARGEST = 512
 
 
 def stamped(result: Result) -> list[Image.Image]:
-    """The images of a result, each with the settings that generate it again, alone, as JSON in its text, which Gradio writes
+    """The images of a result. The text of each holds, as JSON, the settings that generate it alone; Gradio writes it
     to PNG files."""
     images = [image.copy() for image in result.images]
     for image, seed in zip(images, result.seeds, strict=True):
@@ -33,7 +33,7 @@ def stamped(result: Result) -> list[Image.Image]:
 
 
 def png(image: Image.Image) -> bytes:
-    """The image as a PNG file, settings included."""
+    """The image as a PNG file, with its settings."""
     text = PngImagePlugin.PngInfo()
     if METADATA in image.info:
         text.add_text(METADATA, image.info[METADATA])
@@ -43,13 +43,13 @@ def png(image: Image.Image) -> bytes:
 
 
 def data_uri(image: Image.Image) -> str:
-    """The image as an address inside a page. A large one is scaled down, because the page is sent many times."""
+    """The image as a data URI. Large images are scaled down, because the page is sent many times."""
     image = ImageOps.contain(image, (LARGEST, LARGEST)) if max(image.size) > LARGEST else image
     return "data:image/png;base64," + base64.b64encode(png(image)).decode()
 
 
 def webp_uri(image: Image.Image) -> str:
-    """The image as an address inside a page, smaller than `data_uri` and not exact."""
+    """The image as a lossy data URI, smaller than `data_uri`."""
     data = io.BytesIO()
     image.save(data, "WEBP", quality=80)
     return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()
@@ -68,24 +68,24 @@ def write_download(images: list[Image.Image], name: str, folder: str) -> Path:
 
 
 def map_of(passes: np.ndarray) -> Image.Image:
-    """The acceptance map of an image, from the forward pass that decided each of its tokens [rows, columns]."""
+    """The acceptance map of an image. `passes` [rows, columns] is the forward pass that decided each token."""
     rows, columns = passes.shape
     cell = max(1, SHOWN // max(rows, columns))
     return acceptance_map(passes, (rows * cell, columns * cell))
 
 
 def for_editor(image: Image.Image) -> Image.Image:
-    """The image, enlarged by a whole factor without smoothing if it is too small to paint on."""
+    """The image, enlarged by an integer factor without smoothing if it is too small to paint on."""
     factor = max(1, EDITOR // min(image.size))
     return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
-    """The content of an `ImageEditor` as an image and a mask, which is white where something was painted.
+    """The content of an `ImageEditor` as an image and a mask, white where something was painted.
 
     Args:
-        drawing: its value, with PIL images.
-        size: width and height; an image of another shape is cropped to its middle.
+        drawing: the value of the `ImageEditor`, with PIL images.
+        size: width and height in pixels; an image of another shape is cropped to its centre.
     """
     picture = drawing["background"]
     mask = Image.new("L", picture.size)

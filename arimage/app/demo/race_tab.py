@@ -1,4 +1,4 @@
-"""The tab in which several decodings generate one prompt: one after another, then as a film side by side."""
+"""The tab that generates one prompt with several decodings in turn, then shows them side by side as a film."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,18 @@ from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, chosen, deco
 
 # Decodings side by side.
 SLOTS = 4
-# On a narrow screen the race is below the controls, and there is nothing to scroll to until its cards are there.
+# On a narrow screen the race is below the controls: scroll to it once its cards exist.
 SHOW_RACE = """() => innerWidth <= 680 && setTimeout(
     () => document.getElementById("race-status").scrollIntoView({block: "start"}), 1000
 )"""
 SHOW_FILM = "() => innerWidth <= 680 && document.getElementById('film').scrollIntoView({block: 'start'})"
-# Forward passes after which everything that a decoding sets up once is set up.
+# Forward passes that complete the one-time setup of a decoding.
 WARM = 3
 
 
 class Comparison:
-    """Generates one request with several decodings, one after another. Before the first run of each, a few forward passes are
-    run and thrown away, so that no measured run pays for what is set up once."""
+    """Generates one request with several decodings, one after another. A few forward passes run before the first use
+    of each, so that no measured run includes one-time setup."""
 
     def __init__(self):
         self._warm = set()
@@ -35,7 +35,7 @@ class Comparison:
     def run(
         self, submit: Callable[[Request], Ticket], request: dict, decodings: Sequence[str | None]
     ) -> Iterator[tuple[int, Progress | Result]]:
-        """Progress and results, each with the number of its decoding.
+        """Yield (index of the decoding, progress or result).
 
         Args:
             submit: `Engine.submit`.
@@ -57,8 +57,8 @@ class Comparison:
 
 
 def some_decodings(engine: Engine, model: str) -> list[str]:
-    """The initial choice: one token per forward pass against the default of the model, or if that is all it can run
-    exactly, the default against a relaxed one."""
+    """The initial choice: one token per forward pass and the model's default; if these are the same, the default and
+    the next decoding."""
     values = [value for _, value in decoding_choices(engine, model)]
     default = engine.models[model].decoding
     return list(dict.fromkeys(["ar" if "ar" in values else default, default, *values]))[:2]

@@ -1,4 +1,4 @@
-"""The tab that shows videos while they are generated: frame after frame, then as a film."""
+"""The tab that shows videos while they are generated: frame by frame, then as a film."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -57,9 +57,15 @@ def video_tab(maker: VideoMaker) -> None:
                 elem_classes="pixels",
             )
             frames = gr.Gallery(
-                show_label=False, format="png", columns=4, height="auto", interactive=False, buttons=[], elem_id="frames",
+                show_label=False,
+                format="png",
+                columns=4,
+                height="auto",
+                interactive=False,
+                buttons=[],
+                elem_id="frames",
                 elem_classes="pixels",
-            )  # fmt: skip
+            )
             status = gr.HTML(EMPTY, elem_id="video-status")
             download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
 
@@ -95,13 +101,13 @@ def video_tab(maker: VideoMaker) -> None:
 
 
 def enlarged(frame: Image.Image) -> Image.Image:
-    """A small frame with pixels as squares, so that browsers do not blur it."""
+    """A small frame enlarged without smoothing, because browsers would blur it."""
     factor = max(1, 320 // max(frame.size))
     return frame.resize((frame.width * factor, frame.height * factor), Image.Resampling.NEAREST)
 
 
 def status_of(now: VideoProgress) -> str:
-    """How far a video is, and after how many forward passes its frames appeared."""
+    """The progress of a video, and the forward passes after which its frames appeared."""
     each = now.decided / max(now.passes, 1)
     text = (
         f"{now.passes} forward passes · {now.decided} of {now.tokens} tokens · {each:.1f} tokens per forward pass · "
@@ -109,4 +115,5 @@ def status_of(now: VideoProgress) -> str:
     )
     appeared = ", ".join(map(str, now.map_passes)) or "none yet"
     which = "" if now.finished is None else f"{now.finished[0]} {markup.badge(now.finished[1])} · "
-    return f'<div class="status"><p>{text}</p><p class="faint">{which}frames appeared after forward pass {appeared}</p></div>'
+    frames = f'<p class="faint">{which}frames appeared after forward pass {appeared}</p>'
+    return f'<div class="status"><p>{text}</p>{frames}</div>'

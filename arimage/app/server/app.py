@@ -1,4 +1,4 @@
-"""The OpenAI Images API in front of the engine."""
+"""The OpenAI Images API for an engine."""
 
 import asyncio
 import base64
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 # How long the body of a request may take to arrive, in seconds.
 BODY_SECONDS = 30
-# The files of an edit are two; with more, the error says which one there are several of.
+# An edit has two files. Some more are read, so that the error can name the one that was sent twice.
 MAX_FILES = 16
-# Images that are asked for by url: how many are stored, and for how many seconds.
+# Images whose URL was asked for: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
 
 
 class Pictures:
-    """Files in memory under random names, the newest `KEPT` of them for `KEPT_SECONDS`."""
+    """Files in memory under random names: the newest `KEPT`, each for `KEPT_SECONDS`."""
 
     def __init__(self):
         self._files: OrderedDict[str, tuple[float, bytes, str]] = OrderedDict()
@@ -79,19 +79,21 @@ def build_server(
     aliases: Mapping[str, str] | None = None,
     any_size: bool = False,
 ) -> FastAPI:
-    """The application: OpenAI's Images API, a page about the server at /, /health, and /metrics for Prometheus.
+    """The application: the OpenAI Images API, a page about the server at /, /health, and /metrics for Prometheus.
 
     Args:
-        engine: generates the images; its owner closes it.
-        token: what clients must send as `Authorization: Bearer`, except for /health and the urls of images; None lets everybody in.
-        base_url: what the urls of images begin with, by default as the client called the server.
-        host: where it listens. Without a token, a server on this machine's own address answers only requests that are
-            made to such an address or to `base_url`, and none that pages of other sites send.
-        aliases: other names of models, for clients that send fixed ones.
-        any_size: generate the nearest size of the model where it does not have the one asked for, instead of refusing.
+        engine: generates the images; the caller closes it.
+        token: the bearer token that clients must send, except for /health and the URLs of images; None lets everybody
+            in.
+        base_url: the public URL of the server, with which the URLs of images begin; by default the one that the client
+            used.
+        host: the interface on which it listens. Without a token, a server on a loopback interface answers only
+            requests to a loopback address or to `base_url`, and none from pages of other sites.
+        aliases: other names for models, for clients that send fixed names.
+        any_size: generate the nearest size that the model has, instead of refusing a size that it does not have.
 
     Raises:
-        ValueError: if `base_url` is not the address of a web site.
+        ValueError: if `base_url` does not begin with http:// or https://.
     """
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
@@ -100,18 +102,18 @@ def build_server(
     engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
     limits, default_model = engine.limits, next(iter(engine.models))
     names = {name: name for name in engine.models} | dict(aliases or {})
-    # Room for an image and a mask that do not compress.
+    # Enough for an image and a mask that do not compress.
     max_body = 8 * limits.pixels + 2**16
     protection = [] if token is not None else local_only(host, base_url)
     app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
 
     def root_of(http: HTTPRequest) -> str:
-        """The address of this server, as its clients know it."""
+        """The URL of this server, as its clients know it."""
         return (base_url or str(http.base_url)).rstrip("/")
 
     def model_of(name: str) -> str:
-        """The model of a name or alias."""
+        """The model with this name or alias."""
         if name not in names:
             raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
         return names[name]
@@ -139,7 +141,7 @@ def build_server(
             return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
         result = await _wait(ticket, events, http)
         if result is None:
-            # Nobody reads this; nginx logs this status for a client that has gone.
+            # Nobody reads this. nginx logs this status when a client has disconnected.
             return Response(status_code=499)
         files = [await run_in_threadpool(fields.encode, image) for image in result.images]
         if fields.response_format == "url":
@@ -152,7 +154,7 @@ def build_server(
 
     @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
     async def generations(http: HTTPRequest) -> Response:
-        """Generate images of a prompt or a class."""
+        """Generate images from a prompt or a class."""
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return error_response("the body is not JSON: send Content-Type: application/json", 415)
         async with asyncio.timeout(BODY_SECONDS):
@@ -161,7 +163,7 @@ def build_server(
 
     @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
     async def edits(http: HTTPRequest) -> Response:
-        """Generate a part of an image again: where `mask`, or else the image, is transparent."""
+        """Generate part of an image again: where the mask, or without one the image, is transparent."""
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
             raise Refused("an edit is not multipart/form-data: send image and mask as files")
         parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
@@ -183,7 +185,7 @@ def build_server(
 
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
-        """An image that was asked for as a url."""
+        """An image whose URL was asked for."""
         found = pictures.get(name)
         if found is None:
             return error_response("this image does not exist or has expired: generate it again", 404)
@@ -207,7 +209,7 @@ def build_server(
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine is running, 503 after it was closed or failed."""
+        """200 while the engine runs, 503 after it was closed or has failed."""
         return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
 
     @app.get("/metrics")
@@ -236,7 +238,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
-    """Server-sent events: the partial images, then the image or an error. A client that disconnects closes this."""
+    """Server-sent events: the partial images, then the image or an error. It is closed when the client disconnects."""
 
     def message(body: dict, name: str) -> str:
         return f"event: {name}\ndata: {json.dumps(body)}\n\n"
@@ -270,7 +272,7 @@ def _body(media_type: str, schema: dict) -> dict:
 
 
 def _add_error_handlers(app: FastAPI, max_body: int) -> None:
-    """Every error as OpenAI's clients expect it."""
+    """Answer every error in the form that OpenAI's clients expect."""
 
     @app.exception_handler(Refused)
     async def refused(http: HTTPRequest, error: Refused) -> Response:

@@ -1,4 +1,4 @@
-"""Who may use the server and the demo: tokens, passwords, and pages of other sites."""
+"""Access to the server and the demo: tokens, passwords, and requests from pages of other sites."""
 
 import ipaddress
 import os
@@ -52,7 +52,7 @@ def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only programs on this machine reach an address."""
+    """Whether only programs on this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -65,7 +65,7 @@ class SameSite:
     """Refuses requests that a page of another site sends through the browser of its visitor.
 
     Args:
-        hosts: the host names that pages of this site have, as in `LOCAL_HOSTS`.
+        hosts: the host names of this site, as in `LOCAL_HOSTS`.
     """
 
     def __init__(self, app, hosts: list[str]):
@@ -81,19 +81,19 @@ class SameSite:
     def _is_foreign(self, method: str, headers: Headers) -> bool:
         if "origin" in headers and _host_of(headers["origin"]) not in self.hosts:
             return True
-        # A link on another site may open a page, and another site may show an image whose address it has.
+        # Another site may link to a page, and show an image whose URL it has.
         shown = method == "GET" and headers.get("sec-fetch-dest") in ("document", "image")
         return headers.get("sec-fetch-site") == "cross-site" and not shown
 
 
 def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
-    """What protects a server that listens on this machine alone and asks for no token: any page that is open in a browser
-    could send requests to it, under its own host name too (DNS rebinding).
+    """Middleware that protects a loopback server without a token from the pages open in a browser, which could send it
+    requests, also under a host name of their own (DNS rebinding).
 
     Args:
-        host: where the server listens. If other machines can reach it, nothing is known about its names and the list is
-            empty.
-        base_url: the server's public address.
+        host: the interface on which the server listens. If other machines can reach it, its names are unknown and the
+            list is empty.
+        base_url: the public URL of the server.
     """
     if not is_local(host):
         return []
@@ -107,5 +107,5 @@ def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
 
 
 def _host_of(url: str) -> str:
-    """The host name of an address, with the brackets of an IPv6 address and without the port."""
+    """The host of a URL without the port; an IPv6 address keeps its brackets."""
     return re.sub(r":\d+$", "", url.partition("://")[2].partition("/")[0]).lower()

@@ -9,7 +9,7 @@ from .metrics import Metrics
 from .schemas import error_response
 
 
-# Addresses of images begin with this.
+# The paths of images begin with this.
 PICTURES = "/pictures/"
 COUNTED = ("/v1/images/generations", "/v1/images/edits")
 
@@ -19,7 +19,12 @@ class TooLarge(Exception):
 
 
 class Gate:
-    """Lets requests in that have the token and a body of at most `max_body` bytes, and counts those for images."""
+    """ASGI middleware: checks the bearer token and the size of the body, and counts requests for images.
+
+    Args:
+        token: the token that clients must send; None lets everybody in.
+        max_body: bytes of the largest body.
+    """
 
     def __init__(self, app, token: str | None, max_body: int, metrics: Metrics):
         self.app, self.max_body, self.metrics = app, max_body, metrics

@@ -19,7 +19,7 @@ from ..engine.validation import check_pixels
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
-# What the API calls the fields of `Request`.
+# Fields of `Request` that have other names in the API.
 NAMES = {"count": "n", "mask_image": "mask"}
 
 
@@ -38,7 +38,7 @@ class Fields(BaseModel):
     stream: bool | None = None
     partial_images: int | None = Field(None, ge=0, le=3)
 
-    # Beyond OpenAI's API.
+    # Extensions of the OpenAI API.
     class_label: int | None = None
     seed: int | None = None
     decoding: str | None = Field(None, max_length=200)
@@ -49,7 +49,7 @@ class Fields(BaseModel):
     negative_prompt: str | None = None
     order: str | None = None
 
-    # Accepted from any client, without effect.
+    # Accepted without effect.
     background: str | None = None
     complexity: str | None = None
     input_fidelity: str | None = None
@@ -62,10 +62,10 @@ class Fields(BaseModel):
     def to_request(
         self, model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
     ) -> Request:
-        """The request for the engine; if it has no seed it gets a random one.
+        """The request for the engine. Without a seed, or with -1, it gets a random one.
 
         Raises:
-            Refused: if several images are asked for as a stream, or a transparent jpeg.
+            Refused: if it asks for several images as a stream, or for a transparent JPEG.
         """
         if self.stream and self.n not in (None, 1):
             raise Refused(f"a stream has one image, not {self.n}: leave out n, or stream", "n")
@@ -74,11 +74,10 @@ class Fields(BaseModel):
         width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
         return Request(
             model=model,
-            # OpenAI's client always sends a prompt.
+            # OpenAI's client always sends a prompt, empty for a class.
             prompt=self.prompt or None,
             class_label=self.class_label,
             count=1 if self.n is None else self.n,
-            # Some clients send -1 for a random seed.
             seed=secrets.randbelow(2**32) if self.seed in (None, -1) else self.seed,
             decoding=self.decoding,
             guidance_scale=self.guidance_scale,
@@ -95,7 +94,7 @@ class Fields(BaseModel):
         )
 
     def encode(self, image: Image.Image) -> bytes:
-        """An image as the file that was asked for."""
+        """An image as a file in the requested format."""
         data = io.BytesIO()
         quality = 100 if self.output_compression is None else self.output_compression
         image.save(data, self.output_format or "png", quality=quality)
@@ -103,8 +102,8 @@ class Fields(BaseModel):
 
 
 def nearest_size(request: Request, sizes: list[tuple[int, int]]) -> Request:
-    """The request, with the size of `sizes`, (height, width), that is nearest to its own: by the logarithms of height and
-    width, so that shape and area count alike."""
+    """The request with the nearest of `sizes`, (height, width). Distances are between logarithms of height and width,
+    so that aspect ratio and area count equally."""
     height, width = request.height, request.width
     if height is None or width is None:
         return request
@@ -131,18 +130,19 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
 
 
 def read_mask(picture: Image.Image) -> Image.Image:
-    """White where an image is transparent, which is where OpenAI's API changes it.
+    """The mask of an edit: white where an image is transparent, as in the OpenAI API.
 
     Raises:
         Refused: if the image has no transparency.
     """
     if not picture.has_transparency_data:
         raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
-    return picture.convert("RGBA").getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)  # pyright: ignore[reportOperatorIssue] a number in 8-bit images
+    alpha = picture.convert("RGBA").getchannel("A")
+    return alpha.point(lambda level: 255 if level < 128 else 0)  # pyright: ignore[reportOperatorIssue] a number
 
 
 def answer(result: Result, fields: Fields, data: list[dict]) -> dict:
-    """The body of a finished request; what OpenAI's API does not have is under "arimage"."""
+    """The body of a finished request. Fields that the OpenAI API does not have are under "arimage"."""
     return {
         "created": int(time.time()),
         "data": data,
@@ -186,7 +186,7 @@ def facts(result: Result) -> dict:
 
 
 def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
-    """The entry of a name, which may be an alias, in the list of models."""
+    """The entry of a model in the list of models, under its name or an alias."""
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     return {
         "id": name,
@@ -209,7 +209,7 @@ def error_response(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """An error in the shape of OpenAI's API."""
+    """An error in the form of the OpenAI API."""
     return JSONResponse(error_body(message, status, parameter, code), status, headers)
 
 

@@ -18,8 +18,8 @@ def serve_forever(
     aliases: Mapping[str, str],
     any_size: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the requests that are left. The arguments are those
-    of `build_server`.
+    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the remaining requests. The arguments are
+    those of `build_server`.
 
     Raises:
         RuntimeError: if the engine failed.
@@ -31,7 +31,7 @@ def serve_forever(
 
 
 def hide_pictures(record: logging.LogRecord) -> bool:
-    """Keep the addresses of images, which are all that one needs to see them, out of uvicorn's log."""
+    """Keep the paths of images out of uvicorn's log: who knows the path of an image can see it."""
     client, method, path, *rest = record.args  # pyright: ignore[reportGeneralTypeIssues] uvicorn gives all of these
     if str(path).startswith(PICTURES):
         record.args = (client, method, PICTURES + "...", *rest)

@@ -1,4 +1,4 @@
-"""Runs an application on a port with uvicorn, for clients that may be slow, silent, or many."""
+"""Runs an application with uvicorn, protected from slow, silent and too many clients."""
 
 import asyncio
 import errno
@@ -17,19 +17,19 @@ logger = logging.getLogger(__name__)
 
 # How long the head of a request may take to arrive, in seconds.
 HEAD_SECONDS = 10
-# Connections in addition to one for each request that may wait in the queue of the engine.
+# Connections in addition to one per request in the engine's queue.
 SPARE_CONNECTIONS = 128
-# How long answers may take after the engine has been closed, in seconds; an open page listens for ever.
+# How long answers may take after the engine was closed, in seconds; an open page never stops listening.
 CLOSING_SECONDS = 3
-# Connections accepted at once, before those beyond the bound are closed: this many need a file more than the bound says.
+# Connections accepted at once, before those beyond the limit are closed: they need this many file descriptors more.
 BACKLOG = 64
 
 
 class Connection(H11Protocol):
-    """An HTTP connection that is closed when the head of a request does not arrive in time. When there are as many as
-    `most`, a new one replaces the one that has waited longest for a head; if all are being answered it is closed.
+    """An HTTP connection that is closed when the head of a request does not arrive in time. Beyond `most` connections,
+    a new one replaces the one that has waited longest for a head; if all are being answered, the new one is closed.
 
-    uvicorn's own `limit_concurrency` looks at a connection only after its head has arrived.
+    uvicorn's own `limit_concurrency` ignores a connection until its head has arrived.
     """
 
     def __init__(self, most: int, **arguments):
@@ -63,7 +63,7 @@ class Connection(H11Protocol):
         self._stop_watching()
 
     def _watch(self) -> None:
-        """Start the time for the next head when the last request has been answered, and stop it when the head is there."""
+        """Start the timer for the next head after the last request was answered; stop it when the head is there."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_watching()
         elif self._deadline is None and not self.transport.is_closing():
@@ -76,14 +76,15 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server in front of an engine. When it is told to stop it closes the engine, which cancels all requests; when the
-    engine fails it stops.
+    """A server for an engine. When it is stopped it closes the engine, which cancels all requests. When the engine
+    fails, it stops.
 
     Attributes:
-        on_start: called when it can be reached.
+        on_start: called when the server accepts connections.
     """
 
     def __init__(self, app, engine: Engine, host: str, port: int, log_level: str = "info"):
+        protocol = partial(Connection, engine.limits.queue + SPARE_CONNECTIONS)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -91,7 +92,8 @@ class Server(uvicorn.Server):
                 port=port,
                 log_level=log_level,
                 server_header=False,
-                http=partial(Connection, engine.limits.queue + SPARE_CONNECTIONS),  # pyright: ignore[reportArgumentType] uvicorn only calls it
+                # uvicorn only calls this.
+                http=protocol,  # pyright: ignore[reportArgumentType]
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 backlog=BACKLOG,
@@ -110,14 +112,14 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame) -> None:
         self.force_exit = self.should_exit
         self._stop()
-        # Closing waits for the running step, which a signal handler must not.
+        # Closing waits for the running step; a signal handler must not wait.
         threading.Thread(target=self._engine.close).start()
 
     def _stop(self) -> None:
         self.should_exit = True
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
-        """Log an error of the event loop; that no more files can be opened, which every new connection finds, only once."""
+        """Log an error of the event loop, but only once that too many files are open: every connection repeats it."""
         if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
         elif not self._warned:

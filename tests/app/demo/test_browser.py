@@ -57,7 +57,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def page(url, chromium):
-    """The open demo. At the end nothing was written to the console as an error and nothing was asked of another host."""
+    """The open demo. The console shows no error in the end, and no other host was asked for anything."""
     context = chromium.new_context(viewport={"width": 1200, "height": 900})
     context.set_default_timeout(60_000)
     page = context.new_page()
@@ -71,7 +71,7 @@ def page(url, chromium):
     yield page
     context.close()
     assert errors == []
-    # Addresses of data and blobs have no host.
+    # The URLs of data and blobs have no host.
     assert hosts - {""} == {urlparse(url).netloc}
 
 
@@ -106,7 +106,7 @@ def generated(page) -> np.ndarray:
     return pixels(page.locator("#pictures img").get_attribute("src"))
 
 
-# Writes down every picture and every status of the Generate tab: an image may take less time than a look at the page.
+# Records every picture and status of the Generate tab: an image may be faster than polling the page.
 RECORD = """() => {
   window.seen = {sources: new Set(), texts: [], bar: false};
   const look = () => {
@@ -151,7 +151,7 @@ def test_an_image_appears_while_it_is_generated(page, tmp_path):
     picture = Image.open(tmp_path / "image.png")
     assert json.loads(picture.info["arimage"])["prompt"] == "pizza"
     assert np.array_equal(np.asarray(picture.convert("RGB")), pixels(source))
-    # Whatever the form says now, the same image comes again, bit for bit: Gradio names files by what is in them.
+    # The form has changed, but the same image comes again, bit for bit: Gradio names files by their content.
     panel.get_by_label("Prompt").fill("a red heart")
     panel.get_by_label("Seed").fill("7")
     page.evaluate("window.seen.texts = []")
@@ -207,7 +207,7 @@ def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
     assert generated(page).shape == (64, 64, 3)
 
 
-def test_what_the_model_knows_is_shown_and_suggested(page):
+def test_known_pictures_are_shown_and_suggested(page):
     panel = tab(page, "Generate")
     generated(page)
     prompt = panel.get_by_label("Prompt")
@@ -223,7 +223,7 @@ def test_what_the_model_knows_is_shown_and_suggested(page):
     assert not page.locator("#status .note").count()
 
 
-def test_an_unknown_prompt_is_told(page):
+def test_an_unknown_prompt_is_reported(page):
     tab(page, "Generate").get_by_label("Prompt").fill("hot dogs <b>")
     page.locator("#generate").click()
     expect(page.locator("#status .note")).to_contain_text('"hot dogs <b>" is not among')
@@ -246,7 +246,7 @@ def test_stop_stops_at_once(page):
     assert time.monotonic() - began < 5
     expect(page.locator("#generate")).to_be_visible()
     expect(page.locator("#stop-generate")).to_be_hidden()
-    # The engine is free: a random seed is chosen at once, and shown.
+    # The engine is free: the next run starts at once, and shows its random seed.
     panel.get_by_label("Model").click()
     page.get_by_role("option", name="emoji-var").click()
     expect(panel.get_by_label("Decoding")).to_have_value("next-scale · exact")
@@ -274,7 +274,7 @@ def test_decodings_race_side_by_side(page, tmp_path):
     page.locator("#race").click()
     expect(panel.locator(".card")).to_have_count(2)
     expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
-    # Two runs, which a busy machine may take long for.
+    # Two runs may take long on a busy machine.
     expect(page.locator("#film img")).to_be_visible(timeout=240_000)
     expect(panel.locator(".card img.map")).to_have_count(2)
     texts = panel.locator(".card").all_inner_texts()
@@ -291,7 +291,7 @@ def test_decodings_race_side_by_side(page, tmp_path):
             film.seek(number)
             film.load()
             shown += film.info["duration"]
-    # It takes as long as the slowest took, or a whole number of times that if they were all fast.
+    # The film lasts as long as the slowest decoding, or an integer multiple of that if all were fast.
     slower = shown / 1000 / max(seconds)
     assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
 
@@ -302,7 +302,7 @@ def test_a_phone_shows_the_image_after_a_tap(page):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     tab(page, "Generate").get_by_label("Prompt").fill("pizza")
-    # Neither the way down nor the way back is left to the visitor.
+    # The page scrolls by itself, down and up.
     for top in (0, 10_000):
         page.evaluate("(top) => scrollTo(0, top)", top)
         page.locator("#generate" if not top else "#again").dispatch_event("click")
@@ -332,7 +332,7 @@ def test_a_painted_part_is_generated_again(page):
     expect(page.locator("#edit-status .badge")).to_have_text("exact")
     before, after = (pixels(page.locator(f"#{name} img").get_attribute("src")) for name in ("before", "after"))
     changed = (before != after).any(-1)
-    # Something within the stroke, nothing in the rows above it.
+    # The stroke changed, the rows above it did not.
     assert changed.any() and not changed[:24].any()
     generated = pixels(page.locator("#pictures img").get_attribute("src"))
     assert np.array_equal(before, generated)

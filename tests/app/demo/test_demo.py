@@ -1,5 +1,4 @@
-"""The demo's endpoints as clients see them: partial results, settings, errors, who is let in, and work that ends when nobody
-waits for it."""
+"""The demo's endpoints as clients see them: partial results, settings, errors, access, and cancellation."""
 
 import base64
 import io
@@ -62,7 +61,7 @@ def engine(slow):
 
 @pytest.fixture(scope="module")
 def url(engine, tmp_path_factory):
-    """The demo, launched for `AUTH` alone."""
+    """The URL of a demo with the password `AUTH`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
         demo = build_demo(engine)
@@ -78,7 +77,7 @@ def client(url):
 
 @pytest.fixture(scope="module")
 def session(url):
-    """A browser's requests, logged in."""
+    """The session of a browser that has logged in."""
     with httpx.Client(base_url=url, timeout=60) as session:
         assert session.post("/login", data={"username": AUTH[0], "password": AUTH[1]}).status_code == 200
         yield session
@@ -86,7 +85,7 @@ def session(url):
 
 @pytest.fixture(scope="module")
 def opened(session):
-    """Fetch an image of a result, of a gallery or alone."""
+    """Fetch an image of a result: an item of a gallery, or a single one."""
 
     def opened(picture) -> Image.Image:
         return Image.open(io.BytesIO(session.get(picture.get("image", picture)["url"]).content))
@@ -99,7 +98,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def wait_until_idle(engine, seconds):
-    """Fail if the engine still generates, or something waits for it, after so many seconds."""
+    """Fail if the engine is not idle within `seconds`."""
     until = time.monotonic() + seconds
     while engine.waiting or engine._running:
         assert time.monotonic() < until
@@ -143,7 +142,7 @@ def test_decodings_are_compared_on_one_seed(client, opened):
     assert [row["decoding"] for row in rows] == decodings
     assert [row["exact"] for row in rows] == [True, True, False]
     assert rows[0]["passes"] == 16 >= rows[1]["passes"]
-    # ar decides one token per forward pass: its map goes from one end of the colours to the other.
+    # ar decides one token per forward pass: its map runs from the first colour to the last.
     first = pixels(opened(maps[0]))
     assert tuple(first[1, 1]) == (68, 1, 84) and tuple(first[-2, -2]) == (253, 231, 37)
     alone, _ = client.predict("a blue book", "text", decoding=decodings[1], seed=4, api_name="/generate")
@@ -156,7 +155,7 @@ def test_next_scale_models_have_no_maps(client):
 
 
 @pytest.mark.parametrize("model", ["text", "scales"])
-def test_what_the_mask_spares_is_kept(client, opened, model, tmp_path):
+def test_pixels_outside_the_mask_are_kept(client, opened, model, tmp_path):
     before = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
     mask = np.zeros((SIZE, SIZE), np.uint8)
     mask[SIZE // 2 :] = 255
@@ -191,7 +190,7 @@ def test_what_cannot_be_generated_is_refused_in_a_sentence(client, arguments, se
 
 @pytest.fixture(scope="module")
 def local():
-    """A demo for this machine alone, without a password."""
+    """A demo on the loopback interface, without a password."""
     engine = Engine({"text": tiny.text_pipeline()})
     with TestClient(demo_app(engine, "127.0.0.1", 7860, None), base_url="http://127.0.0.1:7860") as local:
         yield local
@@ -253,7 +252,7 @@ def test_no_file_of_the_machine_is_served(session, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     for path in ("/etc/passwd", tmp_path / "secret.png", cli.__file__, "../pyproject.toml"):
         assert session.get(f"/gradio_api/file={path}").status_code in (403, 404)
-    # Nor is one read that a request names as its upload.
+    # A request cannot name one as its upload either.
     image = {"path": str(tmp_path / "secret.png"), "meta": {"_type": "gradio.FileData"}}
     event = session.post("/gradio_api/call/edit", json={"data": [image, image, "a", "text"]}).json()["event_id"]
     assert "event: error" in session.get(f"/gradio_api/call/edit/{event}").text
@@ -270,7 +269,7 @@ def test_a_cancelled_job_ends_at_once(client, engine, slow):
     assert time.monotonic() - began < 5 < 64 * slow.pace
 
 
-def test_a_client_that_vanishes_gives_its_place_free(session, engine, slow):
+def test_a_client_that_vanishes_frees_its_place(session, engine, slow):
     slow.pace = 0.2
     for _ in range(2):
         answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "slow", "decoding": "ar"})
@@ -340,7 +339,7 @@ def test_a_link_that_cannot_be_read_is_refused(engine, query, sentence):
 
 
 def films(seconds: list[list[float]], size: int = 40) -> list[Film]:
-    """Films whose frames are of one grey each, brighter and brighter."""
+    """Films of plain grey frames that get brighter."""
     return [
         Film([Image.new("RGB", (size, size), (40 * i, 40 * i, 40 * i)) for i in range(len(lane))], lane, len(lane) - 1)
         for lane in seconds
@@ -363,7 +362,7 @@ def test_a_race_shows_each_frame_when_it_was_there(tmp_path):
     assert path.name == "race-a-b-0.webp" and path.parent.parent == tmp_path
     now = 0
     for picture, duration in read_frames(path):
-        # Equal frames are merged, so that look at the first moment of each.
+        # Equal frames are merged, so look at the start of each.
         for lane, seconds in enumerate((slow, fast)):
             shown = picture.getpixel((40 * lane + 20, film.CLOCK + 20))[0]
             seen = sum(second * 1000 <= now + 1 for second in seconds)
@@ -411,13 +410,13 @@ def test_the_gallery_has_every_picture_that_is_known(knowing):
     assert "text knows 2 pictures" in markup.intro(knowing)
 
 
-def test_an_unknown_prompt_is_told_with_links_to_known_ones(knowing):
+def test_an_unknown_prompt_links_to_known_ones(knowing):
     note = markup.finished(result_of(knowing, prompt="hot dogs <i>"))
     assert '<a href="?model=text&amp;prompt=hot+dog">hot dog</a>' in note and "<i>" not in note
     assert "note" not in markup.finished(result_of(knowing, prompt="hot dog"))
 
 
-def test_an_unknown_prompt_is_told_under_the_images():
+def test_an_unknown_prompt_is_reported_under_the_images():
     unknown = Unknown(["red heart"], '"a <hart>" is not known')
     result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {"model": "text"}, unknown=unknown)
     assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)

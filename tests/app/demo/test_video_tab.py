@@ -1,4 +1,4 @@
-"""The demo's videos: frames appear as their maps are complete, one video at a time."""
+"""The demo's videos: frames appear when their tokens are decided, one video at a time."""
 
 import threading
 
@@ -36,7 +36,7 @@ def arrays(frames):
 
 
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
-def test_frames_appear_map_after_map(pipe, maker, decoding):
+def test_frames_appear_one_map_after_another(pipe, maker, decoding):
     seen = list(maker.run(VideoRequest("video", "a red heart", seed=3, decoding=decoding)))
     *progress, last = seen
     counts = [len(now.frames) for now in progress]
@@ -133,7 +133,7 @@ def test_small_frames_are_shown_as_squares():
     assert enlarged(Image.new("RGB", (640, 400))).size == (640, 400)
 
 
-def test_the_status_says_what_a_video_took(maker):
+def test_the_status_shows_the_cost_of_a_video(maker):
     *_, last = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
     said = status_of(last)
     assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said

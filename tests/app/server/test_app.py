@@ -1,4 +1,4 @@
-"""The server, by OpenAI's own client, by plain HTTP, and by clients that misbehave."""
+"""The server with the client of OpenAI, with plain HTTP, and with clients that misbehave."""
 
 import base64
 import io
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(engine: Engine, **options):
-    """The address of a running server."""
+    """The URL of a running server."""
     port = free_port()
     server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
     thread = threading.Thread(target=server.run)
@@ -118,7 +118,7 @@ def picture(data: str | bytes) -> Image.Image:
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
-    """Whether images are the same, up to a level of 255 where the rounding of differently shaped products tips it."""
+    """Whether images are equal, up to one level of 255: differently shaped matmuls round differently."""
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
 
 
@@ -219,7 +219,7 @@ def test_a_stream_shows_partial_images(client, engine):
     assert not same(picture(partial[0].b64_json), picture(last.b64_json))
 
 
-def test_an_unknown_prompt_is_told_with_the_nearest_captions(client):
+def test_an_unknown_prompt_is_reported_with_the_nearest_captions(client):
     told = {
         "nearest": ["red heart"],
         "message": '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"',
@@ -492,7 +492,7 @@ def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
     held.go.set()
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
     assert client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
-    # The images of the clients that are gone ended with their prefill.
+    # The images of the disconnected clients ended after their prefill.
     assert len(passes) <= 1 + 16
 
 
@@ -512,7 +512,7 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
     images = metric(address, "arimage_images_total")
     answered = metric(address, 'arimage_requests_total{status="200"}')
     start = threading.Barrier(50)
-    # Setting up TLS takes each client more time than its image.
+    # A TLS context takes longer to set up than an image to generate.
     connections = openai.DefaultHttpxClient()
 
     def ask(number: int) -> tuple[int, Image.Image]:
@@ -535,7 +535,7 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
 
 @pytest.fixture(scope="module")
 def lenient(other_engine):
-    """A client of a server that takes the names and sizes of other servers."""
+    """A client of a server that accepts the model names and sizes of other servers."""
     app = build_server(other_engine, aliases={"gpt-image-1": "text", "dall-e-3": "text"}, any_size=True)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0, http_client=client)
@@ -570,7 +570,7 @@ def test_aliases_stand_for_models_that_are_served(aliases, message):
     assert parse_aliases(["gpt-image-1=scales"], ["text", "scales"]) == {"gpt-image-1": "scales"}
 
 
-def test_the_nearest_size_is_generated_where_the_server_says_so(lenient):
+def test_any_size_generates_the_nearest_size(lenient):
     for options in ({"size": "1024x1024"}, {"size": "1536x1024", "extra_body": {"seed": 1}}, {"size": "auto"}):
         answer = lenient.images.generate(prompt="a", **options)
         assert answer.size == "8x8" and picture(answer.data[0].b64_json).size == (8, 8)
@@ -590,7 +590,7 @@ def test_nearness_is_by_shape_and_area(asked, nearest):
     assert (request.height, request.width) == nearest
 
 
-def test_the_first_page_says_what_runs_here(other_engine):
+def test_the_index_page_describes_the_server(other_engine):
     with TestClient(build_server(other_engine, aliases={"<b>": "text"}), base_url="http://127.0.0.1:8000") as client:
         page = client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
@@ -642,7 +642,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
     assert process.wait(30) == 0
     log = process.stdout.read()
     assert "Traceback" not in log and "a red heart" not in log
-    # Whoever knows the address of an image can see it.
+    # Whoever knows the URL of an image can see it.
     assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
 
 

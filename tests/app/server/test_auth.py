@@ -1,4 +1,4 @@
-"""Who may use the server and the demo, and which addresses others can reach."""
+"""Access to the server and the demo, and the addresses that other machines can reach."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def engine():
 
 @pytest.fixture
 def server(engine, monkeypatch):
-    """A running server with room for 4 + 4 connections, whose heads may take a second."""
+    """A running server for 4 + 4 connections, with one second for the head of a request."""
     monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 4)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1)
     with socket.socket() as free:
@@ -53,7 +53,7 @@ def connected(server, sent: bytes = b""):
 
 
 def is_closed(client: socket.socket) -> bool:
-    """Whether the server closes a connection, within ten seconds, without an answer."""
+    """Whether the server closes a connection within ten seconds without an answer."""
     try:
         return client.recv(1) == b""
     except ConnectionResetError:
@@ -97,10 +97,10 @@ def test_silent_connections_leave_room(server):
         silent = [stack.enter_context(connected(server)) for _ in range(40)]
         began = time.monotonic()
         assert httpx.get(f"http://127.0.0.1:{server.config.port}/health", timeout=10).status_code == 200
-        # Before the time of the silent ones was over.
+        # Before the silent connections ran out of time.
         assert time.monotonic() - began < 0.9
         assert len(server.server_state.connections) <= 8
-        # The oldest gave way.
+        # The oldest was closed.
         silent[0].settimeout(0.1)
         assert is_closed(silent[0])
 
