@@ -1,6 +1,7 @@
 """The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -186,10 +187,9 @@ def score(
     """Score the images of a run; the figures are added to RUN/metrics.json."""
     names = [name.strip() for name in metrics.split(",")]
 
-    from .score import INCEPTION_METRICS, Job, check_metrics
+    from .score import INCEPTION_METRICS, Job
     from .score import score as score_run
 
-    check_metrics(names, ref, clip)
     if size is not None and not set(names) & set(INCEPTION_METRICS):
         raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
     if frames is not None and "fvd" not in names:
@@ -301,7 +301,17 @@ def compare(
     from .runs.manifest import make_manifest
     from .score import Job, check_metrics
 
-    check_metrics(names, ref, clip)
+    job = partial(
+        Job,
+        reference=ref,
+        inception_weights=inception_weights,
+        clip=clip,
+        resize=resize,
+        device=choose_device(device),
+        batch_size=batch_size,
+        i3d_weights=i3d_weights,
+    )
+    check_metrics(job(out), names)
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     pipe = load_pipeline(model, device, dtype, videos=True)
@@ -323,8 +333,5 @@ def compare(
     )
     if left_out:
         typer.echo(f"left out {'; '.join(f'{name} ({why})' for name, why in left_out.items())}", err=True)
-
-    def job(run: Path) -> Job:
-        return Job(run, ref, inception_weights, clip, resize, str(pipe.device), batch_size, i3d_weights=i3d_weights)
 
     typer.echo(comparison.compare(runs, pipe, names, job, out))

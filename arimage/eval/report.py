@@ -1,7 +1,6 @@
 """Decodings side by side: the cost of each, the quality of its images, and the uncertainty of both."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from .bench.tables import EXACT, INEXACT
 from .metrics.standard_errors import paired_difference
-from .runs.files import check_fields, parse_json, replace, sampling_text
+from .runs.files import check_fields, parse_json, replace, sampling_text, to_json
 from .runs.run_folder import NUMBER, call_size, read_config, read_finished
 from .score import check_comparable, read_metrics
 
@@ -119,7 +118,7 @@ def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
     if not path.exists():
         return None
     scores = check_fields(parse_json(path.read_bytes(), path, remedy), {"ids": list, "values": list}, path, remedy)
-    numbers = all(isinstance(value, NUMBER) for value in scores["values"])
+    numbers = all(isinstance(value, NUMBER) and math.isfinite(value) for value in scores["values"])
     if scores["ids"] != list(range(count)) or len(scores["values"]) != count or not numbers:
         raise ValueError(f"{path} does not hold the values of the {count} images of the run: {remedy}")
     return np.array(scores["values"])
@@ -251,9 +250,7 @@ def plot(report: dict, path: Path) -> None:
 def write_report(report: dict, folder: Path) -> str:
     """Write report.json, report.md and report.png into `folder`; return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace(
-        folder / "report.json", lambda file: file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    )
+    replace(folder / "report.json", lambda file: file.write_text(to_json(report), encoding="utf-8"))
     text = to_markdown(report)
     replace(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
     replace(folder / "report.png", lambda file: plot(report, file))

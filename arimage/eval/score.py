@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,22 +19,27 @@ from .emoji.reference import REFERENCE, read_gallery
 from .emoji.retrieval import emoji_retrieval
 from .emoji.videos import check_run as check_videos
 from .metrics.clip_score import PREFIX, ClipExtractor, clip_scores
-from .metrics.features import Extractor, Resize, Space, extract, file_sha256, image_paths
+from .metrics.features import Extractor, Resize, Space, extract, image_paths
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
-from .metrics.i3d import I3DExtractor, frame_count, read_clip
+from .metrics.i3d import FEWEST_FRAMES, I3DExtractor, frame_count, read_clip
 from .metrics.inception import InceptionExtractor
 from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
+from .metrics.reference import Reference, read_folder, read_reference
 from .metrics.standard_errors import Estimate, mean_estimate
-from .runs.files import check_fields, parse_json, replace
+from .runs.files import check_fields, parse_json, replace, to_json
 from .runs.run_folder import NUMBER, read_rows
 
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.json"
 # Two figures of a metric are comparable if they share these; settings that a metric does not have are None.
 SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale", "size")
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 FID_INFINITY_POINTS = 15
+# As many as their networks have features: with fewer the estimated covariance is singular.
+FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
 PRECISION_K, DENSITY_K = 3, 5
 INCEPTION_METRICS = ("fid", "fid-categories", "kid", "prdc")
 ENTRY_FIELDS = {
@@ -42,45 +49,6 @@ ENTRY_FIELDS = {
     "reference": str,
     "space": (dict, type(None)),
 }
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What runs are scored against: `paths` of pictures as `extract` takes them, a file of `statistics`, or both."""
-
-    label: str
-    paths: list[Path] | None
-    statistics: Path | None
-
-
-def read_reference(path: Path) -> Reference:
-    """A folder of pictures, or a .npz with `mu` and `sigma` (statistics), `arr_0` (uint8 [N, H, W, 3] pictures), or both.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    if path.is_dir():
-        paths = image_paths(path)
-        return Reference(_label(path, paths), paths, None)
-    if path.suffix != ".npz" or not path.is_file():
-        raise ValueError(
-            f"--ref is {path}, which is not a reference: name a folder of pictures, or a .npz of statistics or pictures"
-        )
-    with np.load(path) as file:
-        keys = set(file.files)
-    pictures, statistics = "arr_0" in keys, {"mu", "sigma"} <= keys
-    if not pictures and not statistics:
-        raise ValueError(
-            f"--ref {path} holds {sorted(keys)}: give a .npz with mu and sigma, or with pictures as arr_0"
-        )
-    return Reference(
-        f"{path.name}, sha256 {file_sha256(path)[:8]}", [path] if pictures else None, path if statistics else None
-    )
-
-
-def _label(folder: Path, paths: list[Path]) -> str:
-    names = json.dumps([(str(file.relative_to(folder)), file.stat().st_size) for file in paths])
-    return f"{folder.resolve().name}, files {hashlib.sha256(names.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -117,6 +85,10 @@ class Job:
         return InceptionExtractor(self.inception_weights, self.resize, self.device)
 
     @cached_property
+    def clip_extractor(self) -> ClipExtractor:
+        return ClipExtractor(self.clip, self.device)
+
+    @cached_property
     def features(self) -> np.ndarray:
         return self.extract(self.inception, self.size)
 
@@ -126,17 +98,11 @@ class Job:
 
     @cached_property
     def against(self) -> Reference:
-        assert self.reference is not None
         return read_reference(self.reference)
 
     @cached_property
     def reference_features(self) -> np.ndarray:
-        if self.against.paths is None:
-            raise ValueError(
-                f"--ref {self.reference} holds statistics only, which are enough for the FID: name a folder of "
-                "pictures, or a .npz with pictures as arr_0, for the other metrics"
-            )
-        return extract(self.against.paths, self.inception, cache=_reference_cache(), batch_size=self.batch_size)
+        return _extract_reference(self.against, self.inception, batch_size=self.batch_size)
 
     def inception_entry(
         self, estimate: Estimate, reference: str | None = None, count: int | None = None, **more
@@ -148,8 +114,10 @@ class Job:
         return entry(estimate, count, label, self.inception.space, weights=self.inception.weights, **more)
 
 
-def _reference_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
+def _extract_reference(reference: Reference, extractor: Extractor, **settings) -> np.ndarray:
+    """Features of a reference, cached for other runs."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
+    return extract(reference.paths, extractor, cache=cache, sha256=reference.sha256, **settings)
 
 
 def entry(estimate: Estimate, count: int, reference: str, space: Space | None, **more) -> dict:
@@ -166,17 +134,29 @@ def entry(estimate: Estimate, count: int, reference: str, space: Space | None, *
     }
 
 
+def warn_of_few(metric: str, fewest: int, *counts: int) -> None:
+    """Warn if one of the numbers of images is too small for a Fréchet distance."""
+    if min(counts) < fewest:
+        logger.warning(
+            f"{metric} from {min(counts):,} images or references is too high and unreliable: use at least {fewest:,} of each"
+        )
+
+
+def _infinity(features: np.ndarray, reference: Gaussian) -> Estimate:
+    return Estimate(frechet_infinity(features, reference, points=FID_INFINITY_POINTS))
+
+
 def _fid(job: Job) -> dict[str, dict]:
     if job.against.statistics is None:
         reference, label = Gaussian.of_features(job.reference_features), None
+        warn_of_few("fid", FEWEST_IMAGES, len(job.features), len(job.reference_features))
     else:
-        with np.load(job.against.statistics) as file:
-            reference = Gaussian.of_covariance(file["mu"], file["sigma"])
+        reference = Gaussian.of_covariance(*job.against.statistics)
         label = f"{job.against.label}: statistics, of weights and resizing that the file does not name"
-    infinity = Estimate(frechet_infinity(job.features, reference, points=FID_INFINITY_POINTS))
+        warn_of_few("fid", FEWEST_IMAGES, len(job.features))
     return {
         "fid": job.inception_entry(frechet_estimate(job.features, reference), label),
-        "fid-infinity": job.inception_entry(infinity, label, points=FID_INFINITY_POINTS),
+        "fid-infinity": job.inception_entry(_infinity(job.features, reference), label, points=FID_INFINITY_POINTS),
     }
 
 
@@ -187,20 +167,22 @@ def _fid_categories(job: Job) -> dict[str, dict]:
         raise ValueError(f"image {ours.index(None)} of {job.run} has no category: generate with prompts that have one")
     if job.reference is None or not job.reference.is_dir():
         raise ValueError(f"--ref is {job.reference}: fid-categories needs a folder with a folder per category")
-    paths = [path.relative_to(job.reference) for path in job.against.paths or []]
+    paths = [path.relative_to(job.reference) for path in job.against.paths]
     theirs = [path.parts[0] if len(path.parts) > 1 else None for path in paths]
-    entries = {}
+    entries, counts = {}, []
     for category in sorted(set(ours)):
         rows, columns = (np.array([one == category for one in names]) for names in (ours, theirs))
-        if min(rows.sum(), columns.sum()) < 2:
+        if rows.sum() < 3 or columns.sum() < 2:
             raise ValueError(
                 f"category {category!r} has {rows.sum()} images and {columns.sum()} pictures in {job.reference}: the FID "
-                "needs two of each"
+                "needs at least three images and two pictures"
             )
+        counts += [int(rows.sum()), int(columns.sum())]
         reference = Gaussian.of_features(job.reference_features[columns])
         label = f"{job.against.label}: {columns.sum()} pictures in {category}"
         estimate = frechet_estimate(job.features[rows], reference)
         entries[f"fid-{category}"] = job.inception_entry(estimate, label, int(rows.sum()))
+    warn_of_few("fid-categories", FEWEST_IMAGES, *counts)
     return entries
 
 
@@ -219,9 +201,7 @@ def _clip(job: Job) -> dict[str, dict]:
     rows = read_rows(job.run)
     if "prompt" not in rows[0]:
         raise ValueError(f"{job.run} was generated from classes: the clip score needs a run of prompts")
-    assert job.clip is not None
-    extractor = ClipExtractor(job.clip, job.device)
-    prompts = [row["prompt"] for row in rows]
+    extractor, prompts = job.clip_extractor, [row["prompt"] for row in rows]
     values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
     write_scores(job.run, "clip", values)
     label = f"prompts, sha256 {hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:8]}"
@@ -234,19 +214,22 @@ def _fvd(job: Job) -> dict[str, dict]:
         raise ValueError(f"{job.paths[0]} is an image: fvd needs a run of a model that generates videos")
     if job.reference is None or not job.reference.is_dir():
         raise ValueError(f"--ref is {job.reference}: fvd needs a folder of videos, or another run of videos")
-    paths, frames = image_paths(job.reference, videos=True), job.frames or count
+    videos, frames = read_folder(job.reference, videos=True), job.frames or count
     extractor = I3DExtractor(job.i3d_weights, frames, job.device)
     settings: dict[str, Any] = {
         "batch_size": max(1, job.batch_size // frames),
         "read": partial(read_clip, frames=frames),
     }
     features = extract(job.paths, extractor, cache=job.run / "features", **settings)
-    reference = Gaussian.of_features(extract(paths, extractor, cache=_reference_cache(), **settings))
-    infinity = Estimate(frechet_infinity(features, reference, points=FID_INFINITY_POINTS))
-    shared = (len(features), f"{_label(job.reference, paths)}: {len(paths)} videos", extractor.space)
+    theirs = _extract_reference(videos, extractor, **settings)
+    warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
+    reference = Gaussian.of_features(theirs)
+    shared = (len(features), f"{videos.label}: {len(theirs)} videos", extractor.space)
     return {
         "fvd": entry(frechet_estimate(features, reference), *shared, weights=extractor.weights),
-        "fvd-infinity": entry(infinity, *shared, weights=extractor.weights, points=FID_INFINITY_POINTS),
+        "fvd-infinity": entry(
+            _infinity(features, reference), *shared, weights=extractor.weights, points=FID_INFINITY_POINTS
+        ),
     }
 
 
@@ -307,35 +290,52 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
 }
 
 
-def check_metrics(metrics: list[str], reference: Path | None, clip: Path | None) -> None:
-    """Refuse metrics that cannot be computed, before any work.
+def check_metrics(job: Job, metrics: list[str]) -> None:
+    """Refuse metrics that cannot be computed, before any work; the run need not be there yet.
 
     Raises:
-        ValueError: if a metric is unknown, or needs a --ref or --clip that is not given.
+        ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
     """
+    reference, names = job.reference, set(metrics)
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(METRICS)}")
-    if reference is None and "fvd" in metrics:
+    if reference is None and "fvd" in names:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
-    if reference is None and set(metrics) & set(INCEPTION_METRICS):
+    if reference is None and names & set(INCEPTION_METRICS):
         raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
-    if clip is None and "clip" in metrics:
-        raise ValueError(
-            "--clip is missing: hf download openai/clip-vit-large-patch14 --local-dir DIR, and name the folder"
-        )
+    # Each of these refuses what is missing or damaged.
+    if names & set(INCEPTION_METRICS):
+        _ = job.against, job.inception
+        if not job.against.paths and names & set(INCEPTION_METRICS) - {"fid"}:
+            raise ValueError(
+                f"--ref {reference} holds statistics only, which are enough for the FID: name a folder of pictures, or a "
+                ".npz with pictures as arr_0, for the other metrics"
+            )
+    if "clip" in names:
+        _ = job.clip_extractor
+    if "fvd" in names:
+        I3DExtractor(job.i3d_weights, job.frames or FEWEST_FRAMES, job.device)
 
 
 def score(job: Job, metrics: list[str]) -> dict[str, dict]:
     """The entries of `metrics`, names of `METRICS`; each is written to the run's `metrics.json` as soon as it is known.
 
     Raises:
-        ValueError: if a metric is unknown, or its reference or weights are missing.
+        ValueError: if a metric is unknown, the run is not finished or damaged, a reference or weights are missing or damaged, or a
+            figure is not finite.
     """
-    check_metrics(metrics, job.reference, job.clip)
+    check_metrics(job, metrics)
+    read_metrics(job.run)
     found = {}
     for name in metrics:
         entries = METRICS[name](job)
+        for figure, one in entries.items():
+            if not _is_finite(one):
+                raise ValueError(
+                    f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check the "
+                    "reference and the weights"
+                )
         _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
         found |= entries
     return found
@@ -356,7 +356,15 @@ def read_metrics(run: Path) -> dict[str, dict]:
         if one["space"] is not None:
             fields: dict[str, type] = dict.fromkeys(("name", "sha256", "resize"), str)
             check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
+        check_fields({"interval": [], **one}, {"interval": list}, f"{name} in {path}", remedy)
+        if not _is_finite(one):
+            raise ValueError(f"{name} in {path} is not finite: {remedy}")
     return entries
+
+
+def _is_finite(entry: dict) -> bool:
+    numbers = (entry["value"], entry["standard_error"] or 0, *entry.get("interval", ()))
+    return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
 
 def write_scores(run: Path, name: str, values: np.ndarray) -> None:
@@ -367,7 +375,7 @@ def write_scores(run: Path, name: str, values: np.ndarray) -> None:
 
 
 def _write_json(path: Path, content: dict) -> None:
-    replace(path, lambda file: file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8"))
+    replace(path, lambda file: file.write_text(to_json(content), encoding="utf-8"))
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import tiny
 
@@ -90,8 +91,18 @@ def test_presets_that_do_not_run_are_left_out(tmp_path):
 def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
     model, prompts, tmp_path, monkeypatch, capsys
 ):
-    for metrics, name in (("fid", "--ref"), ("clip", "--clip"), ("is", "metric")):
-        arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out"]
+    (tmp_path / "x.npz").touch()
+    np.savez(tmp_path / "y.npz", arr_0=np.zeros((2, 4, 4, 3), np.uint8))
+    for metrics, name, *more in (
+        ("fid", "--ref"),
+        ("clip", "--clip"),
+        ("is", "metric"),
+        ("fid", "x.npz is damaged", "--ref", tmp_path / "x.npz"),
+        ("fid", "download https", "--ref", tmp_path / "y.npz"),
+        ("fvd", "download https", "--ref", tmp_path),
+        ("clip", "lacks config.json", "--clip", tmp_path),
+    ):
+        arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out", *more]
         monkeypatch.setattr(sys, "argv", ["arimage", "eval", "compare", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             cli.main()

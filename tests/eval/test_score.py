@@ -12,9 +12,10 @@ from PIL import Image
 from arimage import cli
 from arimage.eval import score as scoring
 from arimage.eval.metrics.features import Space
+from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import class_rows, prompt_rows
-from arimage.eval.score import Job, check_comparable, read_metrics, score
+from arimage.eval.score import Job, check_comparable, read_metrics, score, write_scores
 
 
 class Means:
@@ -169,8 +170,6 @@ def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
         score(Job(run, clip=run), ["clip"])
     prompts = [{"prompt": "a book"}] * 10 + [{"prompt": "a cat"}] * 20
     write_run(run, prompt_rows(prompts, 0), pictures(30, 0, 20))
-    with pytest.raises(ValueError, match="--clip is missing: hf download"):
-        score(Job(run), ["clip"])
     entry = score(Job(run, clip=run, batch_size=7), ["clip"])["clip"]
     assert entry["value"] == pytest.approx((10 * 0.8 + 20 * 0.6) / 30)
     assert entry["interval"][0] < entry["value"] < entry["interval"][1]
@@ -194,6 +193,75 @@ def test_what_cannot_be_scored_is_refused(run, reference, metrics, sentence, tmp
     with pytest.raises(ValueError, match=sentence):
         score(Job(run, path), metrics)
     assert read_metrics(run) == {}
+
+
+def test_a_reference_is_refused_before_anything_is_computed(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Means, "__call__", None)
+    (tmp_path / "x.npz").write_text("<html>")
+    np.savez(tmp_path / "nan.npz", mu=np.full(6, np.nan), sigma=np.eye(6))
+    for name, sentence in (
+        ("x.npz", "x.npz is damaged, or not a"),
+        ("nan.npz", "nan.npz has values that are not fin"),
+    ):
+        for metric in ("fid", "kid"):
+            with pytest.raises(ValueError, match=sentence):
+                score(Job(run, tmp_path / name), [metric])
+    (run / "images" / "000003.png").unlink()
+    np.savez(tmp_path / "right.npz", arr_0=pictures(40, 1))
+    with pytest.raises(ValueError, match="000003.png is missing"):
+        score(Job(run, tmp_path / "right.npz"), ["kid"])
+
+
+def test_references_of_equal_names_and_sizes_are_told_apart(run, tmp_path):
+    entries = []
+    for name, seed in (("a", 1), ("b", 2)):
+        folder = tmp_path / name / "reference"
+        folder.mkdir(parents=True)
+        for i, array in enumerate(pictures(10, seed)):
+            Image.fromarray(array).save(folder / f"{i}.bmp")
+        entries.append(score(Job(run, folder), ["kid"]))
+    assert entries[0]["kid"]["value"] != entries[1]["kid"]["value"]
+    with pytest.raises(ValueError, match="their reference is reference, files .* and reference, files"):
+        check_comparable({"a": entries[0], "b": entries[1]})
+
+
+@pytest.mark.parametrize("metric", ["fid", "fid-categories"])
+def test_a_distance_of_few_images_is_a_warning(run, tmp_path, monkeypatch, caplog, write_run, metric):
+    write_run(run, prompt_rows([{"prompt": "a", "category": "art"}] * 30, 0), pictures(30, 0, 20))
+    save(tmp_path / "ref" / "art", pictures(40, 1))
+    job = Job(run, tmp_path / "ref")
+    score(job, [metric])
+    assert f"{metric} from 30 images or references" in caplog.text and "at least 2,048" in caplog.text
+    caplog.clear()
+    for enough in (30, 31):
+        monkeypatch.setattr(scoring, "FEWEST_IMAGES", enough)
+        score(job, [metric, "kid", "prdc"])
+        assert bool(caplog.text) == (enough == 31)
+    caplog.clear()
+    np.savez(tmp_path / "s.npz", mu=np.zeros(6), sigma=np.eye(6))
+    score(Job(run, tmp_path / "s.npz"), ["fid"])
+    assert "fid from 30 images" in caplog.text
+
+
+def test_two_images_are_too_few_for_a_distance(tmp_path, run, reference, write_run):
+    write_run(tmp_path / "two", class_rows(2, 0, 1), pictures(2, 0))
+    with pytest.raises(ValueError, match="needs at least 3 images, not 2"):
+        score(Job(tmp_path / "two", reference), ["fid"])
+
+
+def test_figures_that_are_not_finite_are_neither_written_nor_read(run, reference, monkeypatch):
+    monkeypatch.setattr(scoring, "kernel_distance", lambda *_, **__: Estimate(0.5, float("nan")))
+    with pytest.raises(ValueError, match="kid of .* is 0.5 ± nan, which is not finite"):
+        score(Job(run, reference), ["kid"])
+    assert read_metrics(run) == {}
+    with pytest.raises(ValueError, match="not finite"):
+        write_scores(run, "x", np.array([1, np.inf]))
+    assert not list((run / "scores").iterdir())
+    entry = {"value": 1.0, "standard_error": None, "count": 1, "reference": "", "space": None}
+    for change in ({"value": np.nan}, {"standard_error": np.inf}, {"interval": [0, np.nan]}, {"interval": 3}):
+        (run / "metrics.json").write_text(json.dumps({"kid": entry | change}))
+        with pytest.raises(ValueError, match="kid in .*metrics.json .*delete it and repeat"):
+            score(Job(run, reference), ["kid"])
 
 
 ENTRY = {"value": 1.0, "count": 10, "reference": "r", "space": {"name": "n", "sha256": "0", "resize": "clean"}}
@@ -222,6 +290,8 @@ def test_the_command_writes_and_prints_the_figures(run, reference, monkeypatch, 
             cli.main()
         return end.value.code, *capsys.readouterr()
 
+    # A cache that cannot be written costs nothing but time.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run / "config.json"))
     code, out, _ = command("--ref", str(reference), "--device", "cpu")
     kid = read_metrics(run)["kid"]
     assert code == 0 and out.startswith(

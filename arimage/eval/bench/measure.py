@@ -1,7 +1,9 @@
 """Choosing the decodings that run on a pipeline, and measuring their forward passes, seconds and memory in turn."""
 
+import copy
 import dataclasses
 import platform
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
@@ -15,8 +17,11 @@ from ...decoding import (
     parse_decoding,
 )
 from ...decoding.run.step_seconds import device_name
-from ...pipelines.base import ARImagePipeline
+from ...pipelines.base import ARImagePipeline, ARPipeline
 from .memory import peak_memory, reset_peak_memory
+
+
+P = TypeVar("P", bound=ARPipeline)
 
 
 def choose_decodings(
@@ -95,7 +100,7 @@ def measure(
         raise ValueError(f"batch_size and runs are {batch_size} and {runs}: give at least 1 for both")
     sampling = sampling or {}
     batch = take(condition, 0, batch_size)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = quiet(pipe)
     device = pipe._execution_device
     figures = ("passes", "batch_passes", "tokens_per_pass", "seconds", "images_per_second", "speedup", "peak_memory")
     rows = [
@@ -131,6 +136,14 @@ def measure(
             row["speedup"].append(rows[0]["seconds"][run] / seconds)
             row["peak_memory"] += peak_memory(device)
     return rows
+
+
+def quiet(pipe: P) -> P:
+    """A pipeline of the same components without progress bars and warnings of unknown captions; `pipe` stays as it is."""
+    pipe = copy.copy(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.known_captions = None
+    return pipe
 
 
 def machine(device: torch.device) -> dict:

@@ -1,11 +1,11 @@
 """Results of `arimage bench`: their JSON file, Markdown tables, plot, and a comparison of two."""
 
 import importlib.util
-import json
+import math
 import statistics
 from pathlib import Path
 
-from ..runs.files import check_fields, check_sampling, parse_json, sampling_text
+from ..runs.files import check_fields, check_sampling, parse_json, sampling_text, to_json
 
 
 # Two results are comparable if they share these, and models, batch sizes and sampling.
@@ -19,7 +19,7 @@ REMEDY = "give a file that `arimage bench --out` wrote"
 
 def write_json(results: dict, path: Path) -> None:
     """Write the results of `arimage bench`."""
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    path.write_text(to_json(results), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict:
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict:
         for figure in FIGURES:
             # Not every system reports the peak memory.
             complete = row[figure] or figure == "peak_memory"
-            if not complete or not all(isinstance(value, NUMBER) and value > 0 for value in row[figure]):
+            if not complete or not all(isinstance(value, NUMBER) and 0 < value < math.inf for value in row[figure]):
                 raise ValueError(f"{name} has a wrong {figure}: {REMEDY}")
         if "tokens_fed" in row:
             check_fields(row, {"tokens_fed": NUMBER}, name, REMEDY)

@@ -48,13 +48,14 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
     the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other images of the same
     `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
     """
-
     features, reference = features.astype(np.float64), reference.astype(np.float64)
     across = kernel(features, reference).mean(1)
     # Similarity of each image to the images, minus its similarity to the reference.
     added = kernel(features, features).mean(1) - across
     value = added.mean() - across.mean() + kernel(reference, reference).mean()
     _, group, sizes = np.unique(prompts, return_inverse=True, return_counts=True)
+    if len(added) == 1:
+        return Estimate(float(value))
     if len(sizes) == len(added):
         group, sizes = np.zeros_like(group), np.array([len(added)])
     spread = (added - (np.bincount(group, added) / sizes)[group]) ** 2

@@ -12,26 +12,26 @@ from .features import Space, file_sha256
 
 
 PREFIX = "A photo depicts "
+DOWNLOAD = "hf download openai/clip-vit-large-patch14 --local-dir"
 
 
 class ClipExtractor:
     """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
 
     Raises:
-        ValueError: if the folder does not hold a complete CLIP model.
+        ValueError: if there is no folder, or it does not hold a complete CLIP model.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu"):
+    def __init__(self, folder: Path | None, device: str = "cpu"):
+        if folder is None:
+            raise ValueError(f"--clip is missing: {DOWNLOAD} DIR, and name the folder")
         from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
         needed = ("config.json", "preprocessor_config.json", "tokenizer_config.json")
         weights = sorted(folder.glob("*.safetensors"))
         missing = [name for name in needed if not (folder / name).is_file()] + ([] if weights else ["*.safetensors"])
         if missing:
-            raise ValueError(
-                f"{folder} lacks {', '.join(missing)} of a CLIP model: "
-                f"hf download openai/clip-vit-large-patch14 --local-dir {folder}"
-            )
+            raise ValueError(f"{folder} lacks {', '.join(missing)} of a CLIP model: {DOWNLOAD} {folder}")
         self._model, loading = CLIPModel.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True
         )

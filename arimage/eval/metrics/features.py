@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -14,9 +16,13 @@ import torch.nn.functional as F
 from PIL import Image
 from tqdm import tqdm
 
+from ...media.files import open_image
 from ..runs.files import replace
 from ..runs.run_folder import MANIFEST, read_finished
+from .array_files import ARRAY_SUFFIXES, read_array
 
+
+logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEO_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
@@ -46,8 +52,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def files_sha256(paths: list[Path]) -> str:
+    """SHA-256 of the contents of files in their order, whatever their names."""
+    with ThreadPoolExecutor() as pool:
+        return hashlib.sha256("".join(pool.map(file_sha256, paths)).encode()).hexdigest()
+
+
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
-    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, sorted.
+    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, sorted, without
+    the files ._* that macOS adds to archives.
 
     Raises:
         ValueError: if the run is not finished or damaged, or the folder has no pictures or no videos.
@@ -55,15 +68,15 @@ def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("pictures", IMAGE_SUFFIXES)
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    found = sorted(path for path in files if not path.name.startswith("._"))
     if not found:
         raise ValueError(f"{folder} has no {kind}: name a folder of {', '.join(suffixes)} files")
     return found
 
 
 def _open(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
+    return open_image("one of the pictures", path).convert("RGB")
 
 
 def extract(
@@ -71,6 +84,7 @@ def extract(
     extractor: Extractor,
     *,
     cache: Path | None = None,
+    sha256: str | None = None,
     batch_size: int = 32,
     size: int | None = None,
     read: Callable[[Path], object] = _open,
@@ -78,31 +92,61 @@ def extract(
     """Features [N, D], float32, of pictures or videos in their order.
 
     Args:
-        paths: files of pictures, or a single .npz whose `arr_0` holds them: uint8 [N, H, W, 3], as the ADM evaluator reads.
-        cache: a folder for files of features, whose names depend on the extractor's space and the pictures' names, sizes
-            and modification times.
+        paths: files of pictures, or a single .npy or .npz (`arr_0`) that holds them: uint8 [N, H, W, 3], as the ADM evaluator
+            reads.
+        cache: a folder for files of features, whose names depend on the extractor's space and the contents of the pictures.
+            One that cannot be written is only a warning.
+        sha256: `files_sha256(paths)` where the caller knows it.
         size: before that, `resize` the pictures to this side in pixels.
         read: how a file becomes what the extractor takes, an RGB picture by default.
+
+    Raises:
+        ValueError: if a picture cannot be read, or its features are not finite.
     """
-    file = (
-        None if cache is None else cache / f"{extractor.space.name}-{_fingerprint(paths, extractor.space, size)}.npz"
-    )
-    if file is not None and file.is_file():
-        return np.load(file)["features"]
+    file = None
+    if cache is not None:
+        settings = [asdict(extractor.space), sha256 or files_sha256(paths), size]
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        file = cache / f"{extractor.space.name}-{key}.npz"
+        known = _read_cached(file)
+        if known is not None:
+            return known
     batches = _batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
     found = [extractor(images).float().cpu().numpy() for images in batches]
     features = np.concatenate(found)
+    finite = np.isfinite(features).all(1)
+    if not finite.all():
+        first = int(finite.argmin())
+        name = f"picture {first} of {paths[0]}" if paths[0].suffix in ARRAY_SUFFIXES else paths[first]
+        raise ValueError(
+            f"{extractor.space.name} gives features of {name} that are not finite: use other weights, or leave it out"
+        )
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-
-        def write(path: Path) -> None:
-            with path.open("wb") as stream:
-                np.savez(stream, features=features, space=json.dumps(asdict(extractor.space)))
-
-        replace(file, write)
+        _write_cached(file, features, extractor.space)
     return features
+
+
+def _read_cached(file: Path) -> np.ndarray | None:
+    try:
+        with np.load(file) as arrays:
+            return arrays["features"]
+    # Not there, or damaged: it is written again.
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+def _write_cached(file: Path, features: np.ndarray, space: Space) -> None:
+    def write(path: Path) -> None:
+        with path.open("wb") as stream:
+            np.savez(stream, features=features, space=json.dumps(asdict(space)))
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, write)
+    except OSError as error:
+        logger.warning("%s cannot be written (%s): these features are computed again next time", file, error)
 
 
 def resize(pixels: np.ndarray, size: int) -> np.ndarray:
@@ -115,22 +159,9 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
     return image[0].permute(1, 2, 0).byte().numpy()
 
 
-def _fingerprint(paths: list[Path], space: Space, size: int | None) -> str:
-    stats = [(path.name, path.stat()) for path in paths]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    sizes = [] if size is None else [size]
-    return hashlib.sha256(json.dumps([asdict(space), files, *sizes]).encode()).hexdigest()[:16]
-
-
 def _batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
-    packed = paths[0].suffix == ".npz"
-    pictures = paths
-    if packed:
-        pictures = np.load(paths[0])["arr_0"]
-        if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3:
-            raise ValueError(
-                f"arr_0 of {paths[0]} is {pictures.dtype} {list(pictures.shape)}: pictures are uint8 [N, H, W, 3]"
-            )
+    packed = paths[0].suffix in ARRAY_SUFFIXES
+    pictures = read_array(paths[0]) if packed else paths
     with ThreadPoolExecutor() as pool, tqdm(total=len(pictures), desc=name, unit="image", leave=False) as progress:
         for start in range(0, len(pictures), size):
             batch = pictures[start : start + size]

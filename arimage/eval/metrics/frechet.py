@@ -74,7 +74,12 @@ def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int =
     """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of images; the reference is taken as fixed.
 
     The distance falls with the number of images: compare only figures of equally many images.
+
+    Raises:
+        ValueError: if there are fewer than 3 images, or the reference has another number of features.
     """
+    if len(features) < 3:
+        raise ValueError(f"a Fréchet distance with its standard error needs at least 3 images, not {len(features)}")
     standard_error = jackknife_standard_error(lambda rows: frechet_distance(rows, reference), features, blocks=blocks)
     return Estimate(frechet_distance(features, reference), standard_error)
 

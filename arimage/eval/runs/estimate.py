@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...pipelines.base import ARImagePipeline
+from ..bench.measure import quiet
 from .generate import arguments, check_resumed
 from .run_folder import CONFIG, read_results
 
@@ -45,7 +46,7 @@ def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost
         rows: the manifest.
     """
     rows, calls = rows[: config["batch_size"]], []
-    pipe.set_progress_bar_config(disable=True)
+    pipe = quiet(pipe)
     for limit in (WARM_UP, PASSES):
 
         def stop(pipe: ARImagePipeline, step: int, passes: int, tensors: dict, limit: int = limit) -> None:

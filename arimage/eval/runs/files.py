@@ -31,6 +31,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def to_json(content: dict) -> str:
+    """The text of a JSON file.
+
+    Raises:
+        ValueError: if a number in it is not finite, which JSON cannot hold.
+    """
+    try:
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError(f"a number is not finite and cannot be written as JSON ({error})") from error
+
+
 def to_lines(rows: list[dict]) -> bytes:
     """One JSON object per line."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

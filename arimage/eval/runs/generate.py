@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from ...decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
 from ...pipelines.base import ARPipeline
-from ..bench.measure import choose_decodings, machine
+from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import replace, sync_folder, to_lines
+from .files import replace, sync_folder, to_json, to_lines
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -199,7 +199,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
                 raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
             if new:
                 replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
-                replace(folder / CONFIG, lambda file: file.write_text(json.dumps(config, indent=2) + "\n"))
+                replace(folder / CONFIG, lambda file: file.write_text(to_json(config)))
             (folder / IMAGES).mkdir(exist_ok=True)
             (folder / RESULTS).mkdir(exist_ok=True)
     check_resumed(config, rows, folder)
@@ -224,13 +224,12 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
 
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
-    """The run in `folder`. Sets the number of threads of this process to that of the run, on which rounding depends.
+    """The run in `folder`.
 
     Raises:
         ValueError: if there is none, or its files are damaged.
     """
     config = read_config(folder)
-    torch.set_num_threads(config["machine"]["threads"])
     return Run(folder, config, read_rows(folder), lock)
 
 
@@ -263,6 +262,17 @@ def missing_batches(run: Run) -> list[int]:
     return sorted({row["id"] // run.call_size for row in run.rows if row["id"] not in finished})
 
 
+@contextlib.contextmanager
+def _threads(count: int):
+    """Let torch use `count` threads inside of the block: rounding depends on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     """Generate the images of a call and write them.
 
@@ -277,11 +287,11 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         OSError: if an image cannot be written.
     """
     rows, config = run.batch(index), run.config
-    pipe.set_progress_bar_config(disable=True)
-    # A benchmark may ask for more than a model knows: its scores tell.
-    pipe.known_captions = None
+    # A benchmark may ask for captions that the model does not know: the scores show it.
+    pipe = quiet(pipe)
     reset_peak_memory(pipe._execution_device)
-    output = pipe(**arguments(config, rows), batch_size=config["batch_size"])
+    with _threads(config["machine"]["threads"]):
+        output = pipe(**arguments(config, rows), batch_size=config["batch_size"])
     stats = output.stats
     passes = (stats.accepted > 0).sum(0)
     common = {

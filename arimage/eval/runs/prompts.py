@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 from ...auto import ASSETS
@@ -67,6 +68,10 @@ def _read_jsonl(text: str, path: Path) -> list[dict]:
 def _checked(row: object, path: Path, where: str) -> dict:
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise ValueError(f'{path} has no "prompt" in {where}: write {{"prompt": "..."}}')
+    try:
+        json.dumps(row, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{path} has a number that is not finite in {where}: write null") from error
     return row
 
 

@@ -1,6 +1,7 @@
 """What the benchmark counts, and what it refuses to compare."""
 
 import copy
+import json
 
 import pytest
 import tiny
@@ -136,6 +137,24 @@ def test_damaged_results_are_refused(results, change, name, tmp_path):
     tables.write_json(changed(results, change), tmp_path / "x.json")
     with pytest.raises(ValueError, match=rf"(x.json.* {name}|{name} .*x.json).*arimage bench --out"):
         tables.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_figures_that_are_not_finite_are_neither_written_nor_read(results, number, tmp_path):
+    other = changed(results, lambda results: results["rows"][0].update(seconds=[number]))
+    with pytest.raises(ValueError, match="not finite"):
+        tables.write_json(other, tmp_path / "x.json")
+    assert not (tmp_path / "x.json").exists()
+    (tmp_path / "x.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="row 1 of .* has a wrong seconds"):
+        tables.read_json(tmp_path / "x.json")
+
+
+def test_the_pipeline_stays_as_it_is():
+    pipe = tiny.class_pipeline()
+    pipe.set_progress_bar_config(desc="mine")
+    measure(pipe, LABELS, {"ar": decoding_from_name("ar")}, batch_size=1, runs=1, seed=0)
+    assert pipe._progress_bar_config == {"desc": "mine"}
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000, "{}"])

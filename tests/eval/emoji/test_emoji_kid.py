@@ -87,6 +87,11 @@ def test_the_distance_is_that_of_the_definition():
     assert found.value == pytest.approx(mean(x, x) + mean(y, y) - 2 * mean(x, y))
 
 
+def test_one_image_has_a_distance_without_an_error():
+    found = emoji_kernel_distance(np.ones((1, 3)), np.ones((5, 3)), ["a"])
+    assert found.value == pytest.approx(0) and found.standard_error is None
+
+
 @pytest.mark.parametrize("per_prompt", [1, 3])
 def test_the_error_is_that_of_other_images_of_the_same_prompts(per_prompt):
     rng = np.random.default_rng(0)

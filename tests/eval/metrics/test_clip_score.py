@@ -54,6 +54,8 @@ def test_clip_scores_are_the_cosines_of_the_model(clip, pictures):
 
 
 def test_a_clip_that_is_not_whole_is_refused(clip, tmp_path):
+    with pytest.raises(ValueError, match="--clip is missing: hf download openai"):
+        ClipExtractor(None)
     with pytest.raises(ValueError, match=r"lacks config.json, .*\*.safetensors of a CLIP model: hf download openai"):
         ClipExtractor(tmp_path)
     for path in clip.iterdir():

@@ -27,6 +27,8 @@ from arimage.eval.runs import estimate
 from arimage.eval.runs.generate import generate, generate_batch, make_config, missing_batches, open_run, prepare
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_config, read_results, read_rows
+from arimage.pipelines import base
+from arimage.pipelines.known import KnownCaptions
 
 
 ROOT = Path(cli.__file__).parents[1]
@@ -225,6 +227,35 @@ def test_the_size_reaches_the_model(tmp_path):
     config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=1, height=16, width=40)
     generate_batch(prepare(config, rows, tmp_path / "run"), pipe, 0)
     assert Image.open(tmp_path / "run/images/000000.png").size == (40, 16)
+
+
+def test_the_pipeline_and_the_process_stay_as_they_are(tmp_path, monkeypatch):
+    pipe, rows = tiny.text_pipeline(), prompt_rows([{"prompt": "a tree"}], 0)
+    pipe.set_progress_bar_config(desc="mine")
+    pipe.known_captions = known = KnownCaptions({"red heart": []})
+    seen, warned, threads = [], [], torch.get_num_threads()
+    monkeypatch.setattr(base, "_warn_once", warned.append)
+    decode_tokens = pipe.decode_tokens
+    monkeypatch.setattr(
+        type(pipe), "decode_tokens", lambda _, *given: seen.append(torch.get_num_threads()) or decode_tokens(*given)
+    )
+    config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=1, decoding="ar")
+    config["machine"]["threads"] = threads + 1
+    run = prepare(config, rows, tmp_path)
+    assert torch.get_num_threads() == threads
+    generate_batch(run, pipe, 0)
+    estimate.measure_batch(pipe, config, rows)
+    assert seen[0] == threads + 1 and torch.get_num_threads() == threads and not warned
+    assert pipe.known_captions is known and pipe._progress_bar_config == {"desc": "mine"}
+    with pytest.raises(RuntimeError):
+        monkeypatch.setattr(type(pipe), "decode_tokens", None)
+        monkeypatch.setattr(type(pipe), "__call__", fail)
+        generate_batch(run, pipe, 0)
+    assert torch.get_num_threads() == threads
+
+
+def fail(*arguments, **options):
+    raise RuntimeError
 
 
 def test_the_negative_prompt_reaches_the_model(tmp_path):

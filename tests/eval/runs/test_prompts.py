@@ -52,6 +52,8 @@ def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
         ("a.jsonl", '{"prompt": "a"}\n\n{"text": "a"}\n', 'has no "prompt" in line 3'),
         ("a.jsonl", '["a"]', 'has no "prompt" in line 1'),
         ("a.jsonl", '{"prompt": 3}', 'has no "prompt" in line 1'),
+        ("a.jsonl", '{"prompt": "a", "score": [NaN]}', "not finite in line 1: write null"),
+        ("a.json", '{"b": {"prompt": "a", "score": -Infinity}}', "not finite in 'b'"),
         ("a.json", '{"8f2a": {"prompt": "a cat"}', "is not valid JSON"),
         ("a.json", '[{"prompt": "a cat"}]', "is not an object"),
         ("a.json", '{"8f2a": {"category": "animals"}}', "has no \"prompt\" in '8f2a'"),

@@ -1,0 +1,83 @@
+"""What runs are scored against: a folder of pictures, or a file of pictures or of their statistics."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .array_files import ARRAY_SUFFIXES, FIRST, array_headers, read_array
+from .features import file_sha256, files_sha256, image_paths
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What runs are scored against.
+
+    Attributes:
+        label: its name and a digest of its contents.
+        sha256: digest of the contents.
+        paths: pictures as `extract` takes them; empty if there are only statistics.
+        statistics: mean [D] and covariance [D, D] of features, if the file has them.
+    """
+
+    label: str
+    sha256: str
+    paths: list[Path]
+    statistics: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def read_folder(folder: Path, *, videos: bool = False) -> Reference:
+    """A folder of pictures or videos, or another run."""
+    paths = image_paths(folder, videos=videos)
+    sha256 = files_sha256(paths)
+    return Reference(f"{folder.resolve().name}, files {sha256[:8]}", sha256, paths)
+
+
+def read_reference(path: Path | None) -> Reference:
+    """A folder of pictures, a .npz with `mu` and `sigma` (statistics), `arr_0` (uint8 [N, H, W, 3] pictures) or both, or a .npy of
+    pictures.
+
+    Raises:
+        ValueError: if it is none of these, or its arrays have other shapes, dtypes or values that are not finite.
+    """
+    if path is not None and path.is_dir():
+        return read_folder(path)
+    if path is None or path.suffix not in ARRAY_SUFFIXES or not path.is_file():
+        raise ValueError(
+            f"--ref is {path}, which is not a reference: name a folder of pictures, a .npz of statistics or pictures, "
+            "or a .npy of pictures"
+        )
+    arrays = array_headers(path)
+    pictures, statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
+    if not pictures and not statistics:
+        raise ValueError(
+            f"--ref {path} holds {sorted(arrays)}: give a .npz with mu and sigma, or with pictures as {FIRST}"
+        )
+    if pictures:
+        shape, dtype = arrays[FIRST]
+        if dtype != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
+            raise ValueError(
+                f"{FIRST} of {path} is {dtype} {list(shape)}: pictures are uint8 [N, H, W, 3], and at least one"
+            )
+    sha256 = file_sha256(path)
+    return Reference(
+        f"{path.name}, sha256 {sha256[:8]}",
+        sha256,
+        [path] if pictures else [],
+        _read_statistics(path, arrays) if statistics else None,
+    )
+
+
+def _read_statistics(path: Path, arrays: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[np.ndarray, np.ndarray]:
+    (mean_shape, mean_dtype), (shape, dtype) = arrays["mu"], arrays["sigma"]
+    if len(mean_shape) != 1 or shape != 2 * mean_shape or 0 in shape or {mean_dtype.kind, dtype.kind} - set("fiu"):
+        raise ValueError(
+            f"mu and sigma of {path} are {mean_dtype} {list(mean_shape)} and {dtype} {list(shape)}: statistics are real "
+            "numbers, mu [D] and sigma [D, D]"
+        )
+    mean, covariance = (read_array(path, name).astype(np.float64) for name in ("mu", "sigma"))
+    if not np.isfinite(mean).all() or not np.isfinite(covariance).all():
+        raise ValueError(f"mu or sigma of {path} has values that are not finite: compute the statistics again")
+    if not np.allclose(covariance, covariance.T, atol=1e-6 * np.abs(covariance).max()):
+        raise ValueError(f"sigma of {path} is not symmetric, so it is no covariance: compute the statistics again")
+    return mean, covariance

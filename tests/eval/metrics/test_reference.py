@@ -1,0 +1,115 @@
+"""Files and folders that runs are scored against, and those that are refused."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from arimage.eval.metrics.features import image_paths
+from arimage.eval.metrics.reference import read_folder, read_reference
+
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (5, 6, 4, 3), dtype=np.uint8)
+
+
+def statistics(size=6, **changes):
+    return {"mu": np.zeros(size), "sigma": np.eye(size)} | changes
+
+
+def test_pictures_statistics_and_both_are_read(tmp_path):
+    np.savez(tmp_path / "both.npz", arr_0=PICTURES, labels=np.array(["a"]), **statistics())
+    both = read_reference(tmp_path / "both.npz")
+    assert both.paths == [tmp_path / "both.npz"] and both.label == f"both.npz, sha256 {both.sha256[:8]}"
+    assert [array.shape for array in both.statistics] == [(6,), (6, 6)]
+    np.save(tmp_path / "x.npy", PICTURES)
+    assert read_reference(tmp_path / "x.npy").paths == [tmp_path / "x.npy"]
+    np.savez(tmp_path / "s.npz", **statistics(sigma=np.eye(6, dtype=np.float32)))
+    assert read_reference(tmp_path / "s.npz").paths == []
+
+
+def text(path):
+    path.write_text("<!DOCTYPE html><title>Sign in</title>")
+
+
+def cut(path):
+    np.savez(path, arr_0=PICTURES)
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def pickled(path):
+    path.write_bytes(pickle.dumps(PICTURES))
+
+
+def other_archive(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("arr_0.npy", "nothing")
+
+
+UNUSABLE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "html": text,
+    "cut": cut,
+    "pickled": pickled,
+    "archive": other_archive,
+}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+@pytest.mark.parametrize("write", UNUSABLE.values(), ids=UNUSABLE)
+def test_files_of_another_kind_are_refused(tmp_path, write, suffix):
+    # numpy adds its own suffix.
+    write(tmp_path / "x.npz")
+    path = (tmp_path / "x.npz").rename(tmp_path / f"x{suffix}")
+    with pytest.raises(ValueError, match=rf"x{suffix} is damaged, or not a .npy or .npz file of numbers") as error:
+        read_reference(path)
+    assert "pickle" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({}, r"holds \[\]: give a .npz with mu and sigma"),
+        ({"a": PICTURES}, r"holds \['a'\]: give a .npz with mu and sigma, or with pictures as arr_0"),
+        ({"mu": np.zeros(3)}, r"holds \['mu'\]"),
+        ({"arr_0": PICTURES[:0]}, r"arr_0 of .* is uint8 \[0, 6, 4, 3\]: pictures are uint8 \[N, H, W, 3\]"),
+        ({"arr_0": PICTURES / 255}, r"arr_0 of .* is float64 \[5, 6, 4, 3\]"),
+        ({"arr_0": PICTURES[..., 0]}, r"arr_0 of .* is uint8 \[5, 6, 4\]"),
+        ({"arr_0": np.array([PICTURES, None], dtype=object)}, "arr_0 of .* is object"),
+        (statistics(sigma=np.ones((6, 5))), r"mu and sigma of .* are float64 \[6\] and float64 \[6, 5\]"),
+        (statistics(sigma=np.eye(5)), r"float64 \[5, 5\]: statistics are real numbers, mu \[D\] and sigma \[D, D\]"),
+        (statistics(mu=np.zeros((1, 6))), r"mu and sigma of .* are float64 \[1, 6\]"),
+        (statistics(mu=np.float64(0)), r"mu and sigma of .* are float64 \[\]"),
+        (statistics(0), r"mu and sigma of .* are float64 \[0\]"),
+        (statistics(sigma=np.eye(6, dtype=complex)), "complex128"),
+        (statistics(mu=np.array([None] * 6)), "mu and sigma of .* are object"),
+        (statistics(mu=np.array([0, 0, np.nan, 0, 0, 0])), "mu or sigma of .* not finite"),
+        (statistics(sigma=np.diag([1.0, 1, np.inf, 1, 1, 1])), "mu or sigma of .* not finite"),
+        (statistics(sigma=np.triu(np.ones((6, 6)))), "sigma of .* is not symmetric"),
+    ],
+)
+def test_arrays_that_are_neither_pictures_nor_statistics_are_refused(tmp_path, arrays, sentence):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(ValueError, match=sentence):
+        read_reference(tmp_path / "x.npz")
+
+
+def test_the_digest_of_a_folder_is_that_of_its_contents(tmp_path):
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        (tmp_path / name).mkdir()
+        noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        # Files of equal size.
+        Image.fromarray(noise).save(tmp_path / name / "0.bmp")
+    a, b, c = (read_folder(tmp_path / name) for name in "abc")
+    assert a.sha256 == c.sha256 != b.sha256 and a.label == f"a, files {a.sha256[:8]}"
+
+
+def test_files_that_archives_of_macos_add_are_left_out(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "._a.png").write_bytes(b"\0\5\26\7")
+    assert image_paths(tmp_path) == [tmp_path / "a.png"]
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "._a.mp4").write_bytes(b"\0\5\26\7")
+    with pytest.raises(ValueError, match="has no videos"):
+        image_paths(tmp_path / "videos", videos=True)
