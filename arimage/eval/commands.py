@@ -41,8 +41,8 @@ PerClass = Annotated[int, typer.Option(help="Images per class.")]
 Ref = Annotated[
     Path | None,
     typer.Option(
-        help="A folder of pictures, or a .npz of statistics (mu, sigma) or of pictures (arr_0). For fvd, a folder of videos or "
-        "another run."
+        help="A folder of pictures, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of pictures. For fvd, a folder "
+        "of videos or another run."
     ),
 ]
 NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3).")]
