@@ -185,7 +185,7 @@ def generate(
 
         method = decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
-    kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.generates_video else ("images", IMAGE_SUFFIXES)
+    kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.abilities.generates_video else ("images", IMAGE_SUFFIXES)
     if is_file and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
 
@@ -193,7 +193,7 @@ def generate(
 
     from .media.trace import Trace, animate, draw_acceptance_map, shown_frames
 
-    if acceptance_map is not None and pipe.generates_scales:
+    if acceptance_map is not None and pipe.abilities.kind == "scales":
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
@@ -216,24 +216,26 @@ def generate(
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or image or out).stem]
-    rate = (fps or pipe.config.fps) if pipe.generates_video else None
+    rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
     written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         first = recorder.call.select(slice(1))
-        layout = None if pipe.generates_scales else first.layout
+        layout = None if pipe.abilities.kind == "scales" else first.layout
         title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
 
         @torch.no_grad()
         def decode(step: torch.LongTensor) -> torch.Tensor:
             pixels = pipe.decode_tokens(first, step)
-            return torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.generates_video else pixels
+            return (
+                torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.abilities.generates_video else pixels
+            )
 
         if trace is not None:
             animate(tokens, decided, layout, decode, title, trace)
             written.append(trace)
         if acceptance_map is not None and layout is not None:
-            picture = grid_of(shown_frames(first, images[0]), 1) if pipe.generates_video else images[0]
+            picture = grid_of(shown_frames(first, images[0]), 1) if pipe.abilities.generates_video else images[0]
             draw_acceptance_map(decided, layout, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
@@ -522,7 +524,7 @@ def app_command(
 
     password = check_password(host, auth)
     pipelines = load_models(model, device, dtype, videos=True)
-    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.generates_video}
+    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
     if not pipelines:
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
     serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)

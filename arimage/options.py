@@ -178,9 +178,9 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
             "ARIMAGE_TRACEBACK=1 to see where it fails"
         ) from error
-    if pipe.generates_video and not videos:
+    if pipe.abilities.generates_video and not videos:
         raise ValueError(f"{model} generates videos, which this command does not take: use `arimage generate`")
-    if pipe.generates_video and not (continues or pipe.config.begins_with_text):
+    if pipe.abilities.generates_video and not (continues or pipe.config.begins_with_text):
         raise ValueError(
             f"{model} continues images or videos, which this command does not give: use `arimage generate`"
         )
@@ -196,7 +196,7 @@ def supported(pipe, model: str, arguments: dict) -> dict:
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     for name in given:
-        if not getattr(pipe, f"accepts_{name}"):
+        if not pipe.abilities.accepts(name):
             raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
     return given
 

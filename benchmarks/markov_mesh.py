@@ -40,6 +40,9 @@ class MarkovMesh:
     Its attribute `evaluated` counts the tokens fed to `forward`.
     """
 
+    kind = "tokens"
+    predicts_groups = False
+
     device = torch.device("cpu")
     block = 1
 

@@ -41,7 +41,7 @@ from transformers import ChameleonConfig, ChameleonModel, JanusConfig, JanusForC
 
 from arimage.decoding import Layout, Sampling, decoding_from_text
 from arimage.decoding.contract.state import attention_limit
-from arimage.decoding.loop import INTERVAL
+from arimage.decoding.run.watch import INTERVAL
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_var import VARScaleModel, VARTransformer

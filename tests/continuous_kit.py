@@ -35,6 +35,8 @@ class MixtureModel:
         drafter: a model of the same sizes.
     """
 
+    kind = "causal_latents"
+
     SHIFT = 0.4
     device = torch.device("cpu")
 

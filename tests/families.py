@@ -55,7 +55,7 @@ EVERY = {
 
 
 def condition_of(pipe):
-    if pipe.generates_video:
+    if pipe.abilities.generates_video:
         return {"tokens": tiny_cosmos.given()} | ({"prompt": "a red heart"} if pipe.transformer.reads_text else {})
     return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
 

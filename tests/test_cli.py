@@ -17,6 +17,7 @@ import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options
 from arimage.convert.registry import PUBLISHED, size_text
@@ -752,7 +753,7 @@ def test_bench_crosses_models_windows_and_batch_sizes(run, models, tmp_path):
 
 
 def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, refused, models, monkeypatch):
-    from arimage import SpeculativeJacobiDecoding, decoding_names
+    from arimage import SpeculativeJacobiDecoding
 
     def picky(self, model):
         return "it needs a crystal ball" if self.refresh == "gumbel" else None
@@ -764,7 +765,7 @@ def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, r
     (line,) = [line for line in err.splitlines() if "left out" in line]
     assert "sjd-gumbel (it needs a crystal ball)" in line
     left_out = [reason.partition(" (")[0] for reason in line.partition("left out ")[2].split("; ")]
-    assert sorted([row[0] for row in table(out)] + left_out) == sorted(decoding_names(scales=False))
+    assert sorted([row[0] for row in table(out)] + left_out) == sorted(FOR_TOKENS)
     assert {"ar", "sjd", "sjd-coupled"} <= {row[0] for row in table(out)}
     assert "it needs a crystal ball" in refused("bench", *options, "--decoding", "sjd-gumbel")
 

@@ -11,6 +11,7 @@ import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, ordered_layout
+from presets import FOR_ANY_ORDER, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,7 +23,6 @@ from arimage.decoding import (
     Sampling,
     acceptance,
     decoding_from_name,
-    decoding_names,
     parse_decoding,
     speculative_jacobi,
 )
@@ -216,7 +216,7 @@ def run(decoding, model, sampling):
 
 def cases():
     for family in FAMILIES:
-        for name in decoding_names("var" in family, family in tiny.ANY_ORDER):
+        for name in FOR_SCALES if "var" in family else FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_TOKENS:
             # Drafter and denoiser are LlamaGen's.
             others = (
                 "eagle" not in name and name != "sjd2" and not (family in tiny.ANY_ORDER and name in ("zipar", "pjd"))
@@ -266,9 +266,9 @@ def all_settings(model):
     return sampling
 
 
-@pytest.mark.parametrize("name", decoding_names(False, True) + decoding_names(True))
+@pytest.mark.parametrize("name", [*FOR_TOKENS, "groups", *FOR_SCALES])
 def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name):
-    family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
+    family = "var-class" if name in FOR_SCALES else "arpg" if name == "groups" else "llamagen-class"
     model = FAMILIES[family](torch.bfloat16, False)
     # How many tokens come first that are known is read where it decides the sizes of groups.
     decoding = GroupDecoding((model.num_tokens // 2,) * 2) if name == "groups" else decoding_from_name(name)
@@ -295,7 +295,7 @@ VARIANTS = [
 def test_a_step_of_other_settings(text, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
     name, settings = parse_decoding(text)
-    family = "var-class" if name in decoding_names(True) else "arpg" if name == "groups" else "llamagen-class"
+    family = "var-class" if name in FOR_SCALES else "arpg" if name == "groups" else "llamagen-class"
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .contract.layout import Layout
     from .contract.models import (
         CausalLatentModel,
-        Decoding,
         GroupModel,
         LatentModel,
         MaskedLatentModel,
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     )
     from .contract.orders import order_of
     from .contract.state import DecodingState
+    from .contract.supports import Decoding
     from .draft_tree import DraftTreeDecoding
     from .few_step import FewStepDecoding
     from .flow import FlowDecoding
     from .group import GroupDecoding
     from .lazy_jacobi import LazyJacobiDecoding
-    from .loop import decode
     from .masked import MaskedDecoding
     from .names import PRESETS, Order, parse_decoding
     from .next_scale import NextScaleDecoding
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         decoding_to_dict,
         decoding_to_text,
     )
+    from .run.batch import decode
     from .speculative_jacobi import SpeculativeJacobiDecoding
     from .tree_jacobi import TreeJacobiDecoding
     from .zipar import ZipARDecoding
@@ -53,7 +53,7 @@ _MODULES = {
     "CausalLatentModel": ".contract.models",
     "CollaborativeDecoding": ".collaborative",
     "ContinuousSpeculativeDecoding": ".continuous_speculative",
-    "Decoding": ".contract.models",
+    "Decoding": ".contract.supports",
     "DecodingState": ".contract.state",
     "DraftTreeDecoding": ".draft_tree",
     "ExactAcceptance": ".acceptance",
@@ -82,7 +82,7 @@ _MODULES = {
     "TreeJacobiDecoding": ".tree_jacobi",
     "VectorModel": ".contract.models",
     "ZipARDecoding": ".zipar",
-    "decode": ".loop",
+    "decode": ".run.batch",
     "decoding_from_dict": ".presets",
     "decoding_from_name": ".presets",
     "decoding_from_text": ".presets",

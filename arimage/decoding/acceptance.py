@@ -8,7 +8,7 @@ than the total variation of p and q.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from ..kernels.neighbours import nearest_neighbours, neighbour_mass
 from .contract.models import TokenModel
 from .contract.settings import check_number, check_settings
+from .contract.supports import Need
 
 
 # Neighbours per token of the codebook in LANTERN.
@@ -31,12 +32,11 @@ number [...] in [0, 1) each. A token that p excludes is never accepted, so top-k
 class ExactAcceptance:
     """Accept x with probability min(1, p[x] / q[x]): speculative sampling (https://arxiv.org/abs/2302.01318), exact."""
 
+    needs: ClassVar[tuple[Need, ...]] = ()
+
     @property
     def exact(self) -> bool:
         return True
-
-    def supports(self, model: TokenModel) -> str | None:
-        return None
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
@@ -61,6 +61,8 @@ class GroupAcceptance:
         ValueError: if a setting is out of its range.
     """
 
+    needs: ClassVar[tuple[Need, ...]] = ("codebook",)
+
     size: int = 14
     max_probability_gap: float = 0.15
     max_distance: float = 0.5
@@ -73,9 +75,6 @@ class GroupAcceptance:
     @property
     def exact(self) -> bool:
         return self.size == 1 or self.max_probability_gap == 0 or self.max_distance == 0
-
-    def supports(self, model: TokenModel) -> str | None:
-        return _needs_codebook(model)
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
@@ -119,6 +118,8 @@ class NeighbourAcceptance:
         ValueError: if a setting is out of its range.
     """
 
+    needs: ClassVar[tuple[Need, ...]] = ("codebook",)
+
     neighbours: int | None = None
     delta: float = 0.1
     relative: bool = False
@@ -131,9 +132,6 @@ class NeighbourAcceptance:
     @property
     def exact(self) -> bool:
         return self.delta == 0
-
-    def supports(self, model: TokenModel) -> str | None:
-        return _needs_codebook(model)
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
@@ -167,12 +165,6 @@ def check_acceptance(decoding) -> None:
 def _exact(p, q, x, uniform):
     p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
     return uniform * q_x < p_x
-
-
-def _needs_codebook(model: TokenModel) -> str | None:
-    if model.codebook is None:
-        return "its acceptance compares the vectors of tokens, and the model has no codebook"
-    return None
 
 
 def _codebook(model: TokenModel) -> torch.Tensor:

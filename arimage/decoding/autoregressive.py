@@ -7,9 +7,10 @@ import torch
 
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, generates_latents_in_turn, needs_tokens
+from .contract.models import CausalLatentModel, TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.state import CursorState, DecodingState
+from .contract.supports import DecodingMethod
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
 
 
@@ -81,18 +82,18 @@ class AutoregressiveState(CursorState):
 
 
 @dataclass(frozen=True)
-class AutoregressiveDecoding:
-    """Sample the tokens one after another: N forward passes per image. Of a model that predicts blocks of tokens it samples a block
-    per forward pass, whose tokens are independent of each other given those before it. Of a `CausalLatentModel` it samples
-    continuous tokens, and the last denoising step adds noise, as any other."""
+class AutoregressiveDecoding(DecodingMethod):
+    """Sample the tokens one after another: N forward passes per image. A model that predicts blocks of tokens takes one forward
+    pass per block, whose tokens are independent of each other given those before it. With a `CausalLatentModel` the tokens are
+    continuous, and the last denoising step adds noise, as any other."""
 
     exact = True
+    needs = {"tokens": (), "causal_latents": ()}
 
-    def supports(self, model: TokenModel) -> str | None:
-        return None if generates_latents_in_turn(model) else needs_tokens(model, blocks=True)
-
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> AutoregressiveState | PathState:
-        if generates_latents_in_turn(model):
+    def start(
+        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
+    ) -> AutoregressiveState | PathState:
+        if model.kind == "causal_latents":
             assert isinstance(sampling, LatentSampling)
             return start_paths(model, sampling, seeds, window=1)
         cache, logits, known = prefill(model, sampling, len(seeds))

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import torch
 
 from .contract.distribution import Sampling
-from .contract.models import ScaleModel, needs_scales
+from .contract.models import ScaleModel
 from .contract.settings import check_settings
+from .contract.supports import DecodingMethod
 from .next_scale import NextScaleDecoding, ScaleState
 
 
@@ -27,7 +28,7 @@ class CollaborativeState(ScaleState):
 
 
 @dataclass(frozen=True)
-class CollaborativeDecoding:
+class CollaborativeDecoding(DecodingMethod):
     """Collaborative decoding (CoDe, https://arxiv.org/abs/2411.17787): the model generates the first maps, which hold the layout
     and few tokens, its refiner the others, which hold most of the tokens and take most of the time.
 
@@ -50,18 +51,16 @@ class CollaborativeDecoding:
     more_smooth: bool = False
 
     exact = False
+    needs = {"scales": ("refiner",)}
 
     def __post_init__(self):
         check_settings(self, {} if self.drafter_scales is None else {"drafter_scales": 1})
         check_settings(self, choices={"more_smooth": (True, False)})
 
-    def supports(self, model: ScaleModel) -> str | None:
-        reason = needs_scales(model)
-        if reason is None and model.refiner is None:
-            reason = "it has no refiner: give the pipeline a second, smaller model"
-        if reason is None and self._handover(model) >= len(model.scales):
-            reason = f"drafter_scales is {self.drafter_scales}: give at most {len(model.scales) - 1}"
-        return reason
+    def misfit(self, model: ScaleModel) -> str | None:
+        if self._handover(model) >= len(model.scales):
+            return f"drafter_scales is {self.drafter_scales}: give at most {len(model.scales) - 1}"
+        return None
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> CollaborativeState:
         state = self._next_scale.open(CollaborativeState, model, sampling, seeds)
@@ -69,6 +68,8 @@ class CollaborativeDecoding:
         return state
 
     def step(self, state: CollaborativeState) -> None:
+        if state.over:
+            return
         handover = self._handover(state.model)
         if state.scale == handover:
             assert state.model.refiner is not None

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from .contract.distribution import LatentSampling, Sampling
-from .contract.models import MaskedLatentModel, needs_masked_latents
+from .contract.models import MaskedLatentModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_number, check_settings
+from .contract.supports import DecodingMethod
 from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, write_set
 
 
@@ -17,7 +18,7 @@ TRIES = 100
 
 
 @dataclass(frozen=True)
-class ContinuousSpeculativeDecoding:
+class ContinuousSpeculativeDecoding(DecodingMethod):
     """Continuous speculative decoding (CSpD, https://arxiv.org/abs/2411.11925) of a `MaskedLatentModel` with a drafter, as in the
     authors' code. Not exact, without a bound.
 
@@ -44,15 +45,12 @@ class ContinuousSpeculativeDecoding:
     heat: float = 42.0
 
     exact = False
+    needs = {"masked_latents": ("drafter",)}
 
     def __post_init__(self):
         check_settings(self, {"window": 1})
         check_number(self, "target_share", 0, 1)
         check_number(self, "heat", 1e-6)
-
-    def supports(self, model: MaskedLatentModel) -> str | None:
-        reason = needs_masked_latents(model)
-        return reason or ("it has no drafter: give the pipeline one" if model.drafter is None else None)
 
     def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
         """Decide the first sets.
@@ -66,6 +64,8 @@ class ContinuousSpeculativeDecoding:
         return state
 
     def step(self, state: MaskedState) -> None:
+        if state.over:
+            return
         model, known, visible = state.model, state.decided.clone(), state.sizes[state.taken][0]
         drafter, sets = model.drafter, len(state.sizes)
         assert drafter is not None

@@ -11,10 +11,11 @@ from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
 from .contract.distribution import Sampling
-from .contract.models import Drafter, DraftModel, TokenModel, needs_tokens
+from .contract.models import Drafter, DraftModel, TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
 from .contract.state import CursorState
+from .contract.supports import DecodingMethod, Need, Needs
 from .tree import DraftTree, ancestors, select
 
 
@@ -50,7 +51,7 @@ class DraftTreeState(CursorState):
 
 
 @dataclass(frozen=True)
-class DraftTreeDecoding:
+class DraftTreeDecoding(DecodingMethod):
     """Speculative decoding with a drafter that continues the model's features, and a tree of its drafts. A step decides the
     longest branch that is accepted and one more token. Every image has a cursor of its own. `forward_passes` counts those of
     the model; the drafter takes `depth` more, of its own, before each.
@@ -93,11 +94,10 @@ class DraftTreeDecoding:
     def exact(self) -> bool:
         return self.acceptance.exact
 
-    def supports(self, model: TokenModel) -> str | None:
-        reason = needs_tokens(model)
-        if reason is None and self._drafter(model) is None:
-            reason = "it has no drafter: train one with `arimage train drafter`, or give `drafter`"
-        return reason or self.acceptance.supports(model)
+    @property
+    def needs(self) -> Needs:
+        own: tuple[Need, ...] = ("drafter",) if self.drafter is None else ()
+        return {"tokens": ("single tokens", *own, *self.acceptance.needs)}
 
     def _drafter(self, model: TokenModel) -> Drafter | None:
         return model.drafter if self.drafter is None else self.drafter

@@ -7,10 +7,11 @@ import torch
 from ..kernels.codebook import nearest_code
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
-from .contract.models import VectorModel, generates_scales, generates_tokens, needs_vectors
+from .contract.models import VectorModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_settings
 from .contract.state import DecodingState
+from .contract.supports import DecodingMethod
 from .next_scale import scale_sampling
 
 
@@ -33,8 +34,8 @@ class FewStepState(DecodingState):
     taken: int = 0
 
     @property
-    def max_steps(self) -> int:
-        return len(self.passes)
+    def over(self) -> bool:
+        return self.taken == len(self.passes)
 
     @property
     def step_shape(self) -> None:
@@ -42,7 +43,7 @@ class FewStepState(DecodingState):
 
 
 @dataclass(frozen=True)
-class FewStepDecoding:
+class FewStepDecoding(DecodingMethod):
     """Distilled Decoding (https://arxiv.org/abs/2412.17153): one forward pass per entry of `starts`.
 
     The noise decides the image: the student was trained to return in one pass what the teacher generates from the same noise,
@@ -72,6 +73,7 @@ class FewStepDecoding:
     teacher_start: int | None = None
 
     exact = False
+    needs = {"vectors": ()}
 
     def __post_init__(self):
         starts = self.starts if isinstance(self.starts, list | tuple) else [self.starts]
@@ -87,10 +89,7 @@ class FewStepDecoding:
                 f"teacher_start is {self.teacher_start}: give less than the second of starts, {self.starts!r}"
             )
 
-    def supports(self, model: VectorModel) -> str | None:
-        reason = needs_vectors(model)
-        if reason is not None:
-            return reason
+    def misfit(self, model: VectorModel) -> str | None:
         levels = len(model.offsets) - 1
         if self.starts[-1] >= levels:
             return f"starts is {self.starts}: give less than its {levels} levels"
@@ -109,7 +108,7 @@ class FewStepDecoding:
         if self.teacher_start is None:
             return student
         assert model.teacher is not None
-        start, reads = self.teacher_start, generates_tokens(model.teacher)
+        start, reads = self.teacher_start, model.teacher.kind == "tokens"
         before = [("student", 0, start), *([("read", start, start)] if reads else [])] if start else []
         return before + [("teacher", level, level + 1) for level in range(start, ends[0])] + student[1:]
 
@@ -124,6 +123,8 @@ class FewStepDecoding:
         return state
 
     def step(self, state: FewStepState) -> None:
+        if state.over:
+            return
         network, level, end = state.passes[state.taken]
         if network == "student":
             self._generate(state, level)
@@ -136,7 +137,7 @@ class FewStepDecoding:
         before = offsets[state.passes[state.taken - 1][2]] if state.taken else 0
         state.record(torch.full_like(state.seeds, offsets[end] - before))
         state.taken += 1
-        state.finished.fill_(state.taken == len(state.passes))
+        state.finished.fill_(state.over)
 
     def _generate(self, state: FewStepState, level: int) -> None:
         """Let the student generate the vectors from `level` on."""
@@ -159,7 +160,7 @@ class FewStepDecoding:
         model, teacher, sampling = state.model, state.model.teacher, state.sampling
         assert teacher is not None
         batch, (start, end) = len(state.seeds), model.offsets[level : level + 2]
-        if generates_scales(teacher):
+        if teacher.kind == "scales":
             latents = []
             for scale in range(level):
                 vectors = model.codebook[state.tokens[:, model.offsets[scale] : model.offsets[scale + 1]]]

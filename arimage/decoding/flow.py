@@ -7,10 +7,11 @@ import torch
 
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, VectorModel, generates_tokens, generates_vectors, needs_tokens
+from .contract.models import TokenModel, VectorModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_settings
 from .contract.state import CursorState
+from .contract.supports import DecodingMethod, missing, traits_of
 from .few_step import FewStepDecoding
 from .window import decided_end, start_distribution
 
@@ -29,7 +30,7 @@ def flow(
 
     A token of the vector c is reached along the line from its noise to c, which is at (1 - t) noise + t c at the time t. The flow
     that moves all points as these lines do on average keeps their distribution at every t (flow matching,
-    https://arxiv.org/abs/2210.02747). It carries the noise to a point at t = `END`, which tells the token but for little.
+    https://arxiv.org/abs/2210.02747). It carries the noise to a point at t = `END`, which almost determines the token.
 
     Args:
         codebook: the vectors of the tokens [V, D], of about unit length.
@@ -58,8 +59,8 @@ def flow(
 
 def _teacher(model: TokenModel | VectorModel) -> TokenModel | None:
     """The model that verifies the guesses: itself, or of a student its teacher, if that generates token by token."""
-    teacher = model.teacher if generates_vectors(model) else model
-    return teacher if teacher is not None and generates_tokens(teacher) else None
+    teacher = model.teacher if model.kind == "vectors" else model
+    return teacher if teacher is not None and teacher.kind == "tokens" else None
 
 
 @dataclass
@@ -83,7 +84,7 @@ class FlowState(CursorState):
 
 
 @dataclass(frozen=True)
-class FlowDecoding:
+class FlowDecoding(DecodingMethod):
     """Exact use of a student of Distilled Decoding (https://arxiv.org/abs/2412.17153): the student guesses all tokens, and its
     teacher verifies them.
 
@@ -112,6 +113,7 @@ class FlowDecoding:
     starts: tuple[int, ...] = (0,)
 
     exact = True
+    needs = {"tokens": ("single tokens", "codebook"), "vectors": ("token teacher",)}
 
     def __post_init__(self):
         check_settings(self, {"window": 1})
@@ -121,19 +123,12 @@ class FlowDecoding:
     def _student(self) -> FewStepDecoding:
         return FewStepDecoding(self.starts)
 
-    def supports(self, model: TokenModel | VectorModel) -> str | None:
-        if not generates_vectors(model) and not generates_tokens(model):
-            return needs_tokens(model)
+    def misfit(self, model: TokenModel | VectorModel) -> str | None:
+        if model.kind == "tokens":
+            return None
         teacher = _teacher(model)
-        if teacher is None:
-            return "it needs the teacher of the student, one that generates token by token: give the pipeline one"
-        if reason := needs_tokens(teacher):
-            return reason
-        if generates_vectors(model) and (reason := self._student.supports(model)) is not None:
-            return reason
-        if teacher.codebook is None:
-            return "its flow leads to the vectors of tokens, and the model has no codebook"
-        return None
+        assert teacher is not None
+        return missing(self.needs, traits_of(teacher)) or self._student.supports(model)
 
     def start(self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor) -> FlowState:
         guesses, noise, passes = self._guess(model, sampling, seeds)
@@ -163,12 +158,12 @@ class FlowDecoding:
         self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor
     ) -> tuple[torch.LongTensor, torch.FloatTensor, int]:
         """Guesses of all tokens [B, N], their noise [B, N, D], and the student's forward passes."""
-        if generates_vectors(model):
+        if model.kind == "vectors":
             student = self._student.start(model, sampling, seeds)
             while student.taken < len(student.passes):
                 self._student.step(student)
             return student.tokens, student.noise, student.taken
-        assert generates_tokens(model) and model.codebook is not None
+        assert model.codebook is not None
         ranks = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
         _, sums = start_distribution(model, sampling, len(seeds))
         guesses = torch.searchsorted(sums, uniforms(seeds, ranks, Purpose.START, None, 1)[..., 0], right=True)

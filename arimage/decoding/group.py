@@ -8,10 +8,11 @@ import torch
 
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
-from .contract.models import GroupModel, needs_groups
+from .contract.models import GroupModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import LARGEST, check_settings
 from .contract.state import DecodingState
+from .contract.supports import DecodingMethod
 
 
 Schedule = Literal["arccos", "cosine"]
@@ -31,8 +32,8 @@ class GroupState(DecodingState):
     group: int = 0
 
     @property
-    def max_steps(self) -> int:
-        return len(self.sizes)
+    def over(self) -> bool:
+        return self.group == len(self.sizes)
 
     @property
     def step_shape(self) -> None:
@@ -48,7 +49,7 @@ def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class GroupDecoding:
+class GroupDecoding(DecodingMethod):
     """The published parallel decoding of any-order models: ARPG (https://arxiv.org/abs/2503.10568), LPD
     (https://arxiv.org/abs/2507.01957) and RandAR (https://arxiv.org/abs/2412.01827).
 
@@ -76,6 +77,7 @@ class GroupDecoding:
     attention: Attention = "published"
 
     exact = False
+    needs = {"tokens": ("single tokens", "groups")}
 
     def __post_init__(self):
         groups = self.groups
@@ -115,9 +117,7 @@ class GroupDecoding:
             sizes.append(left - max(1, min(left - 1, int(num_tokens * share))))
         return (*first, *sizes, *([num_tokens - sum(sizes)] if num_tokens else []))
 
-    def supports(self, model: GroupModel) -> str | None:
-        if reason := needs_groups(model):
-            return reason
+    def misfit(self, model: GroupModel) -> str | None:
         total = sum(self.sizes(model.num_tokens))
         return None if total == model.num_tokens else f"groups have {total} tokens, an image has {model.num_tokens}"
 
@@ -141,8 +141,7 @@ class GroupDecoding:
         return state
 
     def step(self, state: GroupState) -> None:
-        if state.group == len(state.sizes):
-            # An accelerator's host sees late that all is decided.
+        if state.over:
             return
         last, count = sum(state.sizes[: state.group - 1]), state.sizes[state.group]
         tokens = state.tokens[:, last : last + state.sizes[state.group - 1]]
@@ -165,4 +164,4 @@ class GroupDecoding:
         state.token_buffer.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, count))
         state.group += 1
-        state.finished.fill_(state.group == len(state.sizes))
+        state.finished.fill_(state.over)

@@ -12,13 +12,14 @@ from .contract.layout import Layout
 from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
-from .window import Init, WindowState, needs_window, open_window, slide_window
+from .contract.supports import DecodingMethod, Needs
+from .window import Init, WindowState, needs_of_init, open_window, slide_window
 
 
 @dataclass
 class LazyState(WindowState):
     """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's token
-    changed since, `later` [1 or B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none, and
+    changed since, `later` [B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none, and
     `chain` [B, 1], how many drafts after the cursor the next step evaluates.
     """
 
@@ -28,7 +29,7 @@ class LazyState(WindowState):
 
 
 @dataclass(frozen=True)
-class LazyJacobiDecoding:
+class LazyJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
     With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A step evaluates
@@ -63,8 +64,9 @@ class LazyJacobiDecoding:
         check_settings(self, {"tokens": 1 if self.chain == "auto" else self.chain})
         check_settings(self, {"window": self.tokens})
 
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_window(model, self.init)
+    @property
+    def needs(self) -> Needs:
+        return {"tokens": ("single tokens", *needs_of_init(self.init))}
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
         size = model.num_tokens + min(self.window, model.num_tokens)
@@ -76,7 +78,7 @@ class LazyJacobiDecoding:
             self.window,
             self.init,
             outdated=torch.ones(len(seeds), size, dtype=torch.bool, device=model.device),
-            later=_later_neighbours(model.layout, size, model.device),
+            later=_later_neighbours(model.layout, len(seeds), size, model.device),
             chain=torch.full_like(seeds, self._least)[:, None],
         )
 
@@ -106,18 +108,16 @@ class LazyJacobiDecoding:
             state.chain.copy_((2 * (end[:, None] - cursor)).clamp(self._least, self.tokens))
 
         state.outdated.scatter_(1, queried, False)
-        later = state.later.expand(len(slots), -1, -1).gather(
-            1, queried[..., None].expand(-1, -1, state.later.shape[2])
-        )
+        later = state.later.gather(1, queried[..., None].expand(-1, -1, state.later.shape[2]))
         state.outdated.scatter_(1, torch.where((y != x)[..., None], later, behind).flatten(1), True)
         state.draft_probabilities[images, slots] = torch.where(used[..., None], p, q)
         slide_window(state, end, state.draft_probabilities)
 
 
-def _later_neighbours(layout: Layout, size: int, device: torch.device) -> torch.LongTensor:
-    """The ranks [1 or B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is none,
+def _later_neighbours(layout: Layout, batch_size: int, size: int, device: torch.device) -> torch.LongTensor:
+    """The ranks [B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is none,
     and behind the image."""
-    ranks = layout.expand(torch.arange(layout.num_tokens, device=device))
+    ranks = torch.arange(layout.num_tokens, device=device).repeat(batch_size, 1)
     offsets: list[tuple[int, ...]] = [
         (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)
     ]

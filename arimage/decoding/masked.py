@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from .contract.distribution import LatentSampling, Sampling
-from .contract.models import MaskedLatentModel, needs_masked_latents
+from .contract.models import MaskedLatentModel
 from .contract.noise import Purpose, normals, random_orders
 from .contract.state import DecodingState
+from .contract.supports import DecodingMethod
 
 
 @dataclass
@@ -35,8 +36,8 @@ class MaskedState(DecodingState):
         return self.known_buffer[:, : self.model.num_tokens]
 
     @property
-    def max_steps(self) -> int:
-        return len(self.sizes)
+    def over(self) -> bool:
+        return self.taken == len(self.sizes)
 
     @property
     def step_shape(self) -> None:
@@ -151,7 +152,7 @@ def denoise(
 
 
 @dataclass(frozen=True)
-class MaskedDecoding:
+class MaskedDecoding(DecodingMethod):
     """Generate sets of continuous tokens in a random order, as MAR (https://arxiv.org/abs/2406.11838) does: a forward pass of the
     transformer per set, and then the denoising head for all tokens of the set at once.
 
@@ -170,6 +171,8 @@ class MaskedDecoding:
 
     diffusion_steps: tuple[int, int] | None = None
 
+    needs = {"masked_latents": ()}
+
     def __post_init__(self):
         steps = self.diffusion_steps
         if steps is None:
@@ -184,9 +187,6 @@ class MaskedDecoding:
     def exact(self) -> bool:
         return self.diffusion_steps is None
 
-    def supports(self, model: MaskedLatentModel) -> str | None:
-        return needs_masked_latents(model)
-
     def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
         """Decide the first set.
 
@@ -199,6 +199,8 @@ class MaskedDecoding:
         return state
 
     def step(self, state: MaskedState) -> None:
+        if state.over:
+            return
         positions, live, after = next_set(state)
         conditions = conditions_of(state, state.model, positions, state.decided, state.sizes[state.taken][0])
         tokens, _ = denoise(state, state.model, conditions, positions, after, self._steps_of(state))

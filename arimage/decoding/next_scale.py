@@ -7,10 +7,11 @@ import torch
 
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
-from .contract.models import ScaleModel, needs_scales
+from .contract.models import ScaleModel
 from .contract.noise import Purpose, exponentials, uniforms
 from .contract.settings import check_settings
 from .contract.state import DecodingState
+from .contract.supports import DecodingMethod
 
 
 @dataclass
@@ -41,8 +42,8 @@ class ScaleState(DecodingState):
         self.latents.copy_(latents)
 
     @property
-    def max_steps(self) -> int:
-        return len(self.model.scales)
+    def over(self) -> bool:
+        return self.scale == len(self.model.scales)
 
     @property
     def step_shape(self) -> None:
@@ -65,7 +66,7 @@ _State = TypeVar("_State", bound=ScaleState)
 
 
 @dataclass(frozen=True)
-class NextScaleDecoding:
+class NextScaleDecoding(DecodingMethod):
     """Sample every map of a next-scale model (VAR, https://arxiv.org/abs/2404.02905) in one forward pass: K per image.
 
     Guidance grows along the scales: of K scales, scale k uses 1 + (guidance_scale - 1) k / (K - 1).
@@ -81,15 +82,14 @@ class NextScaleDecoding:
 
     more_smooth: bool = False
 
+    needs = {"scales": ()}
+
     def __post_init__(self):
         check_settings(self, choices={"more_smooth": (True, False)})
 
     @property
     def exact(self) -> bool:
         return not self.more_smooth
-
-    def supports(self, model: ScaleModel) -> str | None:
-        return needs_scales(model)
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> ScaleState:
         return self.open(ScaleState, model, sampling, seeds)
@@ -104,6 +104,8 @@ class NextScaleDecoding:
         return state
 
     def step(self, state: ScaleState) -> None:
+        if state.over:
+            return
         self.commit(state, state.model.forward(state.scale, state.latents, state.cache))
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
@@ -127,4 +129,4 @@ class NextScaleDecoding:
         state.tokens.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
         state.scale += 1
-        state.finished.fill_(state.scale == len(model.scales))
+        state.finished.fill_(state.over)

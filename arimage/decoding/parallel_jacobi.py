@@ -7,9 +7,10 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, needs_raster
+from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
+from .contract.supports import DecodingMethod
 from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
 from .window import draft_uniformly, start_distribution
 
@@ -34,7 +35,7 @@ class ParallelJacobiState(RowState):
 
 
 @dataclass(frozen=True)
-class ParallelJacobiDecoding:
+class ParallelJacobiDecoding(DecodingMethod):
     """Parallel Jacobi decoding (https://arxiv.org/abs/2606.05703): speculative Jacobi decoding in several rows at once.
 
     A row begins once the row above holds `context` tokens. A step evaluates up to `window` drafts in each open row, none past
@@ -64,6 +65,7 @@ class ParallelJacobiDecoding:
     refresh: Refresh = "coupled"
 
     exact = False
+    needs = {"tokens": ("single tokens", "raster")}
 
     def __post_init__(self):
         check_settings(
@@ -71,9 +73,6 @@ class ParallelJacobiDecoding:
             {"window": 1} if self.context is None else {"window": 1, "context": 1},
             {"refresh": get_args(Refresh)},
         )
-
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_raster(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
         context = self._context(model)

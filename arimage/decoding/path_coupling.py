@@ -32,13 +32,14 @@ class PathState(CursorState):
             that it begins with and that its steps add.
         means: float32 [B, N + W, S, D], the means of the distributions that the steps of the path were sampled from.
         held: bool [B, N + W], which positions have a path.
-        stds_buffer: float32 [1, S, 1], the standard deviations of the steps, which all images share. See `stds`.
-        conditions: [G, B, N + W, C], what the head was told when it sampled the path; None where nothing asks for it.
+        stds: float32 [S, 1], the standard deviations of the steps, which all images share.
+        conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where nothing asks for them.
 
     `tokens` are float32 [B, N, D], those that nothing is known of zeros.
     """
 
     image_dims = {"accepted": 1, "conditions": 1}
+    shared = frozenset({"stds"})
 
     model: CausalLatentModel
     sampling: LatentSampling
@@ -46,7 +47,7 @@ class PathState(CursorState):
     paths: torch.FloatTensor
     means: torch.FloatTensor
     held: torch.BoolTensor
-    stds_buffer: torch.FloatTensor
+    stds: torch.FloatTensor
     conditions: torch.Tensor | None
 
     @property
@@ -56,11 +57,6 @@ class PathState(CursorState):
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
         return self.cursor.max() - 1, self.window
-
-    @property
-    def stds(self) -> torch.FloatTensor:
-        """Float32 [S, 1]."""
-        return self.stds_buffer[0]
 
     def guidance(self, positions: torch.LongTensor) -> torch.FloatTensor:
         """The guidance scales [B, Q, 1] of `positions` [B, Q]."""
@@ -115,14 +111,14 @@ def start_paths(
         paths=paths,
         means=torch.zeros_like(paths[:, :, 1:]),
         held=torch.zeros_like(every, dtype=torch.bool),
-        stds_buffer=torch.zeros(1, steps, 1, device=model.device),
+        stds=torch.zeros(steps, 1, device=model.device),
         conditions=conditions.new_zeros(groups, len(seeds), size, width) if keep_conditions else None,
         **buffers,
     )
     state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device)
     first = every[:, :1]
     path, means, stds = sample_paths(model, sampling, conditions[:, :, None], state.guidance(first), paths[:, :1])
-    state.stds_buffer.copy_(stds[None])
+    state.stds.copy_(stds)
     state.head_calls += steps
     state.check_paths(path, torch.ones_like(first, dtype=torch.bool))
     state.write_paths(first, path, means)

@@ -6,13 +6,14 @@ from typing import get_args
 import torch
 
 from .contract.distribution import Sampling
-from .contract.models import CausalLatentModel, needs_latents_in_turn
+from .contract.models import CausalLatentModel
 from .contract.settings import check_settings
+from .contract.supports import DecodingMethod
 from .path_coupling import Coupling, LatentSampling, PathState, start_paths, step_window
 
 
 @dataclass(frozen=True)
-class PathJacobiDecoding:
+class PathJacobiDecoding(DecodingMethod):
     """Speculative Jacobi decoding of a `CausalLatentModel`, exact.
 
     Every position of the window holds a denoising path. A step evaluates the window in one forward pass, couples each path to the
@@ -36,12 +37,10 @@ class PathJacobiDecoding:
     coupling: Coupling = "reflection"
 
     exact = True
+    needs = {"causal_latents": ()}
 
     def __post_init__(self):
         check_settings(self, {"window": 1}, {"coupling": get_args(Coupling)})
-
-    def supports(self, model: CausalLatentModel) -> str | None:
-        return needs_latents_in_turn(model)
 
     def start(self, model: CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> PathState:
         assert isinstance(sampling, LatentSampling)

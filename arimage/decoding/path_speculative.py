@@ -6,9 +6,10 @@ from typing import Any, Self
 import torch
 
 from .contract.distribution import LatentSampling, Sampling
-from .contract.models import CausalLatentModel, needs_latents_in_turn
+from .contract.models import CausalLatentModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
+from .contract.supports import DecodingMethod
 from .path_coupling import PathState, log_ratio, sample_again, sample_paths, start_paths
 
 
@@ -28,7 +29,7 @@ class PathDraftState(PathState):
 
 
 @dataclass(frozen=True)
-class PathSpeculativeDecoding:
+class PathSpeculativeDecoding(DecodingMethod):
     """Speculative decoding of a `CausalLatentModel` with a drafter, exact.
 
     The drafter generates `window` tokens one after the other. One forward pass of the model then sees all of them, and one call of
@@ -47,13 +48,10 @@ class PathSpeculativeDecoding:
     window: int = 4
 
     exact = True
+    needs = {"causal_latents": ("drafter",)}
 
     def __post_init__(self):
         check_settings(self, {"window": 1})
-
-    def supports(self, model: CausalLatentModel) -> str | None:
-        reason = needs_latents_in_turn(model)
-        return reason or ("it has no drafter: give the pipeline one" if model.drafter is None else None)
 
     def start(self, model: CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> PathState:
         assert isinstance(sampling, LatentSampling) and model.drafter is not None

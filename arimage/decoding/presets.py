@@ -1,13 +1,13 @@
 """Decodings by name, and as text, JSON and back."""
 
 import dataclasses
-from typing import get_args
+from typing import Any, get_args
 
 from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .continuous_speculative import ContinuousSpeculativeDecoding
-from .contract.models import Decoding
+from .contract.supports import Decoding, DecodingMethod, Needs, Traits, missing
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
 from .flow import FlowDecoding
@@ -24,7 +24,7 @@ from .tree_jacobi import TreeJacobiDecoding
 from .zipar import ZipARDecoding
 
 
-_METHODS = {
+_METHODS: dict[str, type[DecodingMethod]] = {
     method.__name__: method
     for method in (
         AutoregressiveDecoding,
@@ -45,32 +45,20 @@ _METHODS = {
         FlowDecoding,
     )
 }
-_FOR_SCALES = ("NextScaleDecoding", "CollaborativeDecoding")
-_FOR_LATENTS = ("MaskedDecoding", "ContinuousSpeculativeDecoding")
-_FOR_PATHS = ("PathJacobiDecoding", "PathSpeculativeDecoding")
-_FOR_VECTORS = ("FewStepDecoding", "FlowDecoding")
 _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
-def decoding_names(
-    scales: bool | None = None, groups: bool = False, latents: bool = False, paths: bool = False
-) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those for a `ScaleModel` (True) or a `TokenModel` (False), which are
-    those for a `GroupModel` too if `groups`; or with `latents` those for a `MaskedLatentModel`, with `paths` those for a
-    `CausalLatentModel`."""
-    if paths:
-        both = "ar", "sjd-coupled"
-        return [name for name, preset in PRESETS.items() if name in both or preset.method in _FOR_PATHS]
-    if scales is None and not latents:
+def decoding_names(traits: Traits | None = None) -> list[str]:
+    """The names that `decoding_from_name` knows: all, or those that a model with these traits can run."""
+    if traits is None:
         return list(PRESETS)
-    others = (*_FOR_VECTORS, *_FOR_PATHS, *([] if groups else [GroupDecoding.__name__]))
-    methods = {name: preset.method for name, preset in PRESETS.items()}
-    kind = bool(scales), latents
-    return [
-        name
-        for name, method in methods.items()
-        if kind == (method in _FOR_SCALES, method in _FOR_LATENTS) and method not in others
-    ]
+    return [name for name in PRESETS if missing(needs_of_preset(name), traits) is None]
+
+
+def needs_of_preset(name: str) -> Needs:
+    """The kinds of model that a preset takes, and what it needs of each."""
+    preset: Any = decoding_from_name(name)
+    return preset.needs
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:

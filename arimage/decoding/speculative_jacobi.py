@@ -9,13 +9,14 @@ import torch
 from ..kernels.coupling import couple, sample
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, generates_latents_in_turn
+from .contract.models import CausalLatentModel, TokenModel
 from .contract.noise import Purpose, exponentials, normals, uniforms
 from .contract.settings import check_number, check_settings
+from .contract.supports import DecodingMethod, Need, Needs
 from .path_coupling import LatentSampling, PathState, start_paths, step_window
 from .run.adaptive_window import AdaptiveWindow
 from .run.step_seconds import SIZES, step_seconds
-from .window import Init, WindowState, decided_end, needs_window, open_window, resize_window, slide_window
+from .window import Init, WindowState, decided_end, needs_of_init, open_window, resize_window, slide_window
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -89,7 +90,7 @@ def normalised(codebook: torch.Tensor) -> torch.FloatTensor:
 
 
 @dataclass(frozen=True)
-class SpeculativeJacobiDecoding:
+class SpeculativeJacobiDecoding(DecodingMethod):
     """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse` relax it.
 
     A step evaluates `window` drafts after an image's cursor. The leading drafts that are accepted are decided; the first that
@@ -157,19 +158,18 @@ class SpeculativeJacobiDecoding:
     def exact(self) -> bool:
         return self.acceptance.exact and self.relax == 1 and self.reuse is None
 
-    def supports(self, model: TokenModel) -> str | None:
-        if generates_latents_in_turn(model):
-            plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
-            return None if plain else "its tokens are continuous: use sjd-coupled with a window that is a number"
-        reason = needs_window(model, self.init, blocks=True)
-        if reason is None and self.window == "auto" and model.block > 1:
-            reason = "it predicts whole blocks of tokens: give a window that is a number"
-        if reason is None and self.levels and not model.denoises:
-            reason = "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0"
-        return reason or self.acceptance.supports(model)
+    @property
+    def needs(self) -> Needs:
+        of_window: tuple[Need, ...] = ("single tokens",) if self.window == "auto" else ()
+        of_levels: tuple[Need, ...] = ("denoiser",) if self.levels else ()
+        needs: Needs = {"tokens": (*needs_of_init(self.init), *of_window, *of_levels, *self.acceptance.needs)}
+        plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
+        return {**needs, "causal_latents": ()} if plain else needs
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> JacobiState | PathState:
-        if generates_latents_in_turn(model):
+    def start(
+        self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor
+    ) -> JacobiState | PathState:
+        if model.kind == "causal_latents":
             assert isinstance(sampling, LatentSampling) and self.window != "auto"
             return start_paths(model, sampling, seeds, self.window)
         accepts, adaptive = self.acceptance.bind(model), None

@@ -12,7 +12,8 @@ from .contract.distribution import Sampling
 from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
-from .window import Init, WindowState, decided_end, needs_window, open_window, slide_window
+from .contract.supports import DecodingMethod, Needs
+from .window import Init, WindowState, decided_end, needs_of_init, open_window, slide_window
 
 
 @dataclass
@@ -36,7 +37,7 @@ class TreeState(WindowState):
 
 
 @dataclass(frozen=True)
-class TreeJacobiDecoding:
+class TreeJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding with a draft tree at the cursor; exact for every setting.
 
     Most drafts are rejected at the cursor, where the token before them has just changed. So the token there gets `width`
@@ -68,8 +69,9 @@ class TreeJacobiDecoding:
         check_settings(self, {"width": 2, "depth": 1}, {"init": get_args(Init)}, largest=1024)
         check_settings(self, {"window": self.depth + 1})
 
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_window(model, self.init)
+    @property
+    def needs(self) -> Needs:
+        return {"tokens": ("single tokens", *needs_of_init(self.init))}
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> TreeState:
         window = min(self.window, model.num_tokens)

@@ -8,9 +8,10 @@ import torch
 
 from .autoregressive import decide_first, prefill
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, needs_tokens
+from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.state import CursorState
+from .contract.supports import Need
 
 
 Init = Literal["uniform", "left", "above", "previous"]
@@ -31,7 +32,7 @@ class WindowState(CursorState):
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
-        neighbour: int64 [1 or B, N], the rank whose token `init` copies, -1 outside of what is generated; None for "uniform".
+        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of what is generated; None for "uniform".
     """
 
     model: TokenModel
@@ -59,12 +60,9 @@ class WindowState(CursorState):
 _State = TypeVar("_State", bound=WindowState)
 
 
-def needs_window(model: TokenModel, init: Init, blocks: bool = False) -> str | None:
-    """Why a decoding with drafts by `init` cannot run on `model`, or None; `blocks` as in `needs_tokens`."""
-    reason = needs_tokens(model, blocks)
-    if reason is None and init == "previous" and len(model.layout.shape) < 3:
-        return 'init "previous" copies from the frame before, and it generates images'
-    return reason
+def needs_of_init(init: Init) -> tuple[Need, ...]:
+    """What drafts by `init` need of a `TokenModel`."""
+    return ("frames",) if init == "previous" else ()
 
 
 def start_distribution(
@@ -121,7 +119,7 @@ def open_window(
         init=init,
         start=start,
         start_sums=start_sums,
-        neighbour=None if init == "uniform" else layout.neighbours(layout.expand(ranks), _OFFSETS[init]),
+        neighbour=None if init == "uniform" else layout.neighbours(ranks.repeat(len(seeds), 1), _OFFSETS[init]),
         **buffers,
     )
     decide_first(state, logits, known)
@@ -132,7 +130,7 @@ def open_window(
 def decided_end(
     state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor, block: int = 1
 ) -> torch.LongTensor:
-    """The position [B] behind the first draft that is not `kept` [B, W], but at most behind the position `last` [B, 1], and behind
+    """The position [B] after the first draft that is not `kept` [B, W], but at most the one after `last` [B, 1], and the end of
     the image. With a `block`, it is the end of the block of that draft, on which its other tokens do not depend."""
     decided = torch.where(kept, last, positions).amin(1)
     end = (decided + 1).clamp_(max=state.model.num_tokens)
@@ -231,13 +229,13 @@ def _copies(state: WindowState, positions: torch.LongTensor, entered: torch.Bool
     assert state.neighbour is not None
     model, last = state.model, state.model.num_tokens - 1
     first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)
-    at, neighbour = positions.clamp(max=last), state.neighbour.expand(len(positions), -1)
+    at = positions.clamp(max=last)
     rank = at
     *_, rows, columns = model.layout.shape
     # The neighbour may lie in what is being drafted; so far back it does not.
     jumps = {"left": 1, "above": -(-state.window // columns), "previous": -(-state.window // (rows * columns))}
     for _ in range(jumps[state.init]):
-        rank = torch.where(rank >= first, neighbour.gather(1, rank.clamp(min=0)), rank)
+        rank = torch.where(rank >= first, state.neighbour.gather(1, rank.clamp(min=0)), rank)
     found = (rank >= 0) & (rank < first)
     tokens = state.token_buffer.gather(1, torch.where(found, rank, first - 1))
     if state.init == "previous" and model.context is not None:

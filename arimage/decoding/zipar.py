@@ -6,9 +6,10 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .contract.distribution import Sampling
-from .contract.models import TokenModel, needs_raster
+from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
+from .contract.supports import DecodingMethod
 from .rows import RowState, decide, default_context, forward_rows, start_rows
 
 
@@ -21,7 +22,7 @@ class ZipARState(RowState):
 
 
 @dataclass(frozen=True)
-class ZipARDecoding:
+class ZipARDecoding(DecodingMethod):
     """ZipAR (https://arxiv.org/abs/2412.04062): rows * columns tokens in columns + (rows - 1) * window steps.
 
     A row begins once the row above holds `window` tokens; each open row gains one token per step. A token follows the model's
@@ -45,12 +46,10 @@ class ZipARDecoding:
     adaptive: bool = False
 
     exact = False
+    needs = {"tokens": ("single tokens", "raster")}
 
     def __post_init__(self):
         check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})
-
-    def supports(self, model: TokenModel) -> str | None:
-        return needs_raster(model)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
         none = torch.zeros(len(seeds), model.vocab_size, device=model.device)

@@ -32,7 +32,7 @@ def prepare_runs(
     configs, left_out = {}, {}
     for order in orders or [None]:
         settings = asked["sampling"] if order is None else {**asked["sampling"], "order": order}
-        if order is not None and not pipe.accepts_order:
+        if order is not None and not pipe.abilities.accepts("order"):
             raise ValueError(f"{asked['model']} takes no order: leave out --order")
         chosen, without = choose_decodings(pipe, condition(rows[-1:]), decodings, [], settings)
         left_out |= without

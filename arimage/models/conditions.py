@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Hashable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,8 @@ class PrefixModel:
         guided: also compute the logits without the condition.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
     """
+
+    predicts_groups: ClassVar[bool] = False
 
     drafter = None
     denoises = False

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,8 @@ class DistilledModel:
         layout: the `Layout` of the tokens; None for maps.
         teacher: the `TokenModel` or `ScaleModel` that the student learned from, bound to the same images.
     """
+
+    kind: ClassVar[Literal["vectors"]] = "vectors"
 
     def __init__(
         self,

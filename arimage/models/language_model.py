@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +65,9 @@ class LanguageTokenModel:
         ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one kind of prompt
             is given, the rows are not `groups` of equal size, or a prompt is padded on the right.
     """
+
+    kind: ClassVar[Literal["tokens"]] = "tokens"
+    predicts_groups: ClassVar[bool] = False
 
     # It generates images, which continue none.
     context = None

@@ -1,6 +1,8 @@
 """What LPD and RandAR have in common: a forward pass feeds tokens, and queries that ask for the tokens of other places, through the
 same layers."""
 
+from typing import ClassVar, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -47,6 +49,9 @@ class PairedModel(PrefixModel):
     Raises:
         ValueError: if the layout has three dimensions.
     """
+
+    kind: ClassVar[Literal["tokens"]] = "tokens"
+    predicts_groups: ClassVar[bool] = True
 
     # Whether later tokens see the queries before them.
     keeps_queries: bool

@@ -1,6 +1,8 @@
 """The transformer of ARPG (https://arxiv.org/abs/2503.10568): a causal half reads the tokens known so far, in any order, and in the
 other half queries for any places read what it made of them."""
 
+from typing import ClassVar, Literal
+
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
@@ -215,6 +217,9 @@ class ARPGTokenModel(PrefixModel):
     Raises:
         ValueError: if the layout has three dimensions.
     """
+
+    kind: ClassVar[Literal["tokens"]] = "tokens"
+    predicts_groups: ClassVar[bool] = True
 
     def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
         check_image(layout, "ARPG")

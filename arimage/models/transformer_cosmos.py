@@ -3,7 +3,7 @@ in raster order, frame after frame, with positions in three dimensions and, for 
 
 import copy
 import math
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -341,6 +341,9 @@ class CosmosTokenModel:
         ValueError: if the layout has not three dimensions, has an order, does not fit the given maps or the blocks of the model, or
             a text is missing or not read by the model.
     """
+
+    kind: ClassVar[Literal["tokens"]] = "tokens"
+    predicts_groups: ClassVar[bool] = False
 
     drafter = None
     denoises = False

@@ -1,7 +1,7 @@
 """A Llama decoder over continuous tokens in raster order, with a head that denoises the next one: the kind of model that SphereAR
 (https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711) are."""
 
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -151,6 +151,8 @@ class LatentLlamaModel(PrefixModel):
     Raises:
         ValueError: if the layout has three dimensions, or an order.
     """
+
+    kind: ClassVar[Literal["causal_latents"]] = "causal_latents"
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order, after a
 prefix of one class embedding or of projected text embeddings."""
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -308,6 +308,8 @@ class LlamaGenTokenModel(PrefixModel):
     Raises:
         ValueError: if the layout has three dimensions, or an order.
     """
+
+    kind: ClassVar[Literal["tokens"]] = "tokens"
 
     # It generates images, which continue none.
     context = None

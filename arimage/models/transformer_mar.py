@@ -2,6 +2,7 @@
 a class."""
 
 import copy
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +154,8 @@ class MARLatentModel:
         guided: also compute what no class in particular gives.
         drafter: the same of a smaller transformer, with the same classes.
     """
+
+    kind: ClassVar[Literal["masked_latents"]] = "masked_latents"
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ a class or, as an extension, on text."""
 import copy
 import math
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -327,6 +328,8 @@ class VARScaleModel:
         guided: also compute the logits without the condition.
         refiner: a smaller model of the same images, for `ScaleModel.refiner`.
     """
+
+    kind: ClassVar[Literal["scales"]] = "scales"
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .base import as_decoding
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
 from .docstrings import fill_docstring
@@ -42,7 +42,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "transformer->vq"
     _optional_components = ["vq"]
     _saved_defaults = ("order",)
-    generates_groups = accepts_order = True
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"order"}, predicts_groups=True)
     # Made by each family.
     _token_model: Callable
 
@@ -156,17 +156,6 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 
-    def generate(self, *, decoding, output_type: str, image, **arguments) -> ImagePipelineOutput | tuple:
-        if self.vq is None and (output_type != "latent" or image is not None):
-            raise ValueError(
-                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the checkpoint '
-                "again with --tokenizer"
-            )
-        decoding = self.decoding if decoding is None else as_decoding(decoding)
-        if isinstance(decoding, GroupDecoding):
-            arguments["groups"] = decoding
-        return super().generate(decoding=decoding, output_type=output_type, image=image, **arguments)
-
     @fill_docstring("")
     def __call__(
         self,
@@ -213,4 +202,32 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        if self.vq is None and (output_type != "latent" or image is not None):
+            raise ValueError(
+                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the checkpoint '
+                "again with --tokenizer"
+            )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            order=order,
+            groups=options.decoding if isinstance(options.decoding, GroupDecoding) else None,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -5,7 +5,7 @@ import json
 import numbers
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,19 @@ from huggingface_hub.file_download import repo_folder_name
 from PIL import Image
 
 from ..decoding import (
-    PRESETS,
     AutoregressiveDecoding,
-    CollaborativeDecoding,
     Decoding,
-    DraftTreeDecoding,
     Sampling,
     decoding_from_dict,
     decoding_from_text,
     decoding_names,
     decoding_to_dict,
 )
+from ..decoding.contract.supports import Traits
 from ..decoding.run.capture import CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
-from .call import GenerationCall, running, running_call
+from .abilities import Abilities
+from .call import GenerationCall, RunOptions, running, running_call
 from .checks import as_texts
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
@@ -51,11 +50,12 @@ MAX_IMAGES_PER_PROMPT = 1000
 
 
 class ARPipeline(DiffusionPipeline):
-    """Base of the pipelines of images and of videos. A family adds `__call__`, whose body is `generate`, and
+    """Base of the pipelines of images and of videos. A family adds `__call__`, which calls
+    `check_options`, `prepare` and `generate`, and
 
     - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
     - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call returns;
-    - its abilities, such as `image_sizes`.
+    - its `abilities`, and properties of the checkpoint such as `image_sizes`.
 
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
@@ -70,20 +70,7 @@ class ARPipeline(DiffusionPipeline):
     # What a call returns, and its argument that says how many.
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
-    # Whether a call returns videos, not images, and what it takes of them.
-    generates_video = accepts_video = accepts_num_frames = False
-    accepts_image = accepts_mask_image = accepts_guidance_scale = accepts_guided_tokens = True
-    accepts_temperature = accepts_top_k = accepts_top_p = True
-    # Whether it generates tokens in the order that a call asks for, by default that of its attribute `order`.
-    accepts_order = False
-    # Whether the model generates scale by scale, not token by token.
-    generates_scales = False
-    # Whether its tokens are continuous.
-    generates_latents = False
-    # Whether the model is a `VectorModel`.
-    generates_vectors = False
-    # Whether the model is a `GroupModel`.
-    generates_groups = False
+    abilities: Abilities
     # Attributes that are saved with the sampling defaults, as `decoding` is.
     _saved_defaults: tuple[str, ...] = ()
     # The tensor of a state, [B, ...], that is decoded to pixels.
@@ -115,32 +102,27 @@ class ARPipeline(DiffusionPipeline):
         return None
 
     @property
-    def accepts_negative_prompt(self) -> bool:
-        return False
+    def traits(self) -> Traits:
+        """What decides which decodings its models can run, of a call in the default order."""
 
-    @property
-    def accepts_task(self) -> bool:
-        return False
+        def has(part: str) -> bool:
+            return getattr(self, part, None) is not None
 
-    @property
-    def accepts_ratio(self) -> bool:
-        return False
-
-    @property
-    def accepts_prompt_suffix(self) -> bool:
-        return False
+        return Traits(
+            self.abilities.kind,
+            raster=not self.abilities.accepts("order"),
+            groups=self.abilities.predicts_groups,
+            frames=self.abilities.generates_video,
+            drafter=has("drafter"),
+            denoiser=has("denoiser"),
+            codebook=self.abilities.kind == "tokens",
+            refiner=has("refiner"),
+        )
 
     @property
     def decoding_names(self) -> list[str]:
         """The names of the decodings that this pipeline can run."""
-        parts = {DraftTreeDecoding.__name__: "drafter", CollaborativeDecoding.__name__: "refiner"}
-
-        def lacks_part(name: str) -> bool:
-            preset = PRESETS[name]
-            part = "denoiser" if preset.settings.get("levels") else parts.get(preset.method)
-            return part is not None and getattr(self, part, None) is None
-
-        return [name for name in decoding_names(self.generates_scales, self.generates_groups) if not lacks_part(name)]
+        return decoding_names(self.traits)
 
     # State
 
@@ -422,20 +404,16 @@ class ARPipeline(DiffusionPipeline):
 
     # The body of a call
 
-    @torch.no_grad()
-    def generate(
+    def check_options(
         self,
-        *,
         decoding: Decoding | str | None,
         output_type: str,
         return_dict: bool,
-        callback_on_step_end,
+        callback_on_step_end: Callable | None,
         callback_on_step_end_tensor_inputs: list[str],
         batch_size: int | None,
-        **arguments,
-    ) -> Any:
-        """The body of `__call__` of every family, which passes its `locals()`; `arguments` are those of `prepare`."""
-        # 1. Check inputs
+    ) -> RunOptions:
+        """Check the arguments of `__call__` that all families share, before any work."""
         for name, part in self.components.items():
             if part is None and name not in self._optional_components:
                 raise ValueError(f"this pipeline has no {name}: load it without {name}=None")
@@ -454,24 +432,24 @@ class ARPipeline(DiffusionPipeline):
                 f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
             )
         decoding = self.decoding if decoding is None else as_decoding(decoding)
+        return RunOptions(decoding, output_type, return_dict, callback_on_step_end, list(names), batch_size)
 
-        # 2. Encode the condition
-        call = self.prepare(**arguments)
-        self.check_known(arguments.get("prompt"))
-        call.decoding, call.output_type = decoding, output_type
-        call.callback, call.callback_tensor_inputs = callback_on_step_end, list(names)
+    @torch.no_grad()
+    def generate(self, call: GenerationCall, options: RunOptions) -> Any:
+        """The body of `__call__` of every family, after `check_options` and `prepare`."""
+        call.decoding, call.output_type = options.decoding, options.output_type
+        call.callback, call.callback_tensor_inputs = options.callback, options.callback_tensor_inputs
 
-        # 3. Generate tokens, and decode those of finished images to pixels while others wait
-        run = CallRun(self, call, len(call.seeds) if batch_size is None else batch_size)
+        # Tokens, and the pixels of finished images while others wait
+        run = CallRun(self, call, len(call.seeds) if options.batch_size is None else options.batch_size)
         with running(self, call):
             run.run()
 
-        # 4. Decode tokens to pixels
         tokens = images = self.whole_tokens(call, run.tensors["tokens"])
-        if output_type != "latent":
+        if options.output_type != "latent":
             images = run.decode()
         self.maybe_free_model_hooks()
-        if not return_dict:
+        if not options.return_dict:
             return (images,)
         return self._output(images, tokens, run.stats())
 

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..decoding import Decoding, FewStepDecoding, LatentSampling, Layout, Sampling
-from ..decoding.contract.models import (
-    Model,
-    generates_latents,
-    generates_latents_in_turn,
-    generates_scales,
-    generates_vectors,
-)
+from ..decoding.contract.models import Model
 
 
 if TYPE_CHECKING:
@@ -25,6 +19,18 @@ if TYPE_CHECKING:
     from ..models.transformer_latent_llama import LatentLlamaModel
     from ..models.transformer_llamagen import LlamaGenTokenModel
     from ..models.transformer_var import VARScaleModel
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The checked arguments of `__call__` that say how a call runs, and not what it generates."""
+
+    decoding: Decoding
+    output_type: str
+    return_dict: bool
+    callback: Callable | None
+    callback_tensor_inputs: list[str]
+    batch_size: int | None
 
 
 @dataclass
@@ -70,12 +76,13 @@ class GenerationCall:
     def num_timesteps(self) -> int:
         """The most forward passes that an image takes: one per scale or per token, or as many as the call asks of a distilled or
         masked model."""
-        if generates_vectors(self.model) and isinstance(self.decoding, FewStepDecoding):
-            return len(self.decoding.passes(self.model))
-        if generates_latents(self.model) and not generates_latents_in_turn(self.model):
+        model = self.model
+        if model.kind == "vectors" and isinstance(self.decoding, FewStepDecoding):
+            return len(self.decoding.passes(model))
+        if model.kind == "masked_latents":
             assert isinstance(self.sampling, LatentSampling)
             return self.sampling.num_inference_steps
-        return len(self.model.scales) if generates_scales(self.model) else self.model.num_tokens
+        return len(model.scales) if model.kind == "scales" else model.num_tokens
 
     @property
     def layout(self) -> Layout:

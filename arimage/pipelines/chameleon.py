@@ -10,6 +10,7 @@ from ..kernels.codebook import nearest_code
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
 from ..tokenizers.tiling import Tiling
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .base import ARImagePipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
@@ -43,6 +44,7 @@ class ChameleonPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, `vq` and `tokenizer`. A family adds `header`, and calls
     `prompt_ids` and `add_model` in its `prepare`."""
 
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "transformer->vq"
     _optional_components = ["tokenizer"]
     # How many tokens stand between a prompt and the first image token.

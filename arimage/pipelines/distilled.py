@@ -1,13 +1,16 @@
 """What the pipelines of the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..decoding import Decoding, FewStepDecoding
-from ..decoding.contract.models import generates_vectors
+from ..decoding.contract.models import Kind
+from ..decoding.contract.supports import Traits
 from ..models.distilled import DistilledModel
+from .abilities import TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, left_pad
 from .docstrings import fill_docstring
@@ -18,8 +21,8 @@ class DistilledPipeline(ClassOrTextPipeline):
     """Base of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
     `bind_model(call, condition)`, the `DistilledModel` of a call."""
 
-    generates_vectors = True
-    accepts_image = accepts_mask_image = False
+    abilities = Abilities("vectors", TOKEN_SAMPLING)
+    _teacher_kind: Kind
     decoded_tensor = "vectors"
     _optional_components = ["teacher"]
     _callback_tensor_inputs = ["tokens", "decided", "vectors"]
@@ -45,8 +48,8 @@ class DistilledPipeline(ClassOrTextPipeline):
         self.decoding = FewStepDecoding()
 
     @property
-    def decoding_names(self) -> list[str]:
-        return ["few-step", "flow"] if self.teacher is not None and not self.generates_scales else ["few-step"]
+    def traits(self) -> Traits:
+        return replace(super().traits, teacher=None if self.teacher is None else self._teacher_kind)
 
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError
@@ -79,7 +82,7 @@ class DistilledPipeline(ClassOrTextPipeline):
             if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
                 given = f"{noise.dtype} {tuple(noise.shape)}" if isinstance(noise, torch.Tensor) else repr(noise)
                 raise ValueError(f"noise is {given}: give floating-point numbers {list(shape)}")
-            assert generates_vectors(call.model)
+            assert call.model.kind == "vectors"
             call.model.noise = noise.to(self._execution_device, torch.float32)
         return call
 
@@ -122,4 +125,24 @@ class DistilledPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            noise=noise,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

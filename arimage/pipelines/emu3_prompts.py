@@ -7,6 +7,7 @@ import torch
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
 from ..tokenizers.tiling import Tiling
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .base import ARImagePipeline
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
 
@@ -31,6 +32,7 @@ RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 class Emu3Prompts(ARImagePipeline):
     """The part of `Emu3Pipeline` that reads prompts and sizes."""
 
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
     model_cpu_offload_seq = "model"
     _optional_components = ["tokenizer"]
 
@@ -63,18 +65,6 @@ class Emu3Prompts(ARImagePipeline):
     def scale_factor(self) -> int:
         """Pixels per token along each side."""
         return self.vq.spatial_scale_factor
-
-    @property
-    def accepts_negative_prompt(self) -> bool:
-        return True
-
-    @property
-    def accepts_prompt_suffix(self) -> bool:
-        return True
-
-    @property
-    def accepts_ratio(self) -> bool:
-        return True
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -5,12 +5,14 @@ from PIL import Image
 from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
 from ..tokenizers.tiling import Tiling
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .base import ARImagePipeline
 
 
 class JanusPrompts(ARImagePipeline):
     """The part of `JanusPipeline` that reads prompts, and answers questions about images."""
 
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "model"
     _optional_components = ["processor"]
     _truncates_levels = True

@@ -6,6 +6,7 @@ import torch
 from diffusers import VQModel
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .chameleon import BEGIN_OF_IMAGE, ChameleonPipeline
 from .checks import as_texts
 
@@ -52,9 +53,9 @@ class LuminaPrompts(ChameleonPipeline):
         self._sizes = {self._vocabulary[name]: PATCH * n for n, name in enumerate(names, start=1)}
 
     @property
-    def accepts_task(self) -> bool:
-        """Whether the weights are those of Lumina-mGPT 2.0, which has tasks."""
-        return self.vq.config.norm_type == "spatial"
+    def abilities(self) -> Abilities:
+        has_tasks = self.vq.config.norm_type == "spatial"  # Lumina-mGPT 2.0
+        return Abilities("tokens", TOKEN_SAMPLING | EDITING | ({"task"} if has_tasks else set()))
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from ..decoding import Decoding, Layout
 from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from ..tokenizers.vq_frames import FramewiseVQModel
+from .abilities import TOKEN_SAMPLING, Abilities
 from .base import ARPipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts
@@ -62,8 +63,11 @@ class CosmosPipeline(ARPipeline):
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
-    generates_video = accepts_video = accepts_num_frames = True
-    accepts_mask_image = accepts_guided_tokens = False
+    abilities = Abilities(
+        "tokens",
+        (TOKEN_SAMPLING - {"guided_tokens"}) | {"image", "video", "num_frames"},
+        generates_video=True,
+    )
     per_prompt = "num_videos_per_prompt"
 
     def __init__(
@@ -401,4 +405,25 @@ class CosmosPipeline(ARPipeline):
         Returns:
             [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            image=image,
+            video=video,
+            tokens=tokens,
+            prompt_embeds=prompt_embeds,
+            max_sequence_length=max_sequence_length,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_videos_per_prompt=num_videos_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

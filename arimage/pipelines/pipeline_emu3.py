@@ -194,4 +194,29 @@ class Emu3Pipeline(Emu3Prompts):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            prompt_suffix=prompt_suffix,
+            ratio=ratio,
+            image=image,
+            mask_image=mask_image,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            negative_input_ids=negative_input_ids,
+            negative_attention_mask=negative_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

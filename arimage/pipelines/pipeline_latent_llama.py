@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout, decoding_names
+from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .abilities import LATENT_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
 from .docstrings import fill_docstring
@@ -61,8 +62,7 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
     _optional_components = ["tokenizer", "text_encoder", "drafter"]
     # It runs between forward passes of the transformer.
     _exclude_from_cpu_offload = ["drafter"]
-    generates_latents = True
-    accepts_mask_image = accepts_guided_tokens = accepts_top_k = accepts_top_p = False
+    abilities = Abilities("causal_latents", LATENT_SAMPLING)
 
     def __init__(
         self,
@@ -100,11 +100,6 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             "num_diffusion_steps": 25,
         }
         self.decoding = AutoregressiveDecoding()
-
-    @property
-    def decoding_names(self) -> list[str]:
-        names = decoding_names(paths=True)
-        return names if self.drafter is not None else [name for name in names if name != "path-speculative"]
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -213,4 +208,22 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            num_diffusion_steps=num_diffusion_steps,
+            guidance_scale=guidance_scale,
+            guidance_schedule=guidance_schedule,
+            temperature=temperature,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

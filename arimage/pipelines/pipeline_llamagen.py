@@ -11,6 +11,7 @@ from ..models.denoiser_llamagen import LlamaGenDenoiser
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
 from .docstrings import fill_docstring
@@ -45,6 +46,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         ValueError: if the components do not fit together.
     """
 
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser"]
     # They run between and within forward passes of the transformer, with parts of it.
@@ -179,4 +181,25 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

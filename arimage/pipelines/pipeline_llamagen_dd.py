@@ -30,6 +30,7 @@ class LlamaGenDDPipeline(DistilledPipeline):
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->teacher->vq"
+    _teacher_kind = "tokens"
     _optional_components = ["teacher", "tokenizer", "text_encoder"]
 
     def __init__(

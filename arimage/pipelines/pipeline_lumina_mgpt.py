@@ -58,7 +58,7 @@ class LuminaMGPTPipeline(LuminaPrompts):
         """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
         `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         count = self.check_prompt(prompt, input_ids, attention_mask)
-        if task is not None and (task not in TASKS or not self.accepts_task):
+        if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
             raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
         if task is not None and mask_image is not None:
             raise ValueError("task generates whole panels: leave out mask_image")
@@ -124,4 +124,25 @@ class LuminaMGPTPipeline(LuminaPrompts):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            task=task,
+            image=image,
+            mask_image=mask_image,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
-from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding, decoding_names
+from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding
 from ..models.denoising_head import DenoisingHead
 from ..models.transformer_mar import MARLatentModel, MARTransformer
 from ..tokenizers.tiling import Tiling
+from .abilities import EDITING, LATENT_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline
 from .docstrings import fill_docstring
@@ -61,8 +62,7 @@ class MARPipeline(ClassOrTextPipeline):
     # Small, or run between forward passes of the transformer.
     _exclude_from_cpu_offload = ["head", "drafter", "drafter_head"]
     _accepts_no_class = True
-    generates_latents = True
-    accepts_guided_tokens = accepts_top_k = accepts_top_p = False
+    abilities = Abilities("masked_latents", LATENT_SAMPLING | EDITING)
 
     def __init__(
         self,
@@ -107,10 +107,6 @@ class MARPipeline(ClassOrTextPipeline):
     @property
     def num_classes(self) -> int | None:
         return None if self.transformer is None else self.transformer.config.num_classes
-
-    @property
-    def decoding_names(self) -> list[str]:
-        return [name for name in decoding_names(latents=True) if name != "cspd" or self.drafter is not None]
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -246,4 +242,23 @@ class MARPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            num_inference_steps=num_inference_steps,
+            num_diffusion_steps=num_diffusion_steps,
+            guidance_scale=guidance_scale,
+            guidance_schedule=guidance_schedule,
+            temperature=temperature,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ..decoding import Decoding, NextScaleDecoding
 from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..tokenizers.vq_var import VARVQModel
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .docstrings import fill_docstring
@@ -47,7 +48,7 @@ class VARPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "text_encoder->transformer->refiner->vq"
     _optional_components = ["tokenizer", "text_encoder", "refiner"]
     _accepts_no_class = True
-    generates_scales = True
+    abilities = Abilities("scales", TOKEN_SAMPLING | EDITING)
     # Smoothed latents are not those of the tokens.
     decoded_tensor = "latents"
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
@@ -205,4 +206,25 @@ class VARPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        return type(self).generate(**locals())
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

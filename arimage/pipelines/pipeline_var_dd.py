@@ -27,7 +27,7 @@ class VARDDPipeline(DistilledPipeline):
 
     model_cpu_offload_seq = "transformer->teacher->vq"
     # Its tokens are those of maps.
-    generates_scales = True
+    _teacher_kind = "scales"
 
     def __init__(
         self,

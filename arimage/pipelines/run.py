@@ -1,23 +1,21 @@
 """The run of a call: its images go through the rows of a batch, and finished ones are decoded to pixels meanwhile."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from diffusers import DiffusionPipeline
 from PIL import Image
 
-from ..decoding.run.batch import Images, Slots, decode_slots
+from ..decoding.run.batch import Batch, Images, run_batch
 from ..decoding.run.watch import INTERVAL
 from .call import GenerationCall
 from .output import DecodingStats
 
 
-if TYPE_CHECKING:
-    from .base import ARPipeline
-
-
 class CallRun:
-    """A call of B images that are generated `batch_size` at a time.
+    """A call of an `ARPipeline` for B images that are generated `batch_size` at a time.
 
     Attributes:
         tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image tokenizer
@@ -25,16 +23,16 @@ class CallRun:
             float32 [B, N, D], those of waiting images zeros.
     """
 
-    def __init__(self, pipe: "ARPipeline", call: GenerationCall, batch_size: int):
+    def __init__(self, pipe: DiffusionPipeline, call: GenerationCall, batch_size: int):
         self.pipe, self.call, self.count = pipe, call, len(call.seeds)
-        self.slots = Slots(call.decoding, min(batch_size, self.count), pipe._steps)
+        self.batch = Batch(call.decoding, min(batch_size, self.count), pipe._steps)
         self.tensors: dict[str, torch.Tensor] = {}
         self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
         self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
         self._images: list[Any] = [None] * self.count
         # How many images have begun, and those that are finished and not decoded to pixels yet.
         self._begun, self._undecoded = 0, []
-        self._idle_steps = 0
+        self._indices: dict[tuple[int, ...], torch.LongTensor] = {}
         self._tokenizer_seconds = self._prefill_seconds = 0.0
         # Whether the callback has replaced tokens.
         self._replaced = False
@@ -47,10 +45,11 @@ class CallRun:
         """
         self._began = self.pipe._now()
         with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
-            decode_slots(self.slots, self._next_images, self._finish, self._on_step)
+            run_batch(self.batch, self._next_images, self._finish, self._on_step)
             # Those that an interruption left.
-            if self.slots.running:
-                self._finish(self.slots.running)
+            if rows := self.batch.running:
+                self._finish(rows)
+                self.batch.release(rows)
             self._show_progress()
         self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
 
@@ -65,12 +64,12 @@ class CallRun:
 
     def stats(self) -> DecodingStats:
         accepted = torch.nn.utils.rnn.pad_sequence(self._accepted)
-        passes = self.slots.forward_passes - self._idle_steps
+        passes = self.batch.forward_passes
         return DecodingStats(
             forward_passes=passes,
-            head_calls=self.slots.head_calls,
-            student_passes=self.slots.begins * self.slots.state.student_passes,
-            tokens_per_pass=float(accepted.sum()) / (passes * self.slots.size),
+            head_calls=sum(self.batch.calls_per_pass),
+            student_passes=self.batch.begins * self.batch.state.student_passes,
+            tokens_per_pass=float(accepted.sum()) / (passes * self.batch.size),
             exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._seconds - self._prefill_seconds,
@@ -86,18 +85,18 @@ class CallRun:
         call = self.call
         if len(names) == self.count:
             return Images(names, call.model, call.sampling, call.seeds)
-        rows = torch.tensor(names, device=call.seeds.device)
+        rows = self._index(names)
         return Images(names, call.model.take(rows), call.sampling.take(rows), call.seeds[rows])
 
     def _on_step(self) -> bool:
-        call, passes = self.call, self.slots.forward_passes
+        call, passes = self.call, self.batch.forward_passes
         if passes == 1:
             self._prefill_seconds = self.pipe._now() - self._began
         # Reading progress from an accelerator waits for it.
         if call.seeds.device.type == "cpu" or passes % INTERVAL == 0:
             self._show_progress()
         if call.callback is not None:
-            self._copy(self.slots.running)
+            self._copy(self.batch.running)
             tensors = {name: self.tensors[name].clone() for name in call.callback_tensor_inputs}
             self._use(call.callback(self.pipe, passes - 1, passes, tensors))
         return call.interrupted
@@ -120,13 +119,13 @@ class CallRun:
         changed = tokens.to(before.device) != before
         if not changed.any():
             return
-        state, rows = self.slots.state, self.slots.running
+        state, rows = self.batch.state, self._index(self.batch.running)
         if not state.replaceable:
             raise ValueError(
                 f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed from them "
                 'already: use decoding="ar", or "next-scale" for VAR'
             )
-        images = [self.slots.names[row] for row in rows]
+        images = self._index(self._images_in(self.batch.running))
         newest = torch.zeros_like(changed)
         newest[images] = state.newest[rows]
         chosen = tokens[changed]
@@ -138,36 +137,44 @@ class CallRun:
         replaced = state.tokens.clone()
         replaced[rows] = tokens[images]
         state.replace(replaced)
-        self._copy(rows)
+        self._copy(self.batch.running)
         self._replaced = True
 
     def _show_progress(self) -> None:
-        state, rows = self.slots.state, self.slots.running
+        state, rows = self.batch.state, self.batch.running
         finished = self._begun - len(rows)
-        decided = finished * state.model.num_tokens + int(state.decided[rows].sum())
+        decided = finished * state.model.num_tokens + int(state.decided[self._index(rows)].sum())
         self._progress.update(decided // self.count - self._progress.n)
 
     def _copy(self, rows: list[int]) -> None:
         """Copy what the images in `rows` have so far to the tensors of the call."""
-        images = [self.slots.names[row] for row in rows]
+        images, places = self._index(self._images_in(rows)), self._index(rows)
         for name in self._names:
-            values = getattr(self.slots.state, name)
+            values = getattr(self.batch.state, name)
             if name not in self.tensors:
                 absent = -1 if name == "tokens" and not values.is_floating_point() else 0
                 self.tensors[name] = values.new_full((self.count, *values.shape[1:]), absent)
-            self.tensors[name][images] = values[rows]
+            self.tensors[name][images] = values[places]
+
+    def _images_in(self, rows: list[int]) -> list[int]:
+        return [self.batch.names[row] for row in rows]
+
+    def _index(self, numbers: Sequence[int]) -> torch.LongTensor:
+        """`numbers` as an index on the device, copied there once: an index that is a list waits for the device in every pass."""
+        key = tuple(numbers)
+        if key not in self._indices:
+            self._indices[key] = torch.tensor(key, dtype=torch.long, device=self.call.seeds.device)
+        return self._indices[key]
 
     def _finish(self, rows: list[int]) -> None:
-        state = self.slots.state
-        state.check(self.slots.names)
+        state = self.batch.state
+        state.check(self.batch.names)
         self._copy(rows)
-        for row, passes in zip(rows, self.slots.passes_of(rows), strict=True):
-            self._accepted[self.slots.names[row]] = state.accepted[:passes, row].to("cpu", copy=True)
-            self._undecoded.append(self.slots.names[row])
-        if rows == self.slots.running:
-            self._idle_steps = self.slots.idle_steps(rows)
-        if self.count > self.slots.size and len(self._undecoded) >= self.slots.size:
-            self._decode(self._undecoded[: self.slots.size])
+        for row, passes in zip(rows, self.batch.passes_of(rows), strict=True):
+            self._accepted[self.batch.names[row]] = state.accepted[:passes, row].to("cpu", copy=True)
+            self._undecoded.append(self.batch.names[row])
+        if self.count > self.batch.size and len(self._undecoded) >= self.batch.size:
+            self._decode(self._undecoded[: self.batch.size])
 
     def _decode(self, images: list[int]) -> None:
         """Decode finished images to pixels."""
@@ -176,7 +183,7 @@ class CallRun:
         if call.output_type == "latent":
             return
         began = pipe._now()
-        pixels = pipe.decode_result(call, self.tensors[pipe.decoded_tensor][images]).float()
+        pixels = pipe.decode_result(call, self.tensors[pipe.decoded_tensor][self._index(images)]).float()
         for image, picture in zip(images, pipe.to_images(call, pixels), strict=True):
             self._images[image] = picture
         self._tokenizer_seconds += pipe._now() - began

@@ -132,7 +132,7 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     pipe.set_progress_bar_config(disable=True)
     _, call, class_name = MODELS[name]
     images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
-    image = images[0][0] if pipe.generates_video else images[0]
+    image = images[0][0] if pipe.abilities.generates_video else images[0]
     assert type(pipe).__name__ == class_name and image.width >= 16
     # Nothing that the converter does not read is downloaded.
     downloaded = hub.downloaded()

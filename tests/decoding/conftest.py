@@ -48,6 +48,9 @@ class TableModel:
     has the distribution of other tokens, which depends on all noisy vectors and levels that it sees.
     """
 
+    kind = "tokens"
+    predicts_groups = False
+
     device = torch.device("cpu")
     denoises = True
 

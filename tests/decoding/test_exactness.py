@@ -12,6 +12,7 @@ import pytest
 import torch
 from decoding.conftest import some_order
 from decoding.pairwise import pairwise
+from presets import FOR_TOKENS
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -27,7 +28,6 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
     decoding_from_name,
-    decoding_names,
     speculative_jacobi,
 )
 from arimage.decoding.contract.noise import Purpose, uniforms
@@ -272,7 +272,7 @@ def test_pairwise_meets_every_pair_with_few_choices():
     assert pairwise({}) == [{}] and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize("preset", decoding_names(scales=False))
+@pytest.mark.parametrize("preset", FOR_TOKENS)
 def test_every_exact_preset_has_its_row(preset):
     decoding = decoding_from_name(preset)
     rows = [settings for method, settings in ROWS if method is type(decoding)]

@@ -13,6 +13,8 @@ SEEDS = torch.arange(3)
 class Doubling:
     """Three levels of 1, 2 and 3 tokens of width 2. It returns twice what it is fed, and the code whose number is the start."""
 
+    kind = "vectors"
+
     offsets, num_tokens, vocab_size, codes_until = (0, 1, 3, 6), 6, 4, 1
     device, network, teacher, noise = torch.device("cpu"), None, None, None
     codebook = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
@@ -107,3 +109,11 @@ def test_the_noise_is_standard_normal_and_independent():
     assert abs(float((numbers > 1.959964).double().mean()) - 0.025) < 4 * (0.025 * 0.975 / 80_000) ** 0.5
     for left, right in ((numbers[..., 0], numbers[..., 4]), (numbers[:, 1:], numbers[:, :-1])):
         assert abs(float((left * right).mean())) < 4 / left.numel() ** 0.5
+
+
+def test_steps_after_the_end_change_nothing():
+    decoding = FewStepDecoding(codes_until=0)
+    state = decode(Doubling(), decoding, Sampling(), SEEDS)
+    tokens = state.tokens.clone()
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and state.forward_passes == 1

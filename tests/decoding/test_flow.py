@@ -19,6 +19,8 @@ class Student:
     "spoiled" the same but for the third token; "broken" returns NaN.
     """
 
+    kind = "vectors"
+
     noise = None
 
     def __init__(self, teacher, kind="random", decoding=None, sampling=None, seeds=None):

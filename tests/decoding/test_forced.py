@@ -5,6 +5,7 @@ import torch
 from decoding.conftest import some_order
 from decoding.pairwise import pairwise
 from decoding.test_exactness import assert_follows, sample_images
+from presets import FOR_TOKENS
 
 from arimage.decoding import (
     DraftTreeDecoding,
@@ -13,7 +14,6 @@ from arimage.decoding import (
     SpeculativeJacobiDecoding,
     decode,
     decoding_from_name,
-    decoding_names,
 )
 
 
@@ -26,7 +26,7 @@ FORCED = {
     "two apart": [0, -1, 2, -1],
     "a run": [-1, 2, 0, -1],
 }
-DECODINGS = {name: decoding_from_name(name) for name in decoding_names(scales=False)}
+DECODINGS = {name: decoding_from_name(name) for name in FOR_TOKENS}
 # Trees no larger than the image, which take less time.
 TREES = {f"eagle {tree}": DraftTreeDecoding(tree=tree, depth=2, width=2, nodes=4) for tree in ("dynamic", "static")}
 EXACT = {name: decoding for name, decoding in DECODINGS.items() if decoding.exact and name != "eagle"} | TREES

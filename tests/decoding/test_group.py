@@ -12,6 +12,8 @@ class GroupTable(TableModel):
     """A `GroupModel`: a token of a group follows the table of the group's first rank given all tokens before the group, with the
     ids shifted by how far behind that rank it is. The first group is prefilled."""
 
+    predicts_groups = True
+
     def group_logits(self, rank, index, count):
         """Logits [G, M, count, V] after the groups of number `index` [M]."""
         logits = self.tables[rank][:, index]

@@ -25,6 +25,8 @@ class GaussianModel:
     """A `LatentModel` of two tokens [1] with an exact denoiser: a token is normal with variance V, and its mean is its own plus
     SLOPE times the sum of those that are visible. Without the condition the mean is that plus SHIFT."""
 
+    kind = "masked_latents"
+
     V, SLOPE, SHIFT, MEANS = 0.5, 0.8, 0.6, (0.3, -0.7)
     num_tokens, dim, device, network = 2, 1, torch.device("cpu"), None
 
@@ -294,3 +296,13 @@ def test_a_step_stays_on_the_device(dtype, guided):
             with DeviceOnly():
                 decoding.step(state)
         assert all(getattr(state, name) is buffer for name, buffer in zip(names, buffers, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mar", "mar-disa"])
+def test_steps_after_the_end_change_nothing(name):
+    decoding = decoding_from_name(name)
+    state = decode(mar(), decoding, sampling(), torch.arange(3))
+    tokens, calls = state.tokens.clone(), state.head_calls
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and state.head_calls == calls

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
+from presets import FOR_SCALES
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -15,7 +16,6 @@ from arimage.decoding import (
     Sampling,
     decode,
     decoding_from_name,
-    decoding_names,
     next_scale,
 )
 from arimage.models.transformer_var import VARScaleModel
@@ -35,6 +35,8 @@ class FedCache:
 class ScaleTable:
     """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of a map,
     given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
+
+    kind = "scales"
 
     device = torch.device("cpu")
     refiner = None
@@ -149,7 +151,7 @@ def test_an_image_does_not_depend_on_its_batch():
     assert torch.equal(tokens, torch.cat(alone))
 
 
-@pytest.mark.parametrize("preset", decoding_names(scales=True))
+@pytest.mark.parametrize("preset", FOR_SCALES)
 def test_every_step_decides_a_map_and_is_reported(preset):
     model = ScaleTable((1, 1, 2), 2)
     model.refiner = ScaleTable((1, 1, 2), 2, seed=2)

@@ -14,7 +14,7 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
 )
-from arimage.decoding.run.batch import Images, Slots, decode_slots
+from arimage.decoding.run.batch import Batch, Images, run_batch
 
 
 STEPS = 8
@@ -110,19 +110,32 @@ def test_an_image_does_not_depend_on_its_batch(decoding, settings):
 @by_decoding
 def test_finished_images_make_room_for_others(decoding):
     model, sampling, seeds = model_of({}, num_tokens=6, **MIXTURE), LatentSampling(num_diffusion_steps=STEPS), range(7)
-    slots, waiting, tokens = Slots(decoding, 2), list(seeds), {}
+    batch, waiting, tokens = Batch(decoding, 2), list(seeds), {}
 
     def begin(room):
         names = [waiting.pop(0) for _ in range(min(room, len(waiting)))]
         return Images(names, model, sampling, torch.tensor(names)) if names else None
 
     def keep(rows):
-        tokens.update({slots.names[row]: slots.state.tokens[row].clone() for row in rows})
+        tokens.update({batch.names[row]: batch.state.tokens[row].clone() for row in rows})
 
-    decode_slots(slots, begin, keep, lambda: False)
+    run_batch(batch, begin, keep, lambda: False)
     expected = generate(model, decoding, {}, torch.tensor(seeds)).tokens
     torch.testing.assert_close(torch.stack([tokens[seed] for seed in seeds]), expected, atol=1e-4, rtol=1e-4)
-    assert slots.head_calls >= slots.state.head_calls > 0
+    assert sum(batch.calls_per_pass) >= batch.state.head_calls > 0
+
+
+@by_decoding
+@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"guidance_scale": 4.0}, {"num_diffusion_steps": STEPS - 1}])
+def test_images_with_other_settings_are_refused_in_a_batch_that_runs(decoding, other):
+    model, batch = model_of(GUIDED, **MIXTURE), Batch(decoding, 4)
+    settings = {"num_diffusion_steps": STEPS, **GUIDED}
+    batch.begin(Images([0, 1], model.take(torch.arange(2)), LatentSampling(**settings), torch.arange(2)))
+    batch.step()
+    tokens = batch.state.tokens.clone()
+    with pytest.raises(ValueError, match=f"{next(iter(other))} is .* in one batch"):
+        batch.begin(Images([2], model.take(torch.arange(1)), LatentSampling(**{**settings, **other}), torch.arange(1)))
+    torch.testing.assert_close(batch.state.tokens[:2], tokens)
 
 
 @by_decoding

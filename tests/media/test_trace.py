@@ -7,8 +7,9 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from presets import FOR_TOKENS
 
-from arimage.decoding import Layout, decoding_names
+from arimage.decoding import Layout
 from arimage.media import trace
 from arimage.media.trace import (
     ACCEPTED,
@@ -114,7 +115,7 @@ def test_outlines_have_their_colours():
     assert picture[10, 10].mean() > picture[30, 10].mean()
 
 
-@pytest.mark.parametrize("decoding", decoding_names(scales=False))
+@pytest.mark.parametrize("decoding", FOR_TOKENS)
 def test_a_trace_follows_every_decoding(decoding, tmp_path):
     pipe = tiny.text_pipeline()
     recorder = Trace()

@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from families import BUILD, condition_of
+from presets import FOR_TOKENS
 from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
-from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding import Layout, Sampling, decode, decoding_from_name
 from arimage.models.cache_transformers import cache_argument
 from arimage.models.language_model import LanguageTokenModel, code_head
 
@@ -244,9 +245,7 @@ def test_exact_decodings_agree_with_autoregressive_decoding(network, name, stati
     assert torch.equal(run(network, name, row_end=None).tokens, run(network, "ar", row_end=None).tokens)
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*decoding_names(scales=False)} - {"ar", "eagle", "eagle-lantern", "sjd2", *EXACT})
-)
+@pytest.mark.parametrize("name", sorted(set(FOR_TOKENS) - {"ar", "eagle", "eagle-lantern", "sjd2", *EXACT}))
 def test_other_decodings_run(network, name):
     tokens = run(network, name, sampling=Sampling(guidance_scale=2.0)).tokens
     assert tokens.min() >= 0 and tokens.max() < CODES

@@ -8,7 +8,7 @@ from pipelines.test_calls import BUILD, LATENT, condition_of, flat, seeded
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
-from arimage.decoding.run.batch import Images, Slots, decode_slots
+from arimage.decoding.run.batch import Batch, Images, run_batch
 from arimage.models.language_model import LanguageTokenModel
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel
@@ -171,7 +171,9 @@ def test_a_callback_sees_all_images(pipe):
         kept = before["decided"]
         assert (after["decided"] >= kept).all() and (after["tokens"] == before["tokens"])[kept].all()
     tokens = (
-        output.tokens if pipe.generates_scales else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
+        output.tokens
+        if pipe.abilities.kind == "scales"
+        else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
     )
     assert torch.equal(seen[-1]["tokens"], flat(tokens))
 
@@ -215,7 +217,7 @@ def test_prompts_of_any_length_may_join(pipes, name, longest):
     prompts = sorted(PROMPTS[:3], key=len, reverse=longest == 0)
     for decoding in ("sjd-coupled", "sjd-tree"):
         own = [pipe(prompt, generator=seeded(i), decoding=decoding, **LATENT) for i, prompt in enumerate(prompts)]
-        slots, waiting = Slots(decoding_from_name(decoding), 2), list(enumerate(prompts))
+        slots, waiting = Batch(decoding_from_name(decoding), 2), list(enumerate(prompts))
 
         def begin(room, waiting=waiting):
             if not waiting:
@@ -228,6 +230,6 @@ def test_prompts_of_any_length_may_join(pipes, name, longest):
             found.update({slots.names[row]: slots.state.tokens[row].clone() for row in rows})
 
         with torch.no_grad():
-            decode_slots(slots, begin, keep, lambda: False)
+            run_batch(slots, begin, keep, lambda: False)
         for i, one in enumerate(own):
             assert torch.equal(found[i], one.tokens[0].flatten()), (decoding, i)

@@ -66,7 +66,7 @@ def test_what_a_pipeline_says_of_itself_holds(pipe):
     assert tuple(images.shape[-2:]) == sizes[0] and len(set(sizes)) == len(sizes)
     for name in ("negative_prompt", "ratio", "prompt_suffix"):
         assert getattr(pipe, f"accepts_{name}") == (name in parameters)
-    assert not pipe.accepts_task or "task" in parameters
+    assert not pipe.abilities.accepts("task") or "task" in parameters
 
 
 @pytest.mark.parametrize("name", BUILD)

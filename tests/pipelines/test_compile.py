@@ -8,16 +8,16 @@ import pytest
 import tiny
 import tiny_lumina_mgpt
 import torch
+from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager
 
-from arimage import SpeculativeJacobiDecoding, decoding_names
+from arimage import SpeculativeJacobiDecoding
 from arimage.decoding import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]
 # The others take minutes together.
 QUICK = ("ar", "sjd-coupled", "pjd", "next-scale")
-FOR_TOKENS, FOR_SCALES = decoding_names(scales=False), decoding_names(scales=True)
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOR_TOKENS + FOR_SCALES]
 
 
@@ -63,7 +63,7 @@ def arpg():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg, counting, monkeypatch):
-    scales = name in decoding_names(scales=True)
+    scales = name in FOR_SCALES
     pipe = var if scales else arpg if name == "groups" else llamagen
     monkeypatch.setattr(pipe, "_compiled", None)
     expected = tokens(pipe, name)

@@ -32,11 +32,11 @@ def built(name):
     """A pipeline whose settings are not the defaults of its class."""
     pipe = ALL[name]()
     pipe.generation_config.update({key: value for key, value in DEFAULTS.items() if key in pipe.generation_config})
-    if pipe.generates_video:
+    if pipe.abilities.generates_video:
         pipe.generation_config["guidance_scale"] = 1.0
     if name.endswith("-dd"):
         pipe.decoding = FewStepDecoding(starts=(0, 2), teacher_start=0)
-    elif not pipe.generates_scales and not pipe.generates_latents:
+    elif pipe.abilities.kind == "tokens":
         pipe.decoding = SpeculativeJacobiDecoding(window=5)
     return pipe
 
@@ -89,7 +89,7 @@ def same(found, wanted):
 
 
 def decoding_of(pipe):
-    return "next-scale" if pipe.generates_scales else "ar"
+    return "next-scale" if pipe.abilities.kind == "scales" else "ar"
 
 
 # Loading
@@ -319,7 +319,7 @@ def test_output_is_an_object_or_a_tuple(pipe):
     options = condition_of(pipe) | {"output_type": "pt"}
     named = pipe(**options, generator=seeded(0))
     (images,) = pipe(**options, generator=seeded(0), return_dict=False)
-    name = "frames" if pipe.generates_video else "images"
+    name = "frames" if pipe.abilities.generates_video else "images"
     assert torch.equal(images, named[0]) and torch.equal(named[name], images)
 
 
@@ -328,7 +328,9 @@ def test_output_types_hold_the_same_images(pipe):
         pictures_of(pipe(**condition_of(pipe), generator=seeded(0), output_type=kind)) for kind in ("pil", "np", "pt")
     )
     np.testing.assert_array_equal(array, tensor.movedim(-3, -1).numpy())
-    levels = np.asarray([[np.asarray(frame) for frame in video] for video in pil] if pipe.generates_video else pil)
+    levels = np.asarray(
+        [[np.asarray(frame) for frame in video] for video in pil] if pipe.abilities.generates_video else pil
+    )
     # Some families round down.
     assert np.abs(levels / 255 - array).max() < 1.001 / 255
 
@@ -425,7 +427,7 @@ def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
     assert torch.equal(steered[:, :1], other)
     call = pipe.prepare(**condition_of(pipe), top_k=1, guidance_scale=1.0)
     cache, _ = call.model.prefill(1)
-    if pipe.generates_scales:
+    if pipe.abilities.kind == "scales":
         latents = call.model.accumulate(0, None, call.model.codebook[other])
         logits = call.model.forward(1, latents, cache)
         assert torch.equal(steered[:, 1:5], logits[0].argmax(-1))

@@ -5,8 +5,8 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from presets import FOR_TOKENS
 
-from arimage import decoding_names
 from arimage.pipelines.images import prepare_image
 
 
@@ -61,7 +61,7 @@ def codes_of(pipe, images):
         return pipe.vq.encode(images * 2 - 1)
 
 
-@pytest.mark.parametrize("decoding", decoding_names(scales=False))
+@pytest.mark.parametrize("decoding", FOR_TOKENS)
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guidance_scale):
     image = random_images(1)
@@ -72,7 +72,7 @@ def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guida
     assert not torch.equal(tokens, others)
 
 
-@pytest.mark.parametrize("decoding", decoding_names(scales=False))
+@pytest.mark.parametrize("decoding", FOR_TOKENS)
 def test_each_image_is_what_it_is_alone(pipe, decoding):
     images, masks = random_images(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])
     settings = {"decoding": decoding, **LATENT}

@@ -6,10 +6,11 @@ import tiny_janus
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
+from presets import FOR_TOKENS
 from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
-from arimage import AutoPipeline, JanusPipeline, decoding_from_name, decoding_names
+from arimage import AutoPipeline, JanusPipeline, decoding_from_name
 from arimage.convert import convert_janus
 from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 
@@ -17,7 +18,7 @@ from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
 SIZE, CELL = 64, 16
 # Nobody trained a drafter or a denoiser for this model.
-DECODINGS = [name for name in decoding_names(scales=False) if not name.startswith(("eagle", "sjd2"))]
+DECODINGS = [name for name in FOR_TOKENS if not name.startswith(("eagle", "sjd2"))]
 EXACT = [name for name in DECODINGS if decoding_from_name(name).exact]
 
 

@@ -10,7 +10,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from ...decoding import GroupDecoding
-from ...decoding.run.batch import Images, Slots, decode_slots
+from ...decoding.run.batch import Batch, Images, run_batch
 from ...decoding.run.watch import INTERVAL
 from ...media.film import Film
 from ...media.trace import draw_steps, is_known
@@ -44,7 +44,7 @@ class Place:
     recorded: list[tuple[torch.LongTensor, torch.BoolTensor, float]] = field(default_factory=list)
 
 
-class Flow:
+class RequestBatch:
     """Generates images that may share a batch, as long as there are requests for some: each begins when there is room for it, and
     is delivered when it is finished.
 
@@ -69,26 +69,26 @@ class Flow:
     ):
         self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
         self._on_pass, self._on_images = on_pass, on_images
-        self._slots = Slots(kind[1], size, pipe._steps)
-        # Those that the current forward pass prefills, and requests to be prepared one by one.
+        self._batch = Batch(kind[1], size, pipe._steps)
+        # Those that the current forward pass prefills.
         self._beginning: list[Place] = []
-        self._head_calls = 0
+        # Requests that were taken out of the queue together and failed, to be prepared one by one.
         self._retried: list[Parts] = []
 
     @torch.no_grad()
     def run(self) -> None:
         """Generate until no request of this kind is left."""
         try:
-            decode_slots(self._slots, self._begin, self._deliver, self._on_step)
+            run_batch(self._batch, self._begin, self._deliver, self._on_step)
         except Exception as error:
-            places = [*self._beginning, *(self._slots.names[row] for row in self._slots.running)]
-            tickets = list(dict.fromkeys(place.ticket for place in places))
-            for ticket in tickets:
-                if len(tickets) == 1:
-                    _fail(ticket, error)
-                else:
-                    # So that only the request at fault fails.
-                    self._give_back(ticket)
+            places = [*self._beginning, *(self._batch.names[row] for row in self._batch.running)]
+            suspects = list(dict.fromkeys(place.ticket for place in places))
+            if len(suspects) == 1:
+                _fail(suspects.pop(), error)
+            waiting = [ticket for parts in self._retried for ticket, _ in parts]
+            # Each alone, so that only the request at fault fails.
+            for ticket in dict.fromkeys([*suspects, *waiting]):
+                self._give_back(ticket)
 
     def _begin(self, room: int) -> Images | None:
         while parts := self._retried.pop(0) if self._retried else self._take(room, self.kind):
@@ -134,34 +134,32 @@ class Flow:
         return Images(self._beginning, call.model, call.sampling, call.seeds)
 
     def _on_step(self) -> bool:
-        slots, state = self._slots, self._slots.state
-        self._on_pass(len(slots.running))
-        head_calls, self._head_calls = slots.head_calls - self._head_calls, slots.head_calls
-        slots.release([row for row in slots.running if slots.names[row].ticket.future.done()])
+        batch, state = self._batch, self._batch.state
+        self._on_pass(len(batch.running))
+        batch.release([row for row in batch.running if batch.names[row].ticket.future.done()])
         # A prefill is a forward pass of its own images only.
-        rows = [row for row in slots.running if not self._beginning or slots.names[row] in self._beginning]
+        rows = [row for row in batch.running if not self._beginning or batch.names[row] in self._beginning]
         self._beginning = []
         decided = state.decided
         undecided = ~decided
         by_ticket: dict[Ticket, list[int]] = {}
         for row in rows:
-            place = slots.names[row]
+            place = batch.names[row]
             place.late += undecided[row]
             by_ticket.setdefault(place.ticket, []).append(row)
             if place.ticket.request.film and place.index == 0:
                 place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
         # Reading from an accelerator waits for it.
         on_cpu = decided.device.type == "cpu"
-        counts = decided.sum(1).tolist() if on_cpu or slots.forward_passes % INTERVAL == 0 else None
+        counts = decided.sum(1).tolist() if on_cpu or batch.forward_passes % INTERVAL == 0 else None
         for ticket, its_rows in by_ticket.items():
-            ticket.passes += 1
-            ticket.head_calls += head_calls
+            ticket.calls_per_pass.append(batch.calls_per_pass[-1])
             self._report(ticket, its_rows, counts)
         return False
 
     def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
         """Report the progress of a request whose images are in `rows`, of which `counts` tokens are decided, if that is known."""
-        request, state = ticket.request, self._slots.state
+        request, state = ticket.request, self._batch.state
         due = request.preview_every > 0 and ticket.passes % request.preview_every == 0
         if counts is None and not due:
             return
@@ -172,8 +170,8 @@ class Flow:
         previews = None
         if due:
             previews = []
-            for row in sorted(rows, key=lambda row: self._slots.names[row].index):
-                place = self._slots.names[row]
+            for row in sorted(rows, key=lambda row: self._batch.names[row].index):
+                place = self._batch.names[row]
                 call = place.call.select([place.row])
                 previews += preview(self.pipe, call, state.tokens[row][None], state.decided[row][None])
         ticket.report(ticket.passes, so_far, previews)
@@ -187,18 +185,23 @@ class Flow:
                 for row in rows:
                     self._deliver([row])
             else:
-                _fail(self._slots.names[rows[0]].ticket, error)
+                _fail(self._batch.names[rows[0]].ticket, error)
             return
-        slots, size = self._slots, self._slots.state.model.num_tokens
-        seconds = [slots.names[row].ticket.seconds for row in rows]
+        batch, size = self._batch, self._batch.state.model.num_tokens
+        seconds = [batch.names[row].ticket.seconds for row in rows]
         self._on_images(len(rows), len(rows) * size)
-        for row, picture, passes, ended in zip(rows, pictures, slots.passes_of(rows), seconds, strict=True):
-            place = slots.names[row]
+        for row, picture, passes, ended in zip(rows, pictures, batch.passes_of(rows), seconds, strict=True):
+            place = batch.names[row]
+            # An accelerator's host sees late that an image is finished.
+            del place.recorded[passes:]
             deciding = None
-            if not self.pipe.generates_scales:
+            if self.pipe.abilities.kind != "scales":
                 deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
+        running = {batch.names[row].ticket for row in batch.running if row not in rows}
+        for ticket in {batch.names[row].ticket for row in rows} - running:
+            ticket.forget_idle_passes()
 
     def _film(self, place: Place, ended: float) -> Film:
         """The film of an image that was finished after `ended` seconds."""
@@ -207,20 +210,19 @@ class Flow:
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
         call = place.call.select([place.row])
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
-        layout = None if pipe.generates_scales else call.layout
+        layout = None if pipe.abilities.kind == "scales" else call.layout
         with running(pipe, call):
             frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended], count)
 
     def _pictures(self, rows: list[int]) -> list[Image.Image]:
-        slots, pipe = self._slots, self.pipe
-        slots.state.check([place.index if row in rows else None for row, place in enumerate(slots.names)])
+        batch, pipe = self._batch, self.pipe
+        batch.state.check([place.index if row in rows else None for row, place in enumerate(batch.names)])
         pictures: dict[int, Image.Image] = {}
-        results = getattr(slots.state, pipe.decoded_tensor)
-        for call in {id(call): call for call in (slots.names[row].call for row in rows)}.values():
-            some = [row for row in rows if slots.names[row].call is call]
-            part = call.select([slots.names[row].row for row in some])
-            # What is generated goes on behind this.
+        results = getattr(batch.state, pipe.decoded_tensor)
+        for call in {id(call): call for call in (batch.names[row].call for row in rows)}.values():
+            some = [row for row in rows if batch.names[row].call is call]
+            part = call.select([batch.names[row].row for row in some])
             with running(pipe, call):
                 pixels = pipe.decode_result(part, results[some]).float()
             pictures.update(zip(some, pipe.to_images(part, pixels), strict=True))
@@ -233,7 +235,7 @@ def preview(
     """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the others are greyed."""
     with running(pipe, call):
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
-    if not pipe.generates_scales:
+    if pipe.abilities.kind != "scales":
         # Drafts shine through; tokens not known yet are grey.
         veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
         veil = call.layout.to_places(veil)[:, None]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...pipelines.base import ARImagePipeline
-from .batch import Flow
+from .batch import RequestBatch
 from .models import ModelInfo, describe
 from .ticket import Ticket
 from .types import Cancelled, Limits, Progress, Refused, Request
@@ -86,7 +86,7 @@ class Engine:
         # Images in raster order have no order that those next to them could have.
         raster = plan.order == "raster" and not plan.edits
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
-        if info.grid is None or pipe.generates_latents:
+        if pipe.abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)
         if pipe.known_captions is not None and request.prompt is not None:
@@ -142,7 +142,7 @@ class Engine:
             with self._arrived:
                 first = self._waiting[0] if self._waiting else None
             if first is not None:
-                Flow(
+                RequestBatch(
                     self._pipelines[first.plan.model],
                     first.kind,
                     self.limits.batch,

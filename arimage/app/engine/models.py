@@ -107,25 +107,25 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     Raises:
         ValueError: if it does not generate from a text or a class alone.
     """
-    if pipe.generates_video and not pipe.config.begins_with_text:
+    if pipe.abilities.generates_video and not pipe.config.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model
     sizes = pipe.image_sizes
-    if pipe.accepts_ratio:
+    if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
     decodings = {name: decoding_from_name(name) for name in pipe.decoding_names}
     return ModelInfo(
         classes=pipe.num_classes,
         sizes=list(dict.fromkeys(sizes)),
         tokens=model.num_tokens,
-        grid=None if pipe.generates_scales else model.layout.shape,
+        grid=None if pipe.abilities.kind == "scales" else model.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
         # Models of continuous tokens have neither.
         sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
-        negative_prompt=pipe.accepts_negative_prompt,
-        edits=pipe.accepts_mask_image,
-        order=pipe.order if pipe.accepts_order else None,  # pyright: ignore[reportAttributeAccessIssue]
+        negative_prompt=pipe.abilities.accepts("negative_prompt"),
+        edits=pipe.abilities.accepts("mask_image"),
+        order=pipe.order if pipe.abilities.accepts("order") else None,  # pyright: ignore[reportAttributeAccessIssue]
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

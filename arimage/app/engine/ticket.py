@@ -39,7 +39,7 @@ class Ticket:
         future: resolves to the `Result`, or to the exception that `result` raises.
         kind: what requests have in common whose images may share a batch: model, decoding, and so on.
         unbegun: the images that have not begun, by their indices.
-        passes, head_calls: forward passes of its images so far, and calls of denoising heads in these.
+        calls_per_pass: calls of denoising heads in each of the forward passes of its images so far.
         unknown: what to tell about a prompt that the model does not know.
     """
 
@@ -55,7 +55,8 @@ class Ticket:
         # Only `settle` ends it from here on.
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
-        self.finished, self.passes, self.head_calls, self.shown = Finished(), 0, 0, 0
+        self.finished, self.shown = Finished(), 0
+        self.calls_per_pass: list[int] = []
         self.unknown: Unknown | None = None
         self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
@@ -99,7 +100,7 @@ class Ticket:
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """End the request at once. Its images give their rows free after the current forward pass."""
+        """End the request at once. The rows of its images are freed after the current forward pass."""
         self.settle(Cancelled("the request was cancelled"))
         self.drop()
 
@@ -120,6 +121,15 @@ class Ticket:
     def start(self) -> None:
         """Images of the request begin."""
         self._started = self._started or time.perf_counter()
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of its images so far."""
+        return len(self.calls_per_pass)
+
+    def forget_idle_passes(self) -> None:
+        """Forget the forward passes after the one that decided the last of its finished images, while none is running."""
+        del self.calls_per_pass[self.finished.passes :]
 
     @property
     def seconds(self) -> float:
@@ -165,7 +175,7 @@ class Ticket:
             images=[finished.images[i] for i in indices],
             seeds=self.seeds,
             passes=finished.passes,
-            head_calls=self.head_calls,
+            head_calls=sum(self.calls_per_pass),
             tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
             seconds=finished.seconds,
             exact=plan.decoding.exact,

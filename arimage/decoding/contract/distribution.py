@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Self
 
@@ -120,7 +120,8 @@ class Sampling:
         return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
-        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a check of `allowed` waits for the device."""
+        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a check of
+        `allowed` waits for the device."""
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other
@@ -131,7 +132,7 @@ class Sampling:
         return isinstance(self.temperature, torch.Tensor)
 
     def take(self, images: torch.LongTensor) -> Self:
-        """That of the `images` [M]."""
+        """The settings of the `images` [M]."""
         other = copy.copy(self)
         for name in _ROWS if self.stacked else ("forced",):
             if getattr(self, name) is not None:
@@ -139,8 +140,8 @@ class Sampling:
         return other
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
-        """That of `batch_size` images, of which `images` [M] are sampled as `other` says. It is itself where there is no
-        difference, and where it is a stack with room for all that `other` sets, which is written in place."""
+        """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing differs, and if it
+        is a stack with room for all that `other` sets, which is written in place."""
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
@@ -226,6 +227,21 @@ class LatentSampling(Sampling):
                 f"num_diffusion_steps is {steps!r}: give a whole number of at least 2, or several as a list"
             )
         object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
+
+    def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
+        """See `Sampling.join`.
+
+        Raises:
+            ValueError: if `other` differs: images of continuous tokens that are generated together have equal settings.
+        """
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.compare and mine != theirs:
+                raise ValueError(
+                    f"{item.name} is {theirs!r} and {mine!r} in one batch: generate images of continuous tokens with "
+                    "different settings in batches of their own"
+                )
+        return self
 
     def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
         """The guidance scales where `share` of the tokens, 0 to 1, are decided."""

@@ -53,10 +53,6 @@ class Layout:
             self.order.index_copy_(0, images, other.order)
             self._rank_of.index_copy_(0, images, other._rank_of)
 
-    def expand(self, ranks: torch.LongTensor) -> torch.LongTensor:
-        """Ranks [Q] as [1, Q], or [B, Q] where every image has an order of its own."""
-        return ranks.expand(1 if self.order is None else len(self.order), -1)
-
     def places(self, ranks: torch.LongTensor) -> torch.LongTensor:
         """The places of tokens `ranks` [B, Q] in 0 .. N - 1."""
         return ranks if self.order is None else self.order.gather(1, ranks)

@@ -1,16 +1,15 @@
-"""What a decoding asks of a model."""
+"""What a decoding asks of a model: a Protocol for every kind of model."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeGuard
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 
 from .layout import Layout
 
 
-if TYPE_CHECKING:
-    from .distribution import Sampling
-    from .state import DecodingState
+Kind = Literal["tokens", "scales", "vectors", "masked_latents", "causal_latents"]
+"""What a model generates, and how. Every model says it as its `kind`, and is narrowed by it."""
 
 
 class TokenModel(Protocol):
@@ -30,10 +29,13 @@ class TokenModel(Protocol):
         network: the network that runs the forward passes, by which tables and measured times are remembered.
         drafter: a `Drafter` trained for this model; None where there is none.
         denoises: whether it is a `DenoisingModel`.
+        predicts_groups: whether it is a `GroupModel`.
         context: int64 [B, rows * columns], the tokens of the frame before the first, where the videos continue others; None where
             there is none.
     """
 
+    kind: ClassVar[Literal["tokens"]]
+    predicts_groups: ClassVar[bool]
     num_tokens: int
     layout: Layout
     block: int
@@ -149,6 +151,7 @@ class ScaleModel(Protocol):
             none.
     """
 
+    kind: ClassVar[Literal["scales"]]
     scales: tuple[int, ...]
     num_tokens: int
     vocab_size: int
@@ -199,6 +202,7 @@ class VectorModel(Protocol):
         teacher: the model that it was distilled from, bound to the same images; None where there is none.
     """
 
+    kind: ClassVar[Literal["vectors"]]
     offsets: Sequence[int]
     num_tokens: int
     vocab_size: int
@@ -223,7 +227,7 @@ class VectorModel(Protocol):
 
 class LatentModel(Protocol):
     """A model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] that a denoising head
-    samples, given what the network says of them. It is a `MaskedLatentModel` or a `CausalLatentModel`.
+    samples, given the network's conditioning vectors. It is a `MaskedLatentModel` or a `CausalLatentModel`.
 
     Attributes:
         num_tokens: N tokens per image.
@@ -263,13 +267,15 @@ class MaskedLatentModel(LatentModel, Protocol):
         drafter: a smaller model of the same tokens, bound to the same images; None where there is none.
     """
 
+    kind: ClassVar[Literal["masked_latents"]]
+
     @property
     def drafter(self) -> "MaskedLatentModel | None": ...
 
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
     ) -> torch.Tensor:
-        """What the denoising head is told of every token, conditions [G, B, N, C], by the tokens [B, N, D] that are `visible`
+        """Conditioning vectors of the denoising head for every token, [G, B, N, C], given the tokens [B, N, D] that are `visible`
         [B, N], at most `count` per image. `padded` says that some images may have fewer.
 
         G is 1, or 2 under guidance: with the condition, without it.
@@ -286,12 +292,14 @@ class CausalLatentModel(LatentModel, Protocol):
             is none.
     """
 
+    kind: ClassVar[Literal["causal_latents"]]
+
     @property
     def drafter(self) -> "CausalLatentModel | None": ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.Tensor]:
-        """A cache of N + `scratch` slots with the condition in it, and what the denoising head is told of the token of rank 0,
-        conditions [G, B, C]."""
+        """A cache of N + `scratch` slots with the condition in it, and the conditioning vectors [G, B, C] of the denoising head for
+        the token of rank 0."""
         ...
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: Any) -> torch.Tensor:
@@ -316,8 +324,7 @@ class CausalLatentModel(LatentModel, Protocol):
         ...
 
 
-Model = TokenModel | ScaleModel | VectorModel | LatentModel
-_VECTORS = "it generates vectors from noise: use few-step"
+Model = TokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatentModel
 
 
 class Drafter(Protocol):
@@ -351,110 +358,3 @@ class DraftModel(Protocol):
         computed from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and the features
         [G, B, Q, D] of the ranks after. `visible` and `slots` as in `TokenModel.forward`."""
         ...
-
-
-class Decoding(Protocol):
-    """A decoding method: a frozen dataclass of its settings. It may take one kind of model only, and takes its own states.
-
-    Attributes:
-        exact: whether its samples follow the model's own distribution.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def exact(self) -> bool: ...
-
-    def supports(self, model: Any) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`, a `TokenModel`, `ScaleModel`, `VectorModel` or
-        `LatentModel`."""
-        ...
-
-    def start(self, model: Any, sampling: "Sampling", seeds: torch.LongTensor) -> "DecodingState":
-        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes are fixed
-        here."""
-        ...
-
-    def step(self, state: Any) -> None:
-        """One forward pass of the model; `state` is updated in place and nothing is read on the host."""
-
-
-def generates_scales(model: Model) -> TypeGuard[ScaleModel]:
-    """Whether `model` is a `ScaleModel`."""
-    return hasattr(model, "scales")
-
-
-def generates_vectors(model: Model) -> TypeGuard[VectorModel]:
-    """Whether `model` is a `VectorModel`."""
-    return hasattr(model, "offsets")
-
-
-def generates_latents(model: Model) -> TypeGuard[LatentModel]:
-    """Whether `model` is a `LatentModel`."""
-    return hasattr(model, "denoise")
-
-
-def generates_latents_in_turn(model: Model) -> TypeGuard[CausalLatentModel]:
-    """Whether `model` is a `CausalLatentModel`."""
-    return generates_latents(model) and hasattr(model, "prefill")
-
-
-def generates_tokens(model: Model) -> TypeGuard[TokenModel]:
-    """Whether `model` is a `TokenModel`."""
-    return not generates_scales(model) and not generates_vectors(model) and not generates_latents(model)
-
-
-def needs_tokens(model: Model, blocks: bool = False) -> str | None:
-    """Why a decoding that generates token by token, or with `blocks` also block by block, cannot run on `model`, or None."""
-    if generates_scales(model):
-        return "it generates whole scales: use next-scale or code"
-    if generates_latents(model):
-        names = "ar, sjd-coupled or path-jacobi" if generates_latents_in_turn(model) else "mar"
-        return f"its tokens are continuous: use {names}"
-    if not generates_tokens(model):
-        return _VECTORS
-    return (
-        None if blocks or model.block == 1 else "it predicts whole blocks of tokens: use ar, sjd-coupled or the like"
-    )
-
-
-def needs_scales(model: Model) -> str | None:
-    """Why a decoding that generates whole scales cannot run on `model`, or None."""
-    if generates_scales(model):
-        return None
-    return needs_tokens(model) or "it generates token by token: use ar, sjd-coupled or the like"
-
-
-def needs_masked_latents(model: Model) -> str | None:
-    """Why a decoding that generates sets of continuous tokens cannot run on `model`, or None."""
-    if generates_latents(model) and not generates_latents_in_turn(model):
-        return None
-    return needs_tokens(model) or needs_scales(model)
-
-
-def needs_latents_in_turn(model: Model) -> str | None:
-    """Why a decoding that generates one continuous token after the other cannot run on `model`, or None."""
-    return None if generates_latents_in_turn(model) else needs_tokens(model) or needs_scales(model)
-
-
-def needs_groups(model: Model) -> str | None:
-    """Why a decoding that generates groups of tokens cannot run on `model`, or None."""
-    if not generates_tokens(model) or model.block > 1:
-        return needs_tokens(model)
-    return (
-        None
-        if hasattr(model, "forward_group")
-        else "it predicts one token after the other: use sjd-coupled or the like"
-    )
-
-
-def needs_vectors(model: Model) -> str | None:
-    """Why a decoding that turns noise into vectors cannot run on `model`, or None."""
-    return None if generates_vectors(model) else needs_tokens(model) or needs_scales(model)
-
-
-def needs_raster(model: Model) -> str | None:
-    """Why a decoding that works row by row cannot run on `model`, or None."""
-    if not generates_tokens(model) or model.block > 1:
-        return needs_tokens(model)
-    return None if model.layout.order is None else "its tokens are not in raster order"

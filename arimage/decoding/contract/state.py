@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .distribution import Sampling
-from .models import Decoding, Model, generates_latents_in_turn, generates_tokens
+from .models import Model
 
 
 @dataclass
@@ -18,19 +18,21 @@ class DecodingState:
     Attributes:
         model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
         cache: the model's cache of this call.
-        token_buffer: int64 [B, N + spare], spare >= 1; what is written behind the image is thrown away. See `tokens`.
+        token_buffer: int64 [B, N + spare], spare >= 1; what is written after the image is thrown away. See `tokens`.
         finished: bool [B].
         steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the image is
             finished.
-        accepted: int64 [max_steps + 1, B], how many tokens each step of an image decided.
+        accepted: int64 [N + 1, B], how many tokens each step of an image decided.
         invalid: bool [B], whether probabilities of the image were not finite.
         head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
         image_dims: the dimension of the images of tensors where it is not the first.
+        shared: the tensors that all images share, without a dimension of the images.
         refillable: whether finished images may be replaced by others, see `put`.
         student_passes: forward passes of a student that drafts, at the start of these images.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    shared: ClassVar[frozenset[str]] = frozenset()
     # Set by those that have a denoising head.
     head_calls = 0
     refillable: ClassVar[bool] = True
@@ -100,9 +102,10 @@ class DecodingState:
         self.tokens.copy_(tokens)
 
     @property
-    def max_steps(self) -> int:
-        """After so many steps every image is finished."""
-        return len(self.accepted) - 1
+    def over(self) -> bool:
+        """Whether the host knows that every image is finished, without reading the device: all images are at the same step. A
+        step after that changes nothing."""
+        return False
 
     @property
     def step_shape(self) -> Hashable:
@@ -126,7 +129,7 @@ class DecodingState:
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
         """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B, Q] are not
-        finite become `invalid`; positions behind the image are never live."""
+        finite become `invalid`; positions after the image are never live."""
         sampling = sampling or self.sampling
         if sampling.forced is not None:
             positions = positions.clamp(max=self.model.num_tokens - 1)
@@ -146,17 +149,21 @@ class DecodingState:
         self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
-    def starter(self, decoding: Decoding) -> Decoding:
+    def starter(self, decoding: Any) -> Any:
         """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
         return decoding
 
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
-        kind. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True."""
-        assert generates_tokens(self.model) or generates_latents_in_turn(self.model)
-        moved = self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] both are of one kind
-        self.cache.put(rows, other.cache)
+        network. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True.
+
+        Raises:
+            ValueError: if they have settings that images next to these cannot have.
+        """
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
+        model: Any = self.model
+        moved = model.put(rows, other.model)
+        self.cache.put(rows, other.cache)
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
             if dim == 0 and values.ndim > 1:
@@ -174,17 +181,15 @@ class DecodingState:
 
     def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
         """The tensors with one part per image: name, dimension of the images, tensor."""
-        batch = len(self.seeds)
         for field in fields(self):
-            values, dim = getattr(self, field.name), self.image_dims.get(field.name, 0)
-            # What all images share has one part.
-            if isinstance(values, torch.Tensor) and values.shape[dim] == batch:
-                yield field.name, dim, values
+            values = getattr(self, field.name)
+            if isinstance(values, torch.Tensor) and field.name not in self.shared:
+                yield field.name, self.image_dims.get(field.name, 0), values
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
-        """A slot [] of the cache that no image has come to, and by how many slots a step comes further at most; None where that
-        is not known."""
+        """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it at most; None where that is not
+        known."""
         return None
 
     def limit_attention(self, steps: int) -> None:

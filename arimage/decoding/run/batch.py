@@ -1,4 +1,4 @@
-"""More images than a batch has rows: an image that is finished makes room for one that waits."""
+"""The loop that runs a decoding: images go through the rows of a batch, and one that is finished makes room for one that waits."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,14 @@ from typing import Any
 import torch
 
 from ..contract.distribution import Sampling
-from ..contract.models import Decoding, Model
+from ..contract.models import Model
 from ..contract.state import DecodingState
+from ..contract.supports import Decoding
 from .watch import INTERVAL, Watch
+
+
+Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
+"""Makes the function that takes the steps of a state, such as a `CompiledSteps`."""
 
 
 @dataclass
@@ -28,35 +33,32 @@ class Images:
     seeds: torch.LongTensor
 
 
-class Slots:
-    """The rows of a batch, in which images of one network, layout, guidance and decoding are generated, each from its own start
-    to its own end.
+class Batch:
+    """The rows in which images of one network, layout, guidance and decoding are generated, each from its own start to its own
+    end.
 
     On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU, where an
     idle row costs as much as any other, there are as many as images.
 
     Args:
         size: how many images may run.
-        compiled: as in `decode`.
+        compiled: what takes the steps; None takes them eagerly.
 
     Attributes:
         names: the image in each row, None in an idle one.
         state: what is decided; None before the first image.
         begins, steps: the forward passes so far: prefills, one for images that begin together, and steps.
-        head_calls: calls of denoising heads so far, one after the other.
+        calls_per_pass: calls of denoising heads in each of these.
     """
 
-    def __init__(
-        self,
-        decoding: Decoding,
-        size: int,
-        compiled: Callable[[Decoding, DecodingState], Callable[[DecodingState], None]] | None = None,
-    ):
+    def __init__(self, decoding: Decoding, size: int, compiled: Compiled | None = None):
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
         self.state: Any = None
-        self.begins = self.steps = self.head_calls = 0
+        self.begins = self.steps = 0
+        self.calls_per_pass: list[int] = []
         self._compiled = compiled
+        self._take_step: Callable[[DecodingState], None] | None = None
         # The step before which the image of each row began.
         self._began: list[int] = []
 
@@ -67,7 +69,7 @@ class Slots:
 
     @property
     def room(self) -> int:
-        """How many images may begin now. Those of next-scale decodings all begin together."""
+        """How many images may begin now. Those of a decoding whose images are all at the same step begin together."""
         running = len(self.running)
         return 0 if running and not self.state.refillable else self.size - running
 
@@ -76,7 +78,7 @@ class Slots:
         return self.begins + self.steps
 
     def begin(self, images: Images) -> None:
-        """Prefill `images`, at most `room`, and let them have rows.
+        """Prefill `images`, at most `room`, and give them rows.
 
         Raises:
             ValueError: if the decoding cannot run on their model.
@@ -85,10 +87,15 @@ class Slots:
         if reason is not None:
             raise ValueError(f"{type(self.decoding).__name__} cannot decode this model: {reason}")
         running, count = len(self.running), len(images.names)
-        decoding = self.state.starter(self.decoding) if running else self.decoding
+        decoding = self.decoding
+        if running:
+            decoding = self.state.starter(decoding)
+        else:
+            # Their memory is free for the prefill.
+            self.state = self._take_step = None
         state = decoding.start(images.model, images.sampling, images.seeds)
         self.begins += 1
-        self.head_calls += state.head_calls
+        self.calls_per_pass.append(state.head_calls)
         if running:
             self._resize(max(len(self.names), running + count))
             rows = [row for row, name in enumerate(self.names) if name is None][:count]
@@ -105,22 +112,26 @@ class Slots:
         self._watch = Watch(self.state.finished)
         if moved:
             self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
-        self._limit_attention()
+        self._limit_attention(self._patience - self.steps % self._patience)
 
     def step(self) -> None:
         """One forward pass of the running images."""
         if not self._fixed and self.state.refillable:
             self._resize(len(self.running))
         before = self.state.head_calls
+        assert self._take_step is not None
         self._take_step(self.state)
-        self.head_calls += self.state.head_calls - before
+        self.calls_per_pass.append(self.state.head_calls - before)
         self.steps += 1
         if self.steps % INTERVAL == 0:
             self.state.adapt()
-        self._limit_attention()
+        if self.steps % self._patience == 0:
+            self._limit_attention(self._patience)
 
     def finished(self) -> list[int]:
         """The running rows whose images are known to be finished. Called once after every forward pass."""
+        if self.state.over:
+            return self.running
         finished = self._watch.look().tolist()
         return [row for row in self.running if finished[row]]
 
@@ -129,19 +140,25 @@ class Slots:
         passes = self.state.steps.tolist()
         return [passes[row] for row in rows]
 
-    def idle_steps(self, rows: list[int]) -> int:
-        """How many steps were taken since the last of the images in `rows`, which are finished, was decided. Reads the device."""
-        ends = [self._began[row] + passes - 1 for row, passes in zip(rows, self.passes_of(rows), strict=True)]
-        return self.steps - max(ends)
-
     def release(self, rows: list[int]) -> None:
-        """Make rows idle, whatever their images have so far."""
+        """Make rows idle, whatever their images have so far. Once all are, the steps after the last image was decided, which an
+        accelerator takes before the host sees the end, are not counted. Reads the device then."""
         for row in rows:
             self.names[row] = None
+        if rows and not self.running:
+            ends = [self._began[row] + passes - 1 for row, passes in zip(rows, self.passes_of(rows), strict=True)]
+            idle = self.steps - max(ends)
+            self.steps -= idle
+            del self.calls_per_pass[self.forward_passes :]
 
     @property
     def _fixed(self) -> bool:
         return self._compiled is not None or self.state.finished.device.type != "cpu"
+
+    @property
+    def _patience(self) -> int:
+        """For how many steps a limit of attention holds. Setting one reads the device, which waits for an accelerator."""
+        return 1 if self.state.finished.device.type == "cpu" else INTERVAL
 
     def _resize(self, count: int) -> None:
         """Have `count` rows, at least those that run."""
@@ -154,21 +171,18 @@ class Slots:
         self._began = [self._began[row] for row in running] + [0] * idle
         self._watch = Watch(self.state.finished)
 
-    def _limit_attention(self) -> None:
+    def _limit_attention(self, steps: int) -> None:
         # Compiled steps would be compiled for every limit.
-        if self._compiled is not None:
-            return
-        patience = 1 if self.state.finished.device.type == "cpu" else INTERVAL
-        if self.steps % patience == 0:
-            self.state.limit_attention(patience)
+        if self._compiled is None:
+            self.state.limit_attention(steps)
 
 
 def _step_of(decoding: Decoding, state: DecodingState) -> Callable[[DecodingState], None]:
     return decoding.step
 
 
-def decode_slots(
-    slots: Slots,
+def run_batch(
+    batch: Batch,
     waiting: Callable[[int], Images | None],
     on_finished: Callable[[list[int]], None],
     on_step: Callable[[], bool],
@@ -184,16 +198,49 @@ def decode_slots(
         ValueError: if the decoding cannot run on a model.
     """
     while True:
-        images = waiting(slots.room) if slots.room else None
+        images = waiting(batch.room) if batch.room else None
         if images is not None:
-            slots.begin(images)
-        elif slots.running:
-            slots.step()
+            batch.begin(images)
+        elif batch.running:
+            batch.step()
         else:
             return
         if on_step():
             return
-        rows = slots.finished()
+        rows = batch.finished()
         if rows:
             on_finished(rows)
-            slots.release(rows)
+            batch.release(rows)
+
+
+def decode(
+    model: Model,
+    decoding: Decoding,
+    sampling: Sampling,
+    seeds: torch.LongTensor,
+    on_step: Callable[[DecodingState, int], bool] | None = None,
+    compiled: Compiled | None = None,
+) -> DecodingState:
+    """Decode images that all begin together, until every one is finished or `on_step` returns True.
+
+    Args:
+        seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of differently
+            shaped matrix products.
+        on_step: called after every forward pass with the state and the number of forward passes so far, prefill included.
+        compiled: makes the function that takes the steps of a state, such as a `CompiledSteps`; by default it is
+            `decoding.step`.
+
+    Returns:
+        The state of all B images, with rows in their order.
+
+    Raises:
+        ValueError: if `decoding` cannot run on this model, or the model's logits were not finite.
+    """
+    batch = Batch(decoding, len(seeds), compiled)
+    batch.begin(Images(range(len(seeds)), model, sampling, seeds))
+    while not (on_step is not None and on_step(batch.state, batch.forward_passes)):
+        if len(batch.finished()) == len(seeds):
+            break
+        batch.step()
+    batch.state.check()
+    return batch.state

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from ..contract.models import Decoding
 from ..contract.state import DecodingState
+from ..contract.supports import Decoding
 
 
 Step = Callable[[DecodingState], None]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from ...decoding import Sampling, ScaleModel, TokenModel
-from ...decoding.contract.models import generates_scales, generates_tokens
 from ...decoding.next_scale import scale_positions, scale_sampling
 
 
@@ -88,7 +87,7 @@ def token_places(
         own.append(probability.squeeze(-1))
 
     cache, logits = model.prefill(batch_size)
-    if generates_scales(model):
+    if model.kind == "scales":
         latents = None
         for scale in range(len(model.scales)):
             if scale:
@@ -102,7 +101,6 @@ def token_places(
         positions = positions.expand(batch_size, -1)
         place(sampling.probabilities(logits, positions), positions)
 
-    assert generates_tokens(model)
     block, ranks = model.block, torch.arange(num_tokens, device=tokens.device)
     place_logits(logits.reshape(len(logits), batch_size, block, -1), ranks[:block])
     # At most a few hundred megabytes of logits at once.

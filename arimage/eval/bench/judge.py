@@ -26,9 +26,11 @@ class CountedModel:
 
 def cannot_judge(pipe: ARImagePipeline) -> str | None:
     """Why the images of a pipeline cannot be compared with the distribution of its model; None where they can."""
-    if pipe.generates_vectors:
-        return "a distilled model turns noise into an image and has no probabilities"
-    return "continuous tokens have no probabilities" if pipe.generates_latents else None
+    return {
+        "vectors": "a distilled model turns noise into an image and has no probabilities",
+        "masked_latents": "continuous tokens have no probabilities",
+        "causal_latents": "continuous tokens have no probabilities",
+    }.get(pipe.abilities.kind)
 
 
 @torch.no_grad()
@@ -60,7 +62,7 @@ def judge(
         generators = [torch.Generator().manual_seed(seed + image) for image in range(start, start + count)]
         call = pipe.prepare(**batch, **sampling, generator=generators)
         model = call.model
-        counted = model if pipe.generates_scales else CountedModel(model)
+        counted = model if pipe.abilities.kind == "scales" else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
         state = decode(counted, decoding, call.sampling, seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
         if counted is not model:

@@ -16,6 +16,7 @@ from ...decoding import (
     decoding_to_dict,
     parse_decoding,
 )
+from ...decoding.presets import needs_of_preset
 from ...decoding.run.step_seconds import device_name
 from ...pipelines.base import ARImagePipeline, ARPipeline
 from .memory import peak_memory, reset_peak_memory
@@ -41,18 +42,15 @@ def choose_decodings(
     """
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
-    presets = pipe.decoding_names
-    if not pipe.generates_vectors:
-        # With those that need a component which the pipeline lacks.
-        presets += decoding_names(pipe.generates_scales, pipe.generates_groups, pipe.generates_latents)
-    for text in texts or dict.fromkeys(presets):
+    for text in texts or decoding_names():
         variants = _variants(text, windows)
         reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:
             chosen |= variants
         elif texts:
             raise ValueError(f"{text}: {reason}")
-        else:
+        # Those of other kinds of model are no surprise.
+        elif model.kind in needs_of_preset(text):
             left_out[text] = reason
     if not chosen:
         raise ValueError(f"no decoding runs on this model: {'; '.join(left_out.values())}")

@@ -119,10 +119,10 @@ def make_config(
     optional = {}
     for name, value in (("negative_prompt", negative_prompt), ("order", order)):
         if value is not None:
-            if not getattr(pipe, f"accepts_{name}"):
+            if not pipe.abilities.accepts(name):
                 raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
             optional[name] = value
-    if pipe.accepts_order:
+    if pipe.abilities.accepts("order"):
         optional.setdefault("order", pipe.order)  # pyright: ignore[reportAttributeAccessIssue]
     pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)
     return {
@@ -307,9 +307,9 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     run.warm = True
     digests = []
     with _space_in(run.folder):
-        for row, image in zip(rows, output.frames if pipe.generates_video else output.images, strict=True):
+        for row, image in zip(rows, output.frames if pipe.abilities.generates_video else output.images, strict=True):
             # An animated PNG keeps every pixel, and is an image of the first frame to all that expects one.
-            first, *others = image if pipe.generates_video else [image]
+            first, *others = image if pipe.abilities.generates_video else [image]
             png = io.BytesIO()
             first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
             replace(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))

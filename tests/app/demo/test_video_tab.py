@@ -92,7 +92,7 @@ def test_a_model_that_continues_images_is_refused():
 def test_models_of_videos_are_loaded_where_they_are_taken(pipe, tmp_path):
     pipe.save_pretrained(tmp_path / "video")
     [loaded] = load_models([str(tmp_path / "video")], "cpu", "float32", videos=True).values()
-    assert loaded.generates_video
+    assert loaded.abilities.generates_video
     with pytest.raises(ValueError, match="generates videos"):
         load_models([str(tmp_path / "video")], "cpu")
 

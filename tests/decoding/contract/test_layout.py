@@ -22,7 +22,7 @@ def layout(request):
 
 def ranks_of(layout):
     """All ranks, [B, N]."""
-    return layout.expand(torch.arange(layout.num_tokens))
+    return torch.arange(layout.num_tokens).repeat(1 if layout.order is None else len(layout.order), 1)
 
 
 def test_sizes(layout):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from presets import FOR_TOKENS
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -22,7 +23,7 @@ from arimage.decoding import (
 
 SEEDS = torch.arange(5)
 PRESETS = pytest.mark.parametrize("preset", decoding_names())
-FOR_TOKENS = pytest.mark.parametrize("preset", decoding_names(scales=False))
+EVERY_TOKEN_PRESET = pytest.mark.parametrize("preset", FOR_TOKENS)
 
 
 @PRESETS
@@ -161,7 +162,7 @@ def test_wrong_settings_are_refused(preset, settings, named):
         decoding_from_dict({"method": method, **settings})
 
 
-@FOR_TOKENS
+@EVERY_TOKEN_PRESET
 def test_a_decoding_that_ends_has_decided_every_token_once(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=2)
     state = decode(model, decoding_from_name(preset), Sampling(), SEEDS)
@@ -172,7 +173,7 @@ def test_a_decoding_that_ends_has_decided_every_token_once(table_model, preset):
     assert state.accepted_per_step().sum(0).tolist() == [8] * 5
 
 
-@FOR_TOKENS
+@EVERY_TOKEN_PRESET
 def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=3)
     seen = []
@@ -193,7 +194,7 @@ def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     assert torch.equal(state.tokens, unwatched.tokens)
 
 
-@FOR_TOKENS
+@EVERY_TOKEN_PRESET
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):
     model = table_model(grid=(2, 4), vocab_size=3)

@@ -7,6 +7,7 @@ import tiny
 import torch
 from decoding.pairwise import pairwise
 from decoding.test_next_scale import ScaleTable
+from presets import FOR_SCALES, FOR_TOKENS
 
 from arimage.decoding import (
     DecodingState,
@@ -15,13 +16,11 @@ from arimage.decoding import (
     SpeculativeJacobiDecoding,
     decode,
     decoding_from_name,
-    decoding_names,
 )
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.arange(5)
-FOR_TOKENS, FOR_SCALES = (decoding_names(scales=scales) for scales in (False, True))
 EVERY_PRESET = pytest.mark.parametrize("preset", FOR_TOKENS)
 NAN, INF = float("nan"), float("inf")
 
@@ -97,7 +96,7 @@ def test_every_broken_image_is_named(table_model):
 # Finished images.
 
 
-@EVERY_PRESET
+@pytest.mark.parametrize("preset", FOR_TOKENS + FOR_SCALES)
 def test_steps_after_the_end_change_nothing(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
     state = decode(model, decoding, Sampling(), SEEDS)

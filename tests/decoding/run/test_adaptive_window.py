@@ -7,9 +7,9 @@ import torch
 from decoding.test_exactness import assert_follows
 
 from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name, loop
-from arimage.decoding.loop import INTERVAL
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.run.step_seconds import SIZES, step_seconds, table_path
+from arimage.decoding.run.watch import INTERVAL
 from arimage.decoding.window import resize_window
 
 

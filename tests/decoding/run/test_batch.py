@@ -1,22 +1,32 @@
-"""More images than slots: every image equals its own run, with every decoding and after any other image in its row."""
+"""More images than rows: every image equals its own run, with every decoding and after any other image in its row."""
 
 import pytest
 import torch
 from decoding.conftest import some_order
-from decoding.test_next_scale import ScaleTable
 from decoding.contract.test_state import EVERY_PRESET, model_for
+from decoding.test_next_scale import ScaleTable
+from presets import FOR_TOKENS
 
-from arimage.decoding import Sampling, SpeculativeJacobiDecoding, TreeJacobiDecoding, decode, decoding_from_name
-from arimage.decoding.run.batch import Images, Slots, decode_slots
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    TreeJacobiDecoding,
+    decode,
+    decoding_from_name,
+    decoding_from_text,
+)
+from arimage.decoding.contract.state import CursorState
+from arimage.decoding.run.batch import Batch, Images, run_batch
 
 
 SEEDS = torch.arange(11) * 7
 
 
 def run(model, decoding, sampling, seeds, size, *, at_once=None, stop=None):
-    """Tokens, steps and accepted tokens of each image, and the slots, of `seeds` that wait in order. At most `at_once` begin
-    together; `stop(slots)` ends the run."""
-    slots, waiting, found = Slots(decoding, size), list(range(len(seeds))), {}
+    """Tokens, steps and accepted tokens of each image, and the batch, of `seeds` that wait in order. At most `at_once` begin
+    together; `stop(batch)` ends the run."""
+    batch, waiting, found = Batch(decoding, size), list(range(len(seeds))), {}
 
     def begin(room):
         names, waiting[:] = waiting[: at_once or room][:room], waiting[min(at_once or room, room) :]
@@ -27,13 +37,13 @@ def run(model, decoding, sampling, seeds, size, *, at_once=None, stop=None):
 
     def keep(rows):
         for row in rows:
-            state, steps = slots.state, int(slots.state.steps[row])
-            assert slots.names[row] not in found
+            state, steps = batch.state, int(batch.state.steps[row])
+            assert batch.names[row] not in found
             accepted = state.accepted[:steps, row].tolist()
-            found[slots.names[row]] = state.tokens[row].clone(), steps, accepted
+            found[batch.names[row]] = state.tokens[row].clone(), steps, accepted
 
-    decode_slots(slots, begin, keep, lambda: stop is not None and stop(slots))
-    return found, slots
+    run_batch(batch, begin, keep, lambda: stop is not None and stop(batch))
+    return found, batch
 
 
 def alone(model, decoding, sampling, seeds):
@@ -56,9 +66,9 @@ def check(found, expected):
 @pytest.mark.parametrize(("size", "at_once"), [(1, None), (3, None), (4, 1), (20, None)])
 def test_every_image_is_that_of_its_own_run(table_model, preset, size, at_once):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
-    found, slots = run(model, decoding, Sampling(), SEEDS, size, at_once=at_once)
+    found, batch = run(model, decoding, Sampling(), SEEDS, size, at_once=at_once)
     check(found, alone(model, decoding, Sampling(), SEEDS))
-    assert slots.running == []
+    assert batch.running == []
 
 
 @EVERY_PRESET
@@ -84,26 +94,26 @@ def test_every_image_keeps_its_order(table_model, decoding, order):
 def test_a_row_is_refilled_at_once(table_model):
     model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
     steps = [steps for _, steps, _ in alone(model, decoding, Sampling(), SEEDS)]
-    _, slots = run(model, decoding, Sampling(), SEEDS, 1)
-    assert slots.forward_passes == sum(steps)
-    _, slots = run(model, decoding, Sampling(), SEEDS, len(SEEDS))
-    assert slots.forward_passes == max(steps) > min(steps)
-    _, slots = run(model, decoding, Sampling(), SEEDS, 4)
+    _, batch = run(model, decoding, Sampling(), SEEDS, 1)
+    assert batch.forward_passes == sum(steps)
+    _, batch = run(model, decoding, Sampling(), SEEDS, len(SEEDS))
+    assert batch.forward_passes == max(steps) > min(steps)
+    _, batch = run(model, decoding, Sampling(), SEEDS, 4)
     # Prefills of images that begin later are passes of their own.
-    assert sum(steps) / 4 <= slots.forward_passes < sum(steps[i::4][0] for i in range(4)) + sum(steps) / 2
+    assert sum(steps) / 4 <= batch.forward_passes < sum(steps[i::4][0] for i in range(4)) + sum(steps) / 2
 
 
 def test_idle_rows_are_not_computed(table_model):
     model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
     rows = []
-    run(model, decoding, Sampling(), SEEDS, 4, stop=lambda slots: rows.append(len(slots.state.seeds)))
+    run(model, decoding, Sampling(), SEEDS, 4, stop=lambda batch: rows.append(len(batch.state.seeds)))
     assert max(rows) == 4 and rows[-1] < 4
 
 
 def test_images_that_come_later_join_those_that_run(table_model):
-    model, decoding, slots = table_model(grid=(2, 3)), SpeculativeJacobiDecoding(2), None
+    model, decoding, batch = table_model(grid=(2, 3)), SpeculativeJacobiDecoding(2), None
     waiting, found = [[0], None, [1, 2], None, None, [3, 4, 5]], {}
-    slots = Slots(decoding, 8)
+    batch = Batch(decoding, 8)
 
     def begin(room):
         names = waiting.pop(0) if waiting else None
@@ -111,11 +121,11 @@ def test_images_that_come_later_join_those_that_run(table_model):
 
     def keep(rows):
         found.update(
-            {slots.names[row]: (slots.state.tokens[row].clone(), int(slots.state.steps[row])) for row in rows}
+            {batch.names[row]: (batch.state.tokens[row].clone(), int(batch.state.steps[row])) for row in rows}
         )
 
     sizes = []
-    decode_slots(slots, begin, keep, lambda: sizes.append(len(slots.names)))
+    run_batch(batch, begin, keep, lambda: sizes.append(len(batch.names)))
     expected = alone(model, decoding, Sampling(), SEEDS[:6])
     assert {name: (tokens.tolist(), steps) for name, (tokens, steps) in found.items()} == {
         name: (tokens.tolist(), steps) for name, (tokens, steps, _) in enumerate(expected)
@@ -135,7 +145,7 @@ def test_every_image_keeps_its_sampling(table_model, preset):
         Sampling(guidance_scale=5.0, top_k=1),
         Sampling(guidance_scale=2.0),
     ]
-    waiting, found, slots = list(range(len(samplings))), {}, Slots(decoding, 3)
+    waiting, found, batch = list(range(len(samplings))), {}, Batch(decoding, 3)
 
     def begin(room):
         if not waiting:
@@ -144,18 +154,18 @@ def test_every_image_keeps_its_sampling(table_model, preset):
         return Images([image], model, samplings[image], SEEDS[[image]])
 
     def keep(rows):
-        found.update({slots.names[row]: slots.state.tokens[row].tolist() for row in rows})
+        found.update({batch.names[row]: batch.state.tokens[row].tolist() for row in rows})
 
-    decode_slots(slots, begin, keep, lambda: False)
+    run_batch(batch, begin, keep, lambda: False)
     for image, sampling in enumerate(samplings):
         assert found[image] == decode(model, decoding, sampling, SEEDS[[image]]).tokens[0].tolist()
 
 
 def test_images_of_scales_begin_together():
     model, decoding = ScaleTable((1, 1, 2), 3), decoding_from_name("next-scale")
-    found, slots = run(model, decoding, Sampling(), SEEDS, 4)
+    found, batch = run(model, decoding, Sampling(), SEEDS, 4)
     check(found, alone(model, decoding, Sampling(), SEEDS))
-    assert slots.forward_passes == 3 * 3
+    assert batch.forward_passes == 3 * 3
 
 
 def test_the_window_adapts_over_all_images(table_model):
@@ -167,14 +177,74 @@ def test_the_window_adapts_over_all_images(table_model):
 
 def test_a_run_stops_when_it_is_told_to(table_model):
     passes = []
-    found, slots = run(
+    found, batch = run(
         table_model(grid=(2, 4)), SpeculativeJacobiDecoding(2), Sampling(), SEEDS, 3,
-        stop=lambda slots: passes.append(slots.forward_passes) or len(passes) == 5,
+        stop=lambda batch: passes.append(batch.forward_passes) or len(passes) == 5,
     )  # fmt: skip
-    assert passes == [1, 2, 3, 4, 5] and len(found) + len(slots.running) <= 8
-    assert slots.running
+    assert passes == [1, 2, 3, 4, 5] and len(found) + len(batch.running) <= 8
+    assert batch.running
 
 
 def test_a_decoding_that_cannot_run_is_refused(table_model):
     with pytest.raises(ValueError, match="AutoregressiveDecoding"):
         run(ScaleTable((1, 1)), decoding_from_name("ar"), Sampling(), SEEDS, 3)
+
+
+@pytest.mark.parametrize(
+    "text", [*FOR_TOKENS, "sjd-coupled:init=left", "sjd-tree:init=above", "sjd-lazy:window=8,chain=4,tokens=4"]
+)
+def test_two_images_join_one(table_model, text):
+    decoding = decoding_from_text(text)
+    model = table_model(grid=(2, 3), vocab_size=3, truncated=text in ("zipar", "pjd"))
+    waiting = [[0], None, [1, 2]]
+    batch, found = Batch(decoding, 4), {}
+
+    def begin(room):
+        names = waiting.pop(0) if waiting else None
+        return names and Images(names, model, Sampling(), SEEDS[names])
+
+    def keep(rows):
+        found.update({batch.names[row]: batch.state.tokens[row].tolist() for row in rows})
+
+    run_batch(batch, begin, keep, lambda: False)
+    expected = alone(model, decoding, Sampling(), SEEDS[:3])
+    assert found == {image: tokens.tolist() for image, (tokens, *_) in enumerate(expected)}
+
+
+def test_attention_is_limited_when_images_begin_between_two_limits(table_model, monkeypatch):
+    """As on an accelerator, where a limit holds for eight steps."""
+    limits, limit = [], CursorState.limit_attention
+    monkeypatch.setattr(Batch, "_patience", 8)
+    monkeypatch.setattr(
+        CursorState, "limit_attention", lambda state, steps: limits.append(steps) or limit(state, steps)
+    )
+    batch, model = Batch(decoding_from_name("ar"), 4), table_model(grid=(3, 4))
+    for image, steps in ((0, 5), (1, 3), (2, 1)):
+        batch.begin(Images([image], model, Sampling(), SEEDS[[image]]))
+        for _ in range(steps):
+            batch.step()
+    assert limits == [8, 3, 8, 8]
+
+
+def test_steps_after_the_last_image_are_not_counted(table_model):
+    batch = Batch(decoding_from_name("sjd-coupled"), 3)
+    batch.begin(Images(range(3), table_model(grid=(2, 3)), Sampling(), SEEDS[:3]))
+    while len(batch.finished()) < 3:
+        batch.step()
+    passes = batch.forward_passes
+    for _ in range(2):
+        batch.step()
+    batch.release(batch.running)
+    assert batch.forward_passes == len(batch.calls_per_pass) == passes == max(batch.state.steps)
+
+
+def test_the_memory_of_finished_images_is_free_before_others_begin(table_model, monkeypatch):
+    batch, model, states = Batch(decoding_from_name("ar"), 2), table_model(grid=(2, 3)), []
+    start = AutoregressiveDecoding.start
+    monkeypatch.setattr(AutoregressiveDecoding, "start", lambda *inputs: states.append(batch.state) or start(*inputs))
+    for _ in range(2):
+        batch.begin(Images(range(2), model, Sampling(), SEEDS[:2]))
+        while len(batch.finished()) < 2:
+            batch.step()
+        batch.release(batch.running)
+    assert states == [None, None]

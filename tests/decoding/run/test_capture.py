@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import tiny
 import torch
+from presets import FOR_TOKENS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -14,7 +15,6 @@ from arimage.decoding import (
     Sampling,
     decode,
     decoding_from_name,
-    decoding_names,
     speculative_jacobi,
 )
 from arimage.decoding.run.capture import WARM_UP, CapturedStep
@@ -112,7 +112,7 @@ def llamagen():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", decoding_names(scales=False))
+@pytest.mark.parametrize("name", FOR_TOKENS)
 def test_replayed_steps_give_the_tokens_of_eager_ones(name):
     decoding = decoding_from_name(name)
     expected = decode(llamagen(), decoding, SAMPLING, SEEDS)

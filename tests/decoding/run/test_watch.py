@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.decoding import AutoregressiveDecoding, Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 from arimage.decoding.run import watch
 from arimage.decoding.run.watch import AHEAD, Watch
 
@@ -46,21 +46,6 @@ def test_the_host_reads_the_copy_of_some_steps_before(waits):
         seen.append(looks.look().tolist())
     assert seen == [[step - AHEAD >= 2, step - AHEAD >= 5] for step in range(9)]
     assert waits == [None] * AHEAD + list(range(9 - AHEAD))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("preset", decoding_names(scales=False))
-def test_steps_after_the_end_are_not_counted(preset, table_model, monkeypatch):
-    """As many as there are on a CUDA device, where the end is seen later."""
-    model, decoding = table_model(grid=(2, 3), truncated=preset in ("zipar", "pjd")), decoding_from_name(preset)
-    expected = decode(model, decoding, Sampling(), SEEDS)
-    state = decode(model, decoding, Sampling(), SEEDS)
-    for _ in range(AHEAD):
-        decoding.step(state)
-    assert torch.equal(state.tokens, expected.tokens)
-    assert state.forward_passes == expected.forward_passes
-    assert torch.equal(state.accepted_per_step(), expected.accepted_per_step())
-    state.check()
 
 
 def test_the_loop_ends_with_the_last_image(table_model):

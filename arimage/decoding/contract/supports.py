@@ -1,0 +1,151 @@
+"""Which decoding can run on which model: what each decoding needs, and the sentence that names what a model lacks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+
+from .distribution import Sampling
+from .models import Kind, Model
+from .state import DecodingState
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What decides which decodings a model can run.
+
+    Attributes:
+        kind: what it generates.
+        raster: whether its tokens are in raster order.
+        block: how many tokens it predicts together.
+        groups: whether it can predict a group of tokens, each without the others.
+        frames: whether its tokens have frames.
+        drafter, denoiser, codebook, refiner: whether it has one.
+        teacher: the kind of the model that it was distilled from, None where there is none.
+    """
+
+    kind: Kind
+    raster: bool = True
+    block: int = 1
+    groups: bool = False
+    frames: bool = False
+    drafter: bool = False
+    denoiser: bool = False
+    codebook: bool = False
+    refiner: bool = False
+    teacher: Kind | None = None
+
+
+def traits_of(model: Model) -> Traits:
+    """The traits of a model that is bound to the conditions of a call."""
+    if model.kind == "tokens":
+        return Traits(
+            model.kind,
+            raster=model.layout.order is None,
+            block=model.block,
+            groups=model.predicts_groups,
+            frames=len(model.layout.shape) == 3,
+            drafter=model.drafter is not None,
+            denoiser=model.denoises,
+            codebook=model.codebook is not None,
+        )
+    if model.kind == "scales":
+        return Traits(model.kind, refiner=model.refiner is not None)
+    if model.kind == "vectors":
+        return Traits(model.kind, teacher=None if model.teacher is None else model.teacher.kind)
+    return Traits(model.kind, drafter=model.drafter is not None)
+
+
+Need = Literal[
+    "raster", "single tokens", "groups", "frames", "drafter", "denoiser", "codebook", "refiner", "token teacher"
+]
+Needs = Mapping[Kind, tuple[Need, ...]]
+"""The kinds of model that a decoding takes, and what it needs of each."""
+
+_LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
+    "raster": (lambda traits: traits.raster, "its tokens are not in raster order"),
+    "single tokens": (
+        lambda traits: traits.block == 1,
+        "it predicts whole blocks of tokens: use ar, or sjd-coupled with a window that is a number",
+    ),
+    "groups": (lambda traits: traits.groups, "it predicts one token after the other: use sjd-coupled or the like"),
+    "frames": (
+        lambda traits: traits.frames,
+        'init "previous" copies from the frame before, and it generates images',
+    ),
+    "drafter": (
+        lambda traits: traits.drafter,
+        "it has no drafter: give the pipeline one (`arimage train drafter` trains one for LlamaGen)",
+    ),
+    "denoiser": (
+        lambda traits: traits.denoiser,
+        "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0",
+    ),
+    "codebook": (lambda traits: traits.codebook, "it has no codebook, whose vectors this decoding compares"),
+    "refiner": (lambda traits: traits.refiner, "it has no refiner: give the pipeline a second, smaller model"),
+    "token teacher": (
+        lambda traits: traits.teacher == "tokens",
+        "it needs the teacher of the student, one that generates token by token: give the pipeline one",
+    ),
+}
+_REMEDIES: dict[Kind, str] = {
+    "tokens": "it generates token by token: use ar, sjd-coupled or the like",
+    "scales": "it generates whole scales: use next-scale or code",
+    "vectors": "it generates vectors from noise: use few-step",
+    "masked_latents": "its tokens are continuous: use mar",
+    "causal_latents": "its tokens are continuous: use ar, path-jacobi, or sjd-coupled with a window that is a number",
+}
+
+
+def missing(needs: Needs, traits: Traits) -> str | None:
+    """What a model with these traits lacks, or None."""
+    if traits.kind not in needs:
+        return _REMEDIES[traits.kind]
+    lacking = (_LACKING[need] for need in needs[traits.kind])
+    return next((sentence for has, sentence in lacking if not has(traits)), None)
+
+
+class Decoding(Protocol):
+    """A decoding method: a frozen dataclass of its settings. It may take some kinds of model only, and takes its own states.
+
+    Attributes:
+        exact: whether its samples follow the model's own distribution.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def exact(self) -> bool: ...
+
+    def supports(self, model: Any) -> str | None:
+        """None, or the reason why this decoding cannot run on `model`, a `Model`."""
+        ...
+
+    def start(self, model: Any, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
+        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes are fixed
+        here."""
+        ...
+
+    def step(self, state: Any) -> None:
+        """One forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all images are
+        finished a step changes nothing."""
+        ...
+
+
+class DecodingMethod:
+    """Base of the decodings of this package: what a decoding needs decides what it supports.
+
+    Attributes:
+        needs: the kinds of model that it takes, and what it needs of each.
+    """
+
+    needs: ClassVar[Needs]
+
+    def misfit(self, model: Any) -> str | None:
+        """Why the settings do not fit a model that has all that is needed, or None."""
+        return None
+
+    def supports(self, model: Model) -> str | None:
+        """None, or the reason why this decoding cannot run on `model`."""
+        return missing(self.needs, traits_of(model)) or self.misfit(model)

@@ -1,0 +1,32 @@
+"""What a pipeline can do, in one place for the command line, the demo, the server and evaluation."""
+
+from dataclasses import dataclass
+
+from ..decoding.contract.models import Kind
+
+
+TOKEN_SAMPLING = frozenset({"guidance_scale", "guided_tokens", "temperature", "top_k", "top_p"})
+LATENT_SAMPLING = frozenset({"guidance_scale", "temperature"})
+EDITING = frozenset({"image", "mask_image"})
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the pipelines of a family can do.
+
+    Attributes:
+        kind: what the model generates.
+        arguments: the names of the arguments that a call takes and not all families have: those above, `negative_prompt`,
+            `num_frames`, `order`, `prompt_suffix`, `ratio`, `task`, `video`.
+        generates_video: whether a call returns videos.
+        predicts_groups: whether the model can predict groups of tokens.
+    """
+
+    kind: Kind
+    arguments: frozenset[str]
+    generates_video: bool = False
+    predicts_groups: bool = False
+
+    def accepts(self, argument: str) -> bool:
+        """Whether a call takes this argument."""
+        return argument in self.arguments
