@@ -41,8 +41,8 @@ class MarkovMesh:
     """
 
     kind = "tokens"
-    predicts_groups = False
-
+    predicts_groups = denoises = False
+    drafter = codebook = None
     device = torch.device("cpu")
     block = 1
 

@@ -53,6 +53,18 @@ EVERY = {
     "cosmos-blocks": lambda: tiny_cosmos.pipeline(block_tokens=2),
 }
 
+# Every family, and every kind of model of a family.
+EVERY = {
+    **BUILD,
+    **OTHERS,
+    "arpg": lambda: tiny.any_order_pipeline("arpg"),
+    "arpg-text": lambda: tiny.any_order_pipeline("arpg", "text"),
+    "lpd": lambda: tiny.any_order_pipeline("lpd"),
+    "randar": lambda: tiny.any_order_pipeline("randar"),
+    "latent-llama": tiny_latent_llama.pipeline,
+    "cosmos-blocks": lambda: tiny_cosmos.pipeline("text", block_tokens=4),
+}
+
 
 def condition_of(pipe):
     if pipe.abilities.generates_video:

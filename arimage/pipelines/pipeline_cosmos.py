@@ -1,6 +1,7 @@
 """Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575): how an image or a video continues."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, Layout
+from ..decoding.contract.supports import Traits
 from ..models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from ..tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from ..tokenizers.vq_frames import FramewiseVQModel
@@ -103,6 +105,10 @@ class CosmosPipeline(ARPipeline):
         self.register_to_config(
             requires_safety_checker=requires_safety_checker, begins_with_text=begins_with_text, fps=fps
         )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, block=self.transformer.config.block_tokens)
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

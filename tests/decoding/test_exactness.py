@@ -272,7 +272,8 @@ def test_pairwise_meets_every_pair_with_few_choices():
     assert pairwise({}) == [{}] and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize("preset", FOR_TOKENS)
+# The exactness of flow has tests of its own.
+@pytest.mark.parametrize("preset", sorted({*FOR_TOKENS} - {"flow"}))
 def test_every_exact_preset_has_its_row(preset):
     decoding = decoding_from_name(preset)
     rows = [settings for method, settings in ROWS if method is type(decoding)]
@@ -364,7 +365,7 @@ def test_the_check_rejects_a_decoding_in_which(flaw, table_model, monkeypatch):
     # Distributions so sharp that siblings are tried often.
     model, sampling = table_model(sharpness=2.5), Sampling()
     for attribute, value in patches.items():
-        monkeypatch.setattr(sys.modules[type(decoding).__mro__[-2].__module__], attribute, value)
+        monkeypatch.setattr(sys.modules[type(decoding).__mro__[-3].__module__], attribute, value)
     tokens = sample_images(model, decoding, sampling, 50_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, model.joint(sampling), 3)

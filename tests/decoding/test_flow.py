@@ -13,7 +13,7 @@ from arimage.decoding.flow import flow
 
 
 class Student:
-    """Guesses what its kind says for the images of a `TableModel`, its teacher.
+    """Guesses as `guesses` says for the images of a `TableModel`, its teacher.
 
     "random" guesses anything, "constant" the last token, "perfect" what the teacher generates from the same noise and
     "spoiled" the same but for the third token; "broken" returns NaN.
@@ -23,15 +23,15 @@ class Student:
 
     noise = None
 
-    def __init__(self, teacher, kind="random", decoding=None, sampling=None, seeds=None):
-        self.teacher, self.kind, self.calls = teacher, kind, 0
+    def __init__(self, teacher, guesses="random", decoding=None, sampling=None, seeds=None):
+        self.teacher, self.guesses, self.calls = teacher, guesses, 0
         self.num_tokens, self.vocab_size = teacher.num_tokens, teacher.vocab_size
         self.offsets = range(teacher.num_tokens + 1)
         self.codes_until = teacher.num_tokens
         self.device, self.network, self.codebook = teacher.device, None, teacher.codebook
-        if kind in ("perfect", "spoiled"):
+        if guesses in ("perfect", "spoiled"):
             self.known = decode(teacher, decoding, sampling, seeds).tokens
-            if kind == "spoiled":
+            if guesses == "spoiled":
                 self.known[:, 2] = (self.known[:, 2] + 1) % self.vocab_size
 
     @property
@@ -43,14 +43,14 @@ class Student:
 
     def predict(self, vectors, start):
         self.calls += 1
-        if self.kind == "random":
+        if self.guesses == "random":
             # Of all noise, that of later tokens too.
             generator = torch.Generator().manual_seed(self.calls)
             mixing = torch.randn(self.num_tokens, self.num_tokens, self.vocab_size, generator=generator)
             logits = torch.einsum("bm,mnv->bnv", vectors[..., 0], mixing)
-        elif self.kind == "constant":
+        elif self.guesses == "constant":
             logits = torch.arange(self.vocab_size).float().expand(*vectors.shape[:2], -1)
-        elif self.kind == "broken":
+        elif self.guesses == "broken":
             logits = vectors.new_full((*vectors.shape[:2], self.vocab_size), torch.nan)
         else:
             logits = torch.nn.functional.one_hot(self.known, self.vocab_size).float()

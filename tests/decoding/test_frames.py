@@ -25,8 +25,7 @@ class StillModel:
     """A `TokenModel` whose every frame repeats the one before, `context` at first; it counts its forward passes."""
 
     kind = "tokens"
-    predicts_groups = False
-
+    predicts_groups = denoises = False
     codebook = drafter = None
     vocab_size, device, network, block = 50, torch.device("cpu"), None, 1
 

@@ -336,6 +336,8 @@ def test_rows_begin_a_window_apart(grid, window):
 class Mesh:
     """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
 
+    kind = "tokens"
+    predicts_groups = denoises = False
     device, codebook, drafter, vocab_size, block = torch.device("cpu"), None, None, 16, 1
 
     def __init__(self, grid, sharpness=1.5):

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ import torch
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.app.engine import batch as flow
+from arimage.app.engine import batch as engine_batch
 from arimage.app.engine.batch import preview
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
+from arimage.app.engine.ticket import Ticket
 from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -27,6 +29,7 @@ from arimage.decoding import (
     decoding_names,
     decoding_to_text,
 )
+from arimage.decoding.run.batch import Batch
 from arimage.media.trace import Trace, draw_steps
 
 
@@ -303,7 +306,7 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
     layout = None if model == "scales" else Layout(output.tokens.shape[1:])
     decode_tokens = partial(pipe.decode_tokens, recorder.call)
     for most in (64, 3):
-        monkeypatch.setattr(flow, "FILM_STEPS", most)
+        monkeypatch.setattr(engine_batch, "FILM_STEPS", most)
         steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]
         with torch.no_grad():
             expected = draw_steps(tokens, decided, layout, decode_tokens, f"{decoding}: a red heart", steps)
@@ -319,8 +322,8 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
 
 
 def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
-    draw = flow.draw_steps
-    monkeypatch.setattr(flow, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))
+    draw = engine_batch.draw_steps
+    monkeypatch.setattr(engine_batch, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))
     began = time.monotonic()
     result = engine.submit(Request("text", prompt="tree", film=True)).result(60)
     assert time.monotonic() - began > 2 > result.seconds == result.film.seconds[-1]
@@ -538,3 +541,37 @@ def test_many_threads_get_the_right_images(engine):
     for thread in threads:
         thread.join(120)
     assert all(same(results[number].images, alone[number % 6]) for number in range(40))
+
+
+def test_no_request_of_a_group_that_failed_is_lost(monkeypatch):
+    """Requests that are prepared one by one, since together they failed, come back into the queue after another failure."""
+    pipe, begin = tiny.text_pipeline(), Batch.begin
+    prepare, begun = pipe.prepare, []
+
+    def prepare_one(**arguments):
+        if isinstance(arguments["prompt"], list) and len(arguments["prompt"]) > 1:
+            raise ValueError("one of them is bad")
+        return prepare(**arguments)
+
+    def begin_first(batch, images):
+        begun.append(images)
+        if len(begun) == 2:
+            raise RuntimeError("out of memory")
+        begin(batch, images)
+
+    pipe.prepare = prepare_one
+    monkeypatch.setattr(Batch, "begin", begin_first)
+    engine = Engine({"text": pipe}, Limits(batch=4, gathering=0.3))
+    try:
+        tickets = [engine.submit(Request("text", prompt="a red heart", seed=seed)) for seed in range(3)]
+        assert [len(ticket.result(60).images) for ticket in tickets] == [1, 1, 1]
+    finally:
+        engine.close()
+
+
+def test_idle_passes_are_not_those_of_a_request():
+    ticket = Ticket(Request("text", prompt="a"), SimpleNamespace(tokens=4), (), lambda ticket: None, None)
+    ticket.calls_per_pass += [2, 3, 5, 5]
+    ticket.finished.passes = 2
+    ticket.forget_idle_passes()
+    assert ticket.passes == 2 and ticket.calls_per_pass == [2, 3]

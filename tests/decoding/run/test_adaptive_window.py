@@ -6,7 +6,8 @@ import pytest
 import torch
 from decoding.test_exactness import assert_follows
 
-from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name, loop
+from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
+from arimage.decoding.run import batch
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.run.step_seconds import SIZES, step_seconds, table_path
 from arimage.decoding.run.watch import INTERVAL
@@ -127,7 +128,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed,
 @pytest.mark.parametrize(("refresh", "levels"), [("independent", 0), ("coupled", 0), ("gumbel", 0), ("coupled", 2)])
 def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh, levels):
     # The two windows in turn, at every step.
-    monkeypatch.setattr(loop, "INTERVAL", 1)
+    monkeypatch.setattr(batch, "INTERVAL", 1)
     monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
     turns = iter([1, 4] * 10)
     monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))

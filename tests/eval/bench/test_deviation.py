@@ -24,9 +24,8 @@ class TokenTable:
     """A `TokenModel` of four tokens on eight positions: random probabilities after each token and position."""
 
     kind = "tokens"
-    predicts_groups = False
-
-    layout, num_tokens, vocab_size, codebook, block = Layout((2, 4)), 8, 4, None, 1
+    predicts_groups = denoises = False
+    layout, num_tokens, vocab_size, codebook, drafter, block = Layout((2, 4)), 8, 4, None, None, 1
     device = torch.device("cpu")
 
     def __init__(self):

@@ -105,7 +105,7 @@ def test_presets_that_do_not_run_are_left_out_with_their_reason():
     without_drafter = tiny.class_pipeline()
     without_drafter.drafter = without_drafter.denoiser = None
     chosen, left_out = choose_decodings(without_drafter, LABELS, [], [], {})
-    assert {"ar", "sjd"} <= chosen.keys() and left_out.keys() == {"eagle", "eagle-lantern", "sjd2"}
+    assert {"ar", "sjd"} <= chosen.keys() and left_out.keys() == {"eagle", "eagle-lantern", "groups", "sjd2"}
     assert "drafter" in left_out["eagle"] and "denoiser" in left_out["sjd2"]
     with pytest.raises(ValueError, match="eagle: .*drafter"):
         choose_decodings(without_drafter, LABELS, ["eagle"], [], {})

@@ -2,9 +2,9 @@
 
 - batches: one batch after another, each of which runs until its slowest image is finished
 - shrinking: the same, but images that are finished leave the batch, as the pipelines do it on a CPU
-- slots: one call with `batch_size`, where other images take the rows of finished ones
+- rows: one call with `batch_size`, where other images take the rows of finished ones
 
-python benchmarks/slots.py --images 64 --slots 8 --decoding sjd-coupled
+python benchmarks/refill.py --images 64 --rows 8 --decoding sjd-coupled
 """
 
 import argparse
@@ -25,11 +25,11 @@ def main() -> None:
     parser.add_argument("--model", default="emoji-llamagen")
     parser.add_argument("--decoding", default="sjd-coupled", help="a name with settings, as in sjd-coupled:window=16")
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
-    size, decoding = arguments.slots, decoding_from_text(arguments.decoding)
+    size, decoding = arguments.rows, decoding_from_text(arguments.decoding)
     pipe = AutoPipeline.from_pretrained(arguments.model, dtype=getattr(torch, arguments.dtype))
     pipe.set_progress_bar_config(disable=True)
     pipe.decoding = decoding
@@ -52,10 +52,10 @@ def main() -> None:
     def shrinking() -> int:
         return sum(pipe(prompts[part], generator=seeds(part)).stats.forward_passes for part in parts)
 
-    def slots() -> int:
+    def rows() -> int:
         return pipe(prompts, batch_size=size, generator=seeds()).stats.forward_passes
 
-    ways: list[Callable[[], int]] = [batches, shrinking, slots]
+    ways: list[Callable[[], int]] = [batches, shrinking, rows]
     found: dict[Callable, list[tuple[float, float]]] = {way: [] for way in ways}
     passes = {}
     pipe(prompts[:1])

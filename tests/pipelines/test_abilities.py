@@ -1,0 +1,40 @@
+"""What a pipeline says of itself is what its models and its calls can do."""
+
+import inspect
+
+import pytest
+from families import EVERY, condition_of
+
+from arimage.decoding import decoding_from_name, decoding_names
+from arimage.decoding.contract.supports import traits_of
+
+
+ARGUMENTS = set(
+    "guidance_scale guided_tokens image mask_image negative_prompt num_frames order prompt_suffix ratio task temperature "
+    "top_k top_p video".split()
+)
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def pipe(request):
+    return EVERY[request.param]()
+
+
+def test_the_traits_of_a_pipeline_are_those_of_its_models(pipe):
+    assert pipe.traits == traits_of(pipe.prepare(**condition_of(pipe)).model)
+
+
+def test_what_is_listed_can_run_and_nothing_else(pipe):
+    model = pipe.prepare(**condition_of(pipe)).model
+    for name in decoding_names():
+        reason = decoding_from_name(name).supports(model)
+        assert (name in pipe.decoding_names) == (reason is None), (name, reason)
+    assert pipe.decoding.supports(model) is None
+
+
+def test_abilities_name_the_arguments_of_a_call(pipe):
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    arguments = pipe.abilities.arguments
+    assert arguments <= ARGUMENTS & parameters.keys()
+    # Lumina-mGPT 1.0 has no tasks, and its call is that of 2.0.
+    assert ARGUMENTS & parameters.keys() - arguments <= {"task"}
