@@ -193,7 +193,7 @@ def generate(
 
     from .media.trace import Trace, animate, draw_acceptance_map, shown_frames
 
-    if acceptance_map is not None and pipe.abilities.kind == "scales":
+    if acceptance_map is not None and pipe.abilities.in_maps:
         raise ValueError(
             "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
         )
@@ -221,7 +221,7 @@ def generate(
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         first = recorder.call.select(slice(1))
-        layout = None if pipe.abilities.kind == "scales" else first.layout
+        layout = None if pipe.abilities.in_maps else first.layout
         title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
 
         @torch.no_grad()

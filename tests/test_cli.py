@@ -765,7 +765,7 @@ def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, r
     (line,) = [line for line in err.splitlines() if "left out" in line]
     assert "sjd-gumbel (it needs a crystal ball)" in line
     left_out = [reason.partition(" (")[0] for reason in line.partition("left out ")[2].split("; ")]
-    assert sorted([row[0] for row in table(out)] + left_out) == sorted(FOR_TOKENS)
+    assert sorted([row[0] for row in table(out)] + left_out) == sorted([*FOR_TOKENS, "groups"])
     assert {"ar", "sjd", "sjd-coupled"} <= {row[0] for row in table(out)}
     assert "it needs a crystal ball" in refused("bench", *options, "--decoding", "sjd-gumbel")
 

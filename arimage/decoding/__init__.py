@@ -1,5 +1,5 @@
-"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into tokens. Knows no model; imports only
-torch."""
+"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into tokens. Knows no model;
+imports only torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

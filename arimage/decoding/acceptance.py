@@ -1,9 +1,9 @@
 """Whether a draft is accepted: as in speculative sampling, or more often.
 
-A relaxed test accepts whatever the exact one accepts and more. The replacement of a rejected draft is sampled from the residual
-norm(max(p - q, 0)) all the same: no other distribution would bring the result closer to p after such a test. The result differs
-from p by the total variation sum over x of max(q[x] a[x] - p[x], 0), where a[x] is how often x is accepted; that is never more
-than the total variation of p and q.
+A relaxed test accepts whatever the exact one accepts and more. The replacement of a rejected draft is sampled from the
+residual norm(max(p - q, 0)) all the same: no other distribution would bring the result closer to p after such a test.
+The result differs from p by the total variation sum over x of max(q[x] a[x] - p[x], 0), where a[x] is how often x is
+accepted; that is never more than the total variation of p and q.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,15 @@ PUBLISHED_SHARE = 1000 / 16384
 
 
 Accepts = Callable[[torch.FloatTensor, torch.FloatTensor, torch.LongTensor, torch.FloatTensor], torch.BoolTensor]
-"""`accepts(p, q, x, uniform)`: which drafts x [...], sampled from q [..., V], are accepted under p [..., V], by one uniform
-number [...] in [0, 1) each. A token that p excludes is never accepted, so top-k, top-p and greedy decoding hold."""
+"""`accepts(p, q, x, uniform)`: which drafts x [...], sampled from q [..., V], are accepted under p [..., V], by one
+uniform number [...] in [0, 1) each. A token that p excludes is never accepted, so top-k, top-p and greedy decoding
+hold."""
 
 
 @dataclass(frozen=True)
 class ExactAcceptance:
-    """Accept x with probability min(1, p[x] / q[x]): speculative sampling (https://arxiv.org/abs/2302.01318), exact."""
+    """Accept x with probability min(1, p[x] / q[x]): speculative sampling (https://arxiv.org/abs/2302.01318),
+    exact."""
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
@@ -48,14 +50,15 @@ class GroupAcceptance:
     """Accept x with probability min(1, p(G) / q(G)), where G are tokens like x: grouped speculative decoding
     (https://arxiv.org/abs/2508.07747). Exact where the settings leave x alone in its group, as size 1 does.
 
-    G are the tokens next to x in the order of their probability p, `size // 2` on either side or as many as there are, that
-    are also near x in the codebook. Where p[x] / q[x] is larger it counts instead; the paper would then accept x more rarely
-    than the exact test does. A distribution is off by a total variation of at most that of p and q.
+    G are the tokens next to x in the order of their probability p, `size // 2` on either side or as many as there are,
+    that are also near x in the codebook. Where p[x] / q[x] is larger it counts instead; the paper would then accept x
+    more rarely than the exact test does. A distribution is off by a total variation of at most that of p and q.
 
     Attributes:
         size: about how many tokens a group has, >= 1.
         max_probability_gap: tokens of G have a probability less than this away from p[x].
-        max_distance: tokens of G have a codebook vector less than this away from that of x, in the codebook's own scale.
+        max_distance: tokens of G have a codebook vector less than this away from that of x, in the codebook's own
+            scale.
 
     Raises:
         ValueError: if a setting is out of its range.
@@ -100,17 +103,17 @@ class GroupAcceptance:
 
 @dataclass(frozen=True)
 class NeighbourAcceptance:
-    """Accept x with probability min(1, (p[x] + p(A)) / q[x]), where A are the tokens nearest to x in the codebook: LANTERN
-    (https://arxiv.org/abs/2410.03355) and LANTERN++ (https://arxiv.org/abs/2502.06352). Exact at delta 0 only.
+    """Accept x with probability min(1, (p[x] + p(A)) / q[x]), where A are the tokens nearest to x in the codebook:
+    LANTERN (https://arxiv.org/abs/2410.03355) and LANTERN++ (https://arxiv.org/abs/2502.06352). Exact at delta 0 only.
 
     A are as many of the nearest tokens as have a probability p(A) of at most `delta`, or of `delta` p[x] where it is
-    `relative` (LANTERN++, whose lambda is 1 + delta). Without `relax`, a distribution is off by a total variation of at most
-    the sum over x of min(delta, max(q[x] - p[x], 0)), and of 1 - 1 / (1 + delta) where delta is relative. The paper removes A
-    from the residual too; here it stays, which keeps the result closer to p.
+    `relative` (LANTERN++, whose lambda is 1 + delta). Without `relax`, a distribution is off by a total variation of
+    at most the sum over x of min(delta, max(q[x] - p[x], 0)), and of 1 - 1 / (1 + delta) where delta is relative. The
+    paper removes A from the residual too; here it stays, which keeps the result closer to p.
 
     Attributes:
-        neighbours: how many of the nearest tokens may count, >= 1; all, where the codebook has fewer. None is the share of
-            the codebook that the papers use, 1,000 of 16,384.
+        neighbours: how many of the nearest tokens may count, >= 1; all, where the codebook has fewer. None is the
+            share of the codebook that the papers use, 1,000 of 16,384.
         delta: >= 0.
         relative: whether delta is a share of p[x] rather than a probability.
 

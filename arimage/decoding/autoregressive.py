@@ -17,8 +17,9 @@ from .path_coupling import LatentSampling, PathState, start_paths, step_window
 def prefill(
     model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0
 ) -> tuple[Any, torch.FloatTensor, torch.LongTensor]:
-    """`model.prefill`, with the known tokens that the orders of its images begin with, and how many these are, [B]: the logits
-    are those of the rank after them. The last token of an image is never among them. Reads the device if tokens are forced."""
+    """`model.prefill`, with the known tokens that the orders of its images begin with, and how many these are, [B]:
+    the logits are those of the rank after them. The last token of an image is never among them. Reads the device if
+    tokens are forced."""
     forced = sampling.forced
     none = torch.zeros(batch_size, dtype=torch.long, device=model.device)
     if forced is None or model.layout.order is None:
@@ -34,8 +35,8 @@ def prefill(
 
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:
-    """Sample a token, or a block, from what a prefill returned, logits [G, B, V] or [G, B, Q, V]: that of rank 0, or the one after
-    the `known` [B] first."""
+    """Sample a token, or a block, from what a prefill returned, logits [G, B, V] or [G, B, Q, V]: that of rank 0, or
+    the one after the `known` [B] first."""
     logits = logits if logits.ndim == 4 else logits[:, :, None]
     first = torch.zeros_like(state.seeds) if known is None else known
     if known is not None and state.sampling.forced is not None:
@@ -83,9 +84,9 @@ class AutoregressiveState(CursorState):
 
 @dataclass(frozen=True)
 class AutoregressiveDecoding(DecodingMethod):
-    """Sample the tokens one after another: N forward passes per image. A model that predicts blocks of tokens takes one forward
-    pass per block, whose tokens are independent of each other given those before it. With a `CausalLatentModel` the tokens are
-    continuous, and the last denoising step adds noise, as any other."""
+    """Sample the tokens one after another: N forward passes per image. A model that predicts blocks of tokens takes
+    one forward pass per block, whose tokens are independent of each other given those before it. With a
+    `CausalLatentModel` the tokens are continuous, and the last denoising step adds noise, as any other."""
 
     exact = True
     needs = {"tokens": (), "causal_latents": ()}

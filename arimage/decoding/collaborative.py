@@ -13,8 +13,8 @@ from .next_scale import NextScaleDecoding, ScaleState
 
 @dataclass
 class CollaborativeState(ScaleState):
-    """Adds to `ScaleState`: `drafted`, the latents after each scale of the large model, until it is done. `model` and `cache`
-    are those of the model at work."""
+    """Adds to `ScaleState`: `drafted`, the latents after each scale of the large model, until it is done. `model` and
+    `cache` are those of the model at work."""
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
 
@@ -29,15 +29,15 @@ class CollaborativeState(ScaleState):
 
 @dataclass(frozen=True)
 class CollaborativeDecoding(DecodingMethod):
-    """Collaborative decoding (CoDe, https://arxiv.org/abs/2411.17787): the model generates the first maps, which hold the layout
-    and few tokens, its refiner the others, which hold most of the tokens and take most of the time.
+    """Collaborative decoding (CoDe, https://arxiv.org/abs/2411.17787): the model generates the first maps, which hold
+    the layout and few tokens, its refiner the others, which hold most of the tokens and take most of the time.
 
-    The refiner reads all maps so far in the forward pass that predicts its first one, so `forward_passes`, those of either
-    network, is the number of scales as in `NextScaleDecoding`. The keys and values of the model are freed before the refiner
-    allocates its own.
+    The refiner reads all maps so far in the forward pass that predicts its first one, so `forward_passes`, those of
+    either network, is the number of scales as in `NextScaleDecoding`. The keys and values of the model are freed
+    before the refiner allocates its own.
 
-    Not exact, without a bound: nothing verifies the refiner's maps, which follow its distribution and not the model's. It is
-    `NextScaleDecoding` where the two are the same network.
+    Not exact, without a bound: nothing verifies the refiner's maps, which follow its distribution and not the model's.
+    It is `NextScaleDecoding` where the two are the same network.
 
     Attributes:
         drafter_scales: how many maps the model generates, 1 .. K - 1 of K; None is all but the last two.

@@ -1,4 +1,5 @@
-"""Continuous speculative decoding as its authors released it: a smaller masked model drafts, and the model tests its tokens."""
+"""Continuous speculative decoding as its authors released it: a smaller masked model drafts, and the model tests its
+tokens."""
 
 import math
 from dataclasses import dataclass
@@ -19,22 +20,24 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class ContinuousSpeculativeDecoding(DecodingMethod):
-    """Continuous speculative decoding (CSpD, https://arxiv.org/abs/2411.11925) of a `MaskedLatentModel` with a drafter, as in the
-    authors' code. Not exact, without a bound.
+    """Continuous speculative decoding (CSpD, https://arxiv.org/abs/2411.11925) of a `MaskedLatentModel` with a
+    drafter, as in the authors' code. Not exact, without a bound.
 
-    The model decides the first sets. Then the drafter decides `window` sets, one after the other, and one forward pass of the model
-    tests them all. That pass does not see the drafts, so what it tests is the distribution of the model with larger sets: plain
-    `mar` with as few forward passes is the one to compare it with, and needs no drafter. Both heads run on the same noise. A token
-    is tested by the normal distributions of the last denoising step of two different paths, `heat` times as wide, which accepts
-    tokens near those that the model would have sampled. One that is rejected is sampled again around the model's own.
+    The model decides the first sets. Then the drafter decides `window` sets, one after the other, and one forward pass
+    of the model tests them all. That pass does not see the drafts, so what it tests is the distribution of the model
+    with larger sets: plain `mar` with as few forward passes is the one to compare it with, and needs no drafter. Both
+    heads run on the same noise. A token is tested by the normal distributions of the last denoising step of two
+    different paths, `heat` times as wide, which accepts tokens near those that the model would have sampled. One that
+    is rejected is sampled again around the model's own.
 
-    In a model of two tokens whose correlation is 0.61 with one forward pass for each, and 0.57 by its drafter alone, those of one
-    window have 0.03, though two thirds of the drafts are accepted (`tests/decoding/test_masked.py`).
+    In a model of two tokens whose correlation is 0.61 with one forward pass for each, and 0.57 by its drafter alone,
+    those of one window have 0.03, though two thirds of the drafts are accepted (`tests/decoding/test_masked.py`).
 
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.
         target_share: the share of the sets, the first ones, that the model decides alone, 0 to 1.
-        heat: how much wider the normal distributions are than those of the last step, above 0. 1 rejects nearly all drafts.
+        heat: how much wider the normal distributions are than those of the last step, above 0. 1 rejects nearly all
+            drafts.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -100,8 +103,8 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         own: torch.FloatTensor,
         own_stds: torch.FloatTensor,
     ) -> torch.FloatTensor:
-        """The tokens [B, Q, D] at `positions` [B, Q]: drafts that are accepted, and others near the model's `own`. `draft_stds` and
-        `own_stds` are [S, B, Q, D]."""
+        """The tokens [B, Q, D] at `positions` [B, Q]: drafts that are accepted, and others near the model's `own`.
+        `draft_stds` and `own_stds` are [S, B, Q, D]."""
         # As published, where it is the inverse of what the densities of paths with the same noise ask for.
         paths = (own_stds[1:].log() - draft_stds[1:].log()).sum((0, -1))
         p, q = own_stds[0], draft_stds[0]

@@ -25,8 +25,8 @@ Tree = Literal["dynamic", "static"]
 @dataclass
 class DraftTreeState(CursorState):
     """Adds to `CursorState`: `entered` [B], how many tokens the last
-    step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test of
-    drafts."""
+    step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test
+    of drafts."""
 
     image_dims = {**CursorState.image_dims, "features": 1}
 
@@ -52,16 +52,17 @@ class DraftTreeState(CursorState):
 
 @dataclass(frozen=True)
 class DraftTreeDecoding(DecodingMethod):
-    """Speculative decoding with a drafter that continues the model's features, and a tree of its drafts. A step decides the
-    longest branch that is accepted and one more token. Every image has a cursor of its own. `forward_passes` counts those of
-    the model; the drafter takes `depth` more, of its own, before each.
+    """Speculative decoding with a drafter that continues the model's features, and a tree of its drafts. A step
+    decides the longest branch that is accepted and one more token. Every image has a cursor of its own.
+    `forward_passes` counts those of the model; the drafter takes `depth` more, of its own, before each.
 
-    A "dynamic" tree (EAGLE-2, https://arxiv.org/abs/2406.16858) has the drafter's most probable tokens as children, and of
-    all that were grown the `nodes` that are the most probable as a branch. With the exact acceptance the token sampled from the
-    model decides which child is followed: the images are those of `AutoregressiveDecoding` with the same seeds, up to the
-    rounding of differently shaped matrix products. In a "static" tree (EAGLE, https://arxiv.org/abs/2401.15077) children are
-    sampled from the drafter's distribution, without replacement, and the shape is always the same: as if the first draft of a
-    node was accepted half of the time, the second half of the rest, and so on.
+    A "dynamic" tree (EAGLE-2, https://arxiv.org/abs/2406.16858) has the drafter's most probable tokens as children,
+    and of all that were grown the `nodes` that are the most probable as a branch. With the exact acceptance the token
+    sampled from the model decides which child is followed: the images are those of `AutoregressiveDecoding` with the
+    same seeds, up to the rounding of differently shaped matrix products. In a "static" tree (EAGLE,
+    https://arxiv.org/abs/2401.15077) children are sampled from the drafter's distribution, without replacement, and
+    the shape is always the same: as if the first draft of a node was accepted half of the time, the second half of
+    the rest, and so on.
 
     Exact with the exact acceptance. With neighbours in the codebook it is LANTERN (https://arxiv.org/abs/2410.03355).
 
@@ -223,8 +224,8 @@ class DraftTreeDecoding(DecodingMethod):
     def _walk(
         self, state: DraftTreeState, tree: DraftTree, probabilities: torch.FloatTensor, drafted: torch.FloatTensor
     ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-        """Down the tree by the probabilities [B, M + 1, V] after its nodes: the tokens [B, depth + 1] sampled, the nodes after
-        which they were sampled, and whether there was such a node."""
+        """Down the tree by the probabilities [B, M + 1, V] after its nodes: the tokens [B, depth + 1] sampled, the
+        nodes after which they were sampled, and whether there was such a node."""
         cursor, width = state.cursor, tree.children.shape[2]
         at = (cursor[:, None] + torch.arange(self.depth + 1, device=cursor.device)).clamp(
             max=state.model.num_tokens - 1

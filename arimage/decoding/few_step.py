@@ -21,8 +21,9 @@ Pass = tuple[str, int, int]
 
 @dataclass
 class FewStepState(DecodingState):
-    """Adds to `DecodingState`: `noise` and `vectors` [B, N, D], float32, the second what the image is decoded from; `passes`, what
-    each forward pass does; and `taken`, how many were taken. `cache` is the teacher's. `tokens` are the nearest of `vectors`."""
+    """Adds to `DecodingState`: `noise` and `vectors` [B, N, D], float32, the second what the image is decoded from;
+    `passes`, what each forward pass does; and `taken`, how many were taken. `cache` is the teacher's. `tokens` are the
+    nearest of `vectors`."""
 
     # All images are at the same pass.
     refillable = False
@@ -46,23 +47,24 @@ class FewStepState(DecodingState):
 class FewStepDecoding(DecodingMethod):
     """Distilled Decoding (https://arxiv.org/abs/2412.17153): one forward pass per entry of `starts`.
 
-    The noise decides the image: the student was trained to return in one pass what the teacher generates from the same noise,
-    token by token, by a flow from noise to codebook vectors. Each further pass keeps what comes before its start and generates
-    the rest again from its noise.
+    The noise decides the image: the student was trained to return in one pass what the teacher generates from the same
+    noise, token by token, by a flow from noise to codebook vectors. Each further pass keeps what comes before its
+    start and generates the rest again from its noise.
 
-    Not exact, without a bound: nothing verifies the student. The authors report for ImageNet, 256 pixels, an FID of 11.35 in one
-    pass and 7.58 in two for LlamaGen-DD-L, whose teacher has 4.11 in 256, and 9.94 and 7.82 for VAR-DD-d16, whose teacher has
+    Not exact, without a bound: nothing verifies the student. The authors report for ImageNet, 256 pixels, an FID of
+    11.35 in one pass and 7.58 in two for LlamaGen-DD-L, whose teacher has 4.11 in 256, and 9.94 and 7.82 for
+    VAR-DD-d16, whose teacher has
     4.19 in 10.
 
     Levels are tokens in a raster model and maps in a next-scale model.
 
     Attributes:
         starts: the level from which each pass generates, 0 first, in ascending order.
-        codes_until: before this level the result is the vector of the likeliest code, from it on a vector between codes. None is
-            what the checkpoint was tuned for.
-        teacher_start: let the teacher generate the levels from this one to `starts[1]`, one forward pass each, before the second
-            pass of the student. It takes one more where a raster model has tokens to read first. Only the teacher uses the
-            sampling settings. At 0 the first pass of the student is left out.
+        codes_until: before this level the result is the vector of the likeliest code, from it on a vector between
+            codes. None is what the checkpoint was tuned for.
+        teacher_start: let the teacher generate the levels from this one to `starts[1]`, one forward pass each, before
+            the second pass of the student. It takes one more where a raster model has tokens to read first. Only the
+            teacher uses the sampling settings. At 0 the first pass of the student is left out.
 
     Raises:
         ValueError: if a setting is not among these.

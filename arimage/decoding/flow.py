@@ -1,4 +1,5 @@
-"""Flow decoding: every token is a function of its noise and of the tokens before it, and a distilled student guesses them all."""
+"""Flow decoding: every token is a function of its noise and of the tokens before it, and a distilled student guesses
+them all."""
 
 import itertools
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from .few_step import FewStepDecoding
 from .window import decided_end, start_distribution
 
 
-# Where the flow stops, of 1: nearer to its end a step would have to be ever smaller, and most noise has come to one token.
+# Where the flow stops, of 1: nearer to its end a step would have to be ever smaller, and most noise has come to one
+# token.
 END = 0.9
 # Of the Runge-Kutta method of fourth order. Two are too few for the tests of exactness.
 STEPS = 12
@@ -25,11 +27,11 @@ STEPS = 12
 def flow(
     probabilities: torch.FloatTensor, noise: torch.FloatTensor, codebook: torch.FloatTensor, steps: int = STEPS
 ) -> torch.FloatTensor:
-    """Probabilities [..., V] of the tokens, given the `noise` [..., D]: those of standard normal noise have the mean `probabilities`
-    [..., V].
+    """Probabilities [..., V] of the tokens, given the `noise` [..., D]: those of standard normal noise have the mean
+    `probabilities` [..., V].
 
-    A token of the vector c is reached along the line from its noise to c, which is at (1 - t) noise + t c at the time t. The flow
-    that moves all points as these lines do on average keeps their distribution at every t (flow matching,
+    A token of the vector c is reached along the line from its noise to c, which is at (1 - t) noise + t c at the time
+    t. The flow that moves all points as these lines do on average keeps their distribution at every t (flow matching,
     https://arxiv.org/abs/2210.02747). It carries the noise to a point at t = `END`, which almost determines the token.
 
     Args:
@@ -85,21 +87,22 @@ class FlowState(CursorState):
 
 @dataclass(frozen=True)
 class FlowDecoding(DecodingMethod):
-    """Exact use of a student of Distilled Decoding (https://arxiv.org/abs/2412.17153): the student guesses all tokens, and its
-    teacher verifies them.
+    """Exact use of a student of Distilled Decoding (https://arxiv.org/abs/2412.17153): the student guesses all tokens,
+    and its teacher verifies them.
 
-    Each token is a function of its own noise and of the teacher's probabilities: where a flow from noise to codebook vectors
-    leads, which is what the student was trained to foresee. A step evaluates `window` guesses after an image's cursor and
-    decides the leading ones that are what their noise leads to, and the first that is not, corrected. So the image is that
-    of the teacher alone, token by token from the same noise, whatever the student guesses; the guesses only save forward
-    passes. Those behind are replaced by what their noise leads to after the guesses before them.
+    Each token is a function of its own noise and of the teacher's probabilities: where a flow from noise to codebook
+    vectors leads, which is what the student was trained to foresee. A step evaluates `window` guesses after an image's
+    cursor and decides the leading ones that are what their noise leads to, and the first that is not, corrected. So
+    the image is that of the teacher alone, token by token from the same noise, whatever the student guesses; the
+    guesses only save forward passes. Those behind are replaced by what their noise leads to after the guesses before
+    them.
 
-    Exact but for the integration of the flow: with 12 steps, the probabilities given the noise differ from those with 48 by a
-    total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally likely, and of 0.000002 with its own
-    probabilities at temperature 1 (means over 150 noise vectors).
+    Exact but for the integration of the flow: with 12 steps, the probabilities given the noise differ from those with
+    48 by a total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally likely, and of 0.000002
+    with its own probabilities at temperature 1 (means over 150 noise vectors).
 
-    It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted as
-    `student_passes`, not as `forward_passes`.
+    It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted
+    as `student_passes`, not as `forward_passes`.
 
     Attributes:
         window: guesses per step, >= 1.

@@ -41,7 +41,8 @@ class GroupState(DecodingState):
 
 
 def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
-    """How many known tokens the order of an image begins with, the least and the most. Reads the device if tokens are forced."""
+    """How many known tokens the order of an image begins with, the least and the most. Reads the device if tokens are
+    forced."""
     if sampling.forced is None or model.layout.order is None:
         return 0, 0
     known = (sampling.forced >= 0).cumprod(1).sum(1)
@@ -53,19 +54,22 @@ class GroupDecoding(DecodingMethod):
     """The published parallel decoding of any-order models: ARPG (https://arxiv.org/abs/2503.10568), LPD
     (https://arxiv.org/abs/2507.01957) and RandAR (https://arxiv.org/abs/2412.01827).
 
-    A forward pass predicts a whole group of tokens, each given the groups before it, and samples them independently. An image
-    so follows the product of these distributions, exactly. That is not the model's own distribution of one token after the
-    other, in which tokens of a group depend on each other. How far off it is has no bound: the larger the groups,
-    the further. With groups of one token and constant guidance the images are those of `AutoregressiveDecoding`.
+    A forward pass predicts a whole group of tokens, each given the groups before it, and samples them independently.
+    An image so follows the product of these distributions, exactly. That is not the model's own distribution of one
+    token after the other, in which tokens of a group depend on each other. How far off it is has no bound: the larger
+    the groups, the further. With groups of one token and constant guidance the images are those of
+    `AutoregressiveDecoding`.
 
     Attributes:
-        groups: how many groups there are, at most as many as tokens, besides the one of the known tokens of an edited image; or
-            the size of each: a tuple whose sum is the number of tokens, written "1+2+4+9" in a text.
-        schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as in ARPG.
-        guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps of the
-            model's authors; "constant" guides all tokens alike.
-        attention: which tokens of its own group a token sees once the group is decided: those that the authors' code lets it
-            see ("published"; for ARPG and LPD the whole group), or those before it ("causal"; ARPG is trained so).
+        groups: how many groups there are, at most as many as tokens, besides the one of the known tokens of an edited
+            image; or the size of each: a tuple whose sum is the number of tokens, written "1+2+4+9" in a text.
+        schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as
+            in ARPG.
+        guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps
+            of the model's authors; "constant" guides all tokens alike.
+        attention: which tokens of its own group a token sees once the group is decided: those that the authors' code
+            lets it see ("published"; for ARPG and LPD the whole group), or those before it ("causal"; ARPG is trained
+            so).
 
     Raises:
         ValueError: if a setting is not among these.
@@ -99,8 +103,8 @@ class GroupDecoding(DecodingMethod):
         )
 
     def sizes(self, num_tokens: int, known: int = 0) -> tuple[int, ...]:
-        """The number of tokens of each group of an image of `num_tokens`. `known` tokens that come first are one more group, unless
-        the sizes are given."""
+        """The number of tokens of each group of an image of `num_tokens`. `known` tokens that come first are one more
+        group, unless the sizes are given."""
         if isinstance(self.groups, tuple):
             return self.groups
         assert isinstance(self.groups, int)
@@ -131,7 +135,8 @@ class GroupDecoding(DecodingMethod):
         least, most = known_counts(model, sampling) if isinstance(self.groups, int) else (0, 0)
         if least < most:
             raise ValueError(
-                f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, or use "
+                f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, "
+                "or use "
                 "another decoding"
             )
         sizes = self.sizes(model.num_tokens, most)

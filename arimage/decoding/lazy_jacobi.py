@@ -18,9 +18,9 @@ from .window import Init, WindowState, needs_of_init, open_window, slide_window
 
 @dataclass
 class LazyState(WindowState):
-    """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's token
-    changed since, `later` [B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there is none, and
-    `chain` [B, 1], how many drafts after the cursor the next step evaluates.
+    """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's
+    token changed since, `later` [B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there
+    is none, and `chain` [B, 1], how many drafts after the cursor the next step evaluates.
     """
 
     outdated: torch.BoolTensor
@@ -32,19 +32,20 @@ class LazyState(WindowState):
 class LazyJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
-    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A step evaluates
-    the first `chain` drafts after an image's cursor, which it may decide, and further ahead those drafts with a neighbour that
-    changed since they were evaluated, `tokens` in all. So the drafts far ahead settle before the cursor arrives, for the cost
-    of a window of `tokens`. Neighbours are the token generated before and, among those generated earlier, the tokens around
-    it in the image (of a video, also the same place one frame earlier).
+    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A step
+    evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead those drafts
+    with a neighbour that changed since they were evaluated, `tokens` in all. So the drafts far ahead settle before the
+    cursor arrives, for the cost of a window of `tokens`. Neighbours are the token generated before and, among those
+    generated earlier, the tokens around it in the image (of a video, also the same place one frame earlier).
 
-    Exact, since a draft is evaluated because of what changed before it, never because of its own value or of what comes after
-    it, and is decided in a step that evaluates everything between it and the cursor.
+    Exact, since a draft is evaluated because of what changed before it, never because of its own value or of what
+    comes after it, and is decided in a step that evaluates everything between it and the cursor.
 
     Attributes:
         window: drafts kept ahead, >= `tokens`.
-        chain: drafts evaluated in every step, 1 .. `tokens`, and so the most that it surely may decide. "auto" is twice as many as
-            the last step decided, at least a quarter of `tokens`: for videos, where a step may decide far more than 16.
+        chain: drafts evaluated in every step, 1 .. `tokens`, and so the most that it surely may decide. "auto" is
+            twice as many as the last step decided, at least a quarter of `tokens`: for videos, where a step may decide
+            far more than 16.
         tokens: drafts evaluated in a step at most.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
 
@@ -115,8 +116,8 @@ class LazyJacobiDecoding(DecodingMethod):
 
 
 def _later_neighbours(layout: Layout, batch_size: int, size: int, device: torch.device) -> torch.LongTensor:
-    """The ranks [B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is none,
-    and behind the image."""
+    """The ranks [B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is
+    none, and behind the image."""
     ranks = torch.arange(layout.num_tokens, device=device).repeat(batch_size, 1)
     offsets: list[tuple[int, ...]] = [
         (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)

@@ -1,5 +1,5 @@
-"""The names of decodings and of their settings. Standard library only: the console command lists them, and refuses wrong ones, without
-waiting for torch."""
+"""The names of decodings and of their settings. Standard library only: the console command lists them, and refuses
+wrong ones, without waiting for torch."""
 
 from typing import Literal, NamedTuple
 
@@ -9,8 +9,8 @@ Order = Literal["raster", "random", "farthest", "locality"]
 
 
 class Preset(NamedTuple):
-    """A named decoding: its method, the settings that are not the method's defaults, whether it is exact, a one-line summary, and the
-    arXiv number of its paper."""
+    """A named decoding: its method, the settings that are not the method's defaults, whether it is exact, a one-line
+    summary, and the arXiv number of its paper."""
 
     method: str
     settings: dict
@@ -207,8 +207,8 @@ def check_setting_names(method: str, settings: dict) -> None:
 
 
 def parse_decoding(text: str) -> tuple[str, dict]:
-    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none or a word, or
-    several with a plus sign between them.
+    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none
+    or a word, or several with a plus sign between them.
 
     Raises:
         ValueError: if a setting is not of that form.

@@ -16,9 +16,9 @@ from .contract.supports import DecodingMethod
 
 @dataclass
 class ScaleState(DecodingState):
-    """Adds to `DecodingState`: `scale`, the number of maps decided, and `latents` [B, D, P, P], what these add up to (None at
-    the start). `tokens` holds the maps one after another from coarse to fine, each row by row. `mixed` says whether the latents
-    add up mixtures of token vectors."""
+    """Adds to `DecodingState`: `scale`, the number of maps decided, and `latents` [B, D, P, P], what these add up to
+    (None at the start). `tokens` holds the maps one after another from coarse to fine, each row by row. `mixed` says
+    whether the latents add up mixtures of token vectors."""
 
     # All images are at the same scale.
     refillable = False
@@ -72,9 +72,9 @@ class NextScaleDecoding(DecodingMethod):
     Guidance grows along the scales: of K scales, scale k uses 1 + (guidance_scale - 1) k / (K - 1).
 
     Attributes:
-        more_smooth: add up mixtures of token vectors, by Gumbel-softmax weights that sharpen along the scales, in place of
-            single ones, for a smoother image. Not exact: an image is then no combination of tokens, and the reported tokens are
-            those of the largest weight.
+        more_smooth: add up mixtures of token vectors, by Gumbel-softmax weights that sharpen along the scales, in
+            place of single ones, for a smoother image. Not exact: an image is then no combination of tokens, and the
+            reported tokens are those of the largest weight.
 
     Raises:
         ValueError: if `more_smooth` is not a bool.

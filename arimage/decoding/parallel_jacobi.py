@@ -20,7 +20,8 @@ Refresh = Literal["independent", "coupled"]
 
 @dataclass
 class ParallelJacobiState(RowState):
-    """Adds to `RowState`. The drafts of a row are kept in a ring: the slot of one that is decided takes the column W further.
+    """Adds to `RowState`. The drafts of a row are kept in a ring: the slot of one that is decided takes the column W
+    further.
 
     Attributes:
         column: int64 [B, L, W], of the draft in each slot of the rows in flight.
@@ -36,25 +37,27 @@ class ParallelJacobiState(RowState):
 
 @dataclass(frozen=True)
 class ParallelJacobiDecoding(DecodingMethod):
-    """Parallel Jacobi decoding (https://arxiv.org/abs/2606.05703): speculative Jacobi decoding in several rows at once.
+    """Parallel Jacobi decoding (https://arxiv.org/abs/2606.05703): speculative Jacobi decoding in several rows at
+    once.
 
-    A row begins once the row above holds `context` tokens. A step evaluates up to `window` drafts in each open row, none past
-    the decided tokens of the row above; a draft sees the decided tokens before it and the drafts before it in its own row. In
-    each row the leading drafts that are accepted are decided, and the first that is not is replaced by a sample from the
-    residual distribution and decided too (the paper does so in the top row only, and samples again from the model's
-    distribution in the others).
+    A row begins once the row above holds `context` tokens. A step evaluates up to `window` drafts in each open row,
+    none past the decided tokens of the row above; a draft sees the decided tokens before it and the drafts before it
+    in its own row. In each row the leading drafts that are accepted are decided, and the first that is not is replaced
+    by a sample from the residual distribution and decided too (the paper does so in the top row only, and samples
+    again from the model's distribution in the others).
 
-    So a token follows the model's distribution given the tokens before it that are decided when it is verified: tokens further
-    right in the row above may be missing, and a row that begins early does so without the token before it. The images follow
-    the model's own distribution if no token depends on those, and nothing bounds how far off they are if one does: on a random
-    table over 2 x 3 tokens of 2 kinds, with a window of 3, the total variation is 0.19 with a context of 1 and 0.05 with 2. A
-    context that covers the row is exact: speculative Jacobi decoding row by row. The rows of a video are those of all frames.
+    So a token follows the model's distribution given the tokens before it that are decided when it is verified: tokens
+    further right in the row above may be missing, and a row that begins early does so without the token before it. The
+    images follow the model's own distribution if no token depends on those, and nothing bounds how far off they are if
+    one does: on a random table over 2 x 3 tokens of 2 kinds, with a window of 3, the total variation is 0.19 with a
+    context of 1 and 0.05 with 2. A context that covers the row is exact: speculative Jacobi decoding row by row. The
+    rows of a video are those of all frames.
 
     Attributes:
         window: drafts per row, >= 1.
         context: tokens of the row above that a row waits for, >= 1; None is a third of a row, at least 12.
-        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones as in the paper, or
-            "coupled" to them, so that as many as possible stay.
+        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones as in the paper,
+            or "coupled" to them, so that as many as possible stay.
 
     Raises:
         ValueError: if a setting is not among these.

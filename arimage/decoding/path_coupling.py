@@ -1,7 +1,8 @@
-"""Coupling of denoising paths: how a `CausalLatentModel` generates several continuous tokens per forward pass, exactly.
+"""Coupling of denoising paths: how a `CausalLatentModel` generates several continuous tokens per forward pass,
+exactly.
 
-A path is all that a token is before and after each of its S denoising steps, from noise to the clean token. The head gives the
-density of a whole path, which it does not give of the clean token.
+A path is all that a token is before and after each of its S denoising steps, from noise to the clean token. The head
+gives the density of a whole path, which it does not give of the clean token.
 """
 
 from collections.abc import Callable, Hashable
@@ -28,12 +29,13 @@ class PathState(CursorState):
 
     Attributes:
         window: W.
-        paths: float32 [B, N + W, S + 1, D], the path of each position, [:, :, 0] its clean token; where there is none, the noise
-            that it begins with and that its steps add.
+        paths: float32 [B, N + W, S + 1, D], the path of each position, [:, :, 0] its clean token; where there is none,
+            the noise that it begins with and that its steps add.
         means: float32 [B, N + W, S, D], the means of the distributions that the steps of the path were sampled from.
         held: bool [B, N + W], which positions have a path.
         stds: float32 [S, 1], the standard deviations of the steps, which all images share.
-        conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where nothing asks for them.
+        conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where nothing asks for
+            them.
 
     `tokens` are float32 [B, N, D], those that nothing is known of zeros.
     """
@@ -67,8 +69,8 @@ class PathState(CursorState):
         return values[torch.arange(len(positions), device=positions.device)[:, None], positions]
 
     def write_paths(self, positions: torch.LongTensor, paths: torch.FloatTensor, means: torch.FloatTensor) -> None:
-        """Let `positions` [B, Q] have `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D]; those behind the window begin
-        as copies of its last token."""
+        """Let `positions` [B, Q] have `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D]; those behind the
+        window begin as copies of its last token."""
         images = torch.arange(len(positions), device=positions.device)[:, None]
         self.paths[images, positions], self.means[images, positions] = paths, means
         self.held[images, positions] = torch.ones_like(positions, dtype=torch.bool)
@@ -77,7 +79,8 @@ class PathState(CursorState):
         self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)
 
     def check_paths(self, paths: torch.FloatTensor, live: torch.BoolTensor) -> None:
-        """Images where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B, Q] become `invalid`."""
+        """Images where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B, Q] become
+        `invalid`."""
         self.invalid |= (~paths[:, :, 0].isfinite().all(-1) & live).any(1)
 
 
@@ -135,8 +138,8 @@ def sample_paths(
     guidance: torch.FloatTensor,
     noise: torch.FloatTensor,
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.FloatTensor]:
-    """Paths [B, Q, S + 1, D] by their `conditions` [G, B, Q, C], their `guidance` [B, Q, 1] and their noise [B, Q, S + 1, D]; the
-    means [B, Q, S, D] of the steps and their standard deviations [S, 1]."""
+    """Paths [B, Q, S + 1, D] by their `conditions` [G, B, Q, C], their `guidance` [B, Q, 1] and their noise [B, Q, S +
+    1, D]; the means [B, Q, S, D] of the steps and their standard deviations [S, 1]."""
     path, means, stds = [noise[:, :, -1]], [], []
     for step in reversed(range(noise.shape[2] - 1)):
         mean, std = model.denoise(step, path[-1], conditions, guidance, sampling.num_diffusion_steps)
@@ -150,14 +153,15 @@ def sample_paths(
 def log_ratio(
     paths: torch.FloatTensor, means: torch.FloatTensor, others: torch.FloatTensor, stds: torch.FloatTensor
 ) -> torch.FloatTensor:
-    """The logarithm [B, Q] of the density of `paths` [B, Q, S + 1, D] where steps have `means` [B, Q, S, D], over that where they
-    have the means `others`."""
+    """The logarithm [B, Q] of the density of `paths` [B, Q, S + 1, D] where steps have `means` [B, Q, S, D], over that
+    where they have the means `others`."""
     tokens = paths[:, :, :-1]
     return ((means - others) * (tokens - (means + others) / 2) / stds.square()).sum((-2, -1))
 
 
 def step_window(state: PathState, coupling: Coupling) -> None:
-    """Evaluate the window, couple its paths to their new distributions, and decide those up to the first whose token changed."""
+    """Evaluate the window, couple its paths to their new distributions, and decide those up to the first whose token
+    changed."""
     model, batch = state.model, len(state.seeds)
     offsets = torch.arange(state.window, device=model.device)
     positions = state.cursor[:, None] + offsets
@@ -178,10 +182,11 @@ def step_window(state: PathState, coupling: Coupling) -> None:
 def reflect_paths(
     state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
-    """Paths [B, W, S + 1, D] of `positions` [B, W] by `conditions` [G, B, W, C], their means, and which tokens stayed [B, W].
+    """Paths [B, W, S + 1, D] of `positions` [B, W] by `conditions` [G, B, W, C], their means, and which tokens stayed
+    [B, W].
 
-    A new path runs next to the held one. After each step the two meet as often as is possible; where they do not, the noise of the
-    new one is that of the held one, reflected, so that they may meet later.
+    A new path runs next to the held one. After each step the two meet as often as is possible; where they do not, the
+    noise of the new one is that of the held one, reflected, so that they may meet later.
     """
     guidance, held = state.guidance(positions), state.row(state.held, positions)[..., None]
     before, means = state.row(state.paths, positions), state.row(state.means, positions)
@@ -207,8 +212,8 @@ def reflect_paths(
 def test_paths(
     state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
-    """As `reflect_paths`; a held path stays as a whole with the ratio of its densities, or else is sampled from the residual
-    distribution."""
+    """As `reflect_paths`; a held path stays as a whole with the ratio of its densities, or else is sampled from the
+    residual distribution."""
     held = state.row(state.held, positions) & live
     paths, means = state.row(state.paths, positions), state.row(state.means, positions)
     guidance, diffusion = state.guidance(positions), state.sampling.num_diffusion_steps
@@ -236,13 +241,14 @@ def sample_again(
     paths: torch.FloatTensor,
     means: torch.FloatTensor,
 ) -> None:
-    """Write new `paths` [B, W, S + 1, D] and their `means` [B, W, S, D] by the `conditions` [G, B, W, C] of `positions` [B, W]: of
-    those that are `fresh` with the noise that `paths` hold, of those that are `rejected` from the residual distribution,
-    max(p - q, 0) of paths p now and q drafted, up to a factor. Reads the device, since nobody knows how many candidates it takes.
+    """Write new `paths` [B, W, S + 1, D] and their `means` [B, W, S, D] by the `conditions` [G, B, W, C] of
+    `positions` [B, W]: of those that are `fresh` with the noise that `paths` hold, of those that are `rejected` from
+    the residual distribution, max(p - q, 0) of paths p now and q drafted, up to a factor. Reads the device, since
+    nobody knows how many candidates it takes.
 
     Args:
-        draft_means: the means [R, K, S, D] under which paths [R, K, S, D] before their steps would have been drafted, at the
-            images [R, 1] and columns [R, 1] of the window.
+        draft_means: the means [R, K, S, D] under which paths [R, K, S, D] before their steps would have been drafted,
+            at the images [R, 1] and columns [R, 1] of the window.
     """
     guidance, (size, dim) = state.guidance(positions), (paths.shape[2], paths.shape[3])
     images, slots = fresh.nonzero(as_tuple=True)

@@ -16,18 +16,18 @@ from .path_coupling import Coupling, LatentSampling, PathState, start_paths, ste
 class PathJacobiDecoding(DecodingMethod):
     """Speculative Jacobi decoding of a `CausalLatentModel`, exact.
 
-    Every position of the window holds a denoising path. A step evaluates the window in one forward pass, couples each path to the
-    one that the head now samples, and decides the tokens up to and including the first that this changed: all before it were
-    sampled from what they follow. The last denoising step adds noise, as any other, or no two paths would ever end in the same
-    token; `ar` samples the same distribution.
+    Every position of the window holds a denoising path. A step evaluates the window in one forward pass, couples each
+    path to the one that the head now samples, and decides the tokens up to and including the first that this changed:
+    all before it were sampled from what they follow. The last denoising step adds noise, as any other, or no two paths
+    would ever end in the same token; `ar` samples the same distribution.
 
     Attributes:
         window: paths per step, >= 1; 1 is autoregressive decoding.
-        coupling: "reflection" runs the new path next to the held one, with its noise reflected where they part (reflection coupling,
-            as in https://arxiv.org/abs/2501.05370, but the two may meet again): as many calls of the head as there are denoising
-            steps. "path" keeps more: it tests whole paths by their densities, all steps in one call, and samples those that fail
-            from the residual distribution by rejection, 32 candidates at a time, which takes more arithmetic, an unknown number
-            of calls, and a read of the device per step.
+        coupling: "reflection" runs the new path next to the held one, with its noise reflected where they part
+            (reflection coupling, as in https://arxiv.org/abs/2501.05370, but the two may meet again): as many calls of
+            the head as there are denoising steps. "path" keeps more: it tests whole paths by their densities, all
+            steps in one call, and samples those that fail from the residual distribution by rejection, 32 candidates
+            at a time, which takes more arithmetic, an unknown number of calls, and a read of the device per step.
 
     Raises:
         ValueError: if a setting is not among these.

@@ -32,11 +32,12 @@ class PathDraftState(PathState):
 class PathSpeculativeDecoding(DecodingMethod):
     """Speculative decoding of a `CausalLatentModel` with a drafter, exact.
 
-    The drafter generates `window` tokens one after the other. One forward pass of the model then sees all of them, and one call of
-    its head gives the density of every draft's whole denoising path. A draft is accepted with the ratio of the densities; the first
-    that is not is sampled from the residual distribution, by rejection, 32 candidates at a time. Where all are accepted, one more
-    token is sampled. The last denoising step adds noise, as in `PathJacobiDecoding`. `forward_passes` counts those of the model, not of
-    the drafter; `head_calls` counts both heads.
+    The drafter generates `window` tokens one after the other. One forward pass of the model then sees all of them, and
+    one call of its head gives the density of every draft's whole denoising path. A draft is accepted with the ratio of
+    the densities; the first that is not is sampled from the residual distribution, by rejection, 32 candidates at a
+    time. Where all are accepted, one more token is sampled. The last denoising step adds noise, as in
+    `PathJacobiDecoding`. `forward_passes` counts those of the model, not of the drafter; `head_calls` counts both
+    heads.
 
     Attributes:
         window: drafts per step, >= 1.

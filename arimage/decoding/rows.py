@@ -13,16 +13,16 @@ from .contract.state import DecodingState
 
 @dataclass
 class RowState(DecodingState):
-    """Adds to `DecodingState`. The slot of a row that is complete takes the row L further, so that L rows are in flight, in some
-    order, of which those behind the image are never open.
+    """Adds to `DecodingState`. The slot of a row that is complete takes the row L further, so that L rows are in
+    flight, in some order, of which those behind the image are never open.
 
-    The rows above the first in flight are decided and their keys and values lie in the cache, except those of the last token of
-    the row above it while it holds no token: its first query writes them.
+    The rows above the first in flight are decided and their keys and values lie in the cache, except those of the last
+    token of the row above it while it holds no token: its first query writes them.
 
     Attributes:
         row: int64 [B, L], the rows in flight.
-        counts: int64 [B, 1 + R + L + 1], how many tokens of each of the R rows are decided, as if a complete row lay above the
-            image and empty ones below.
+        counts: int64 [B, 1 + R + L + 1], how many tokens of each of the R rows are decided, as if a complete row lay
+            above the image and empty ones below.
     """
 
     model: TokenModel
@@ -66,16 +66,17 @@ class RowStep:
 
 
 def default_context(columns: int) -> int:
-    """How many tokens of the row above a row waits for, by default: a third of a row, as in the published settings for grids
-    of 24 to 90 columns, but at least 12, since less leaves small grids without the context that their models rely on."""
+    """How many tokens of the row above a row waits for, by default: a third of a row, as in the published settings for
+    grids of 24 to 90 columns, but at least 12, since less leaves small grids without the context that their models
+    rely on."""
     return max(columns // 3, 12)
 
 
 def rows_in_flight(layout, context: int) -> int:
     """How many rows of an image may be open at once, where a row begins when the row above holds `context` tokens.
 
-    A row is in flight for `columns` steps after its first token (one more feeds its last token), and the m-th row below it
-    begins m * context steps later at the earliest. Where complete rows are the context, it is one.
+    A row is in flight for `columns` steps after its first token (one more feeds its last token), and the m-th row
+    below it begins m * context steps later at the earliest. Where complete rows are the context, it is one.
     """
     return min(layout.rows, layout.columns // context + 1) if context < layout.columns else 1
 
@@ -83,8 +84,8 @@ def rows_in_flight(layout, context: int) -> int:
 def start_rows(
     state_class: type[_State], model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, context: int, **buffers
 ) -> _State:
-    """Prefill and decide rank 0, for rows that begin once the row above holds `context` tokens; `buffers` are the fields that
-    `state_class` adds to `RowState`."""
+    """Prefill and decide rank 0, for rows that begin once the row above holds `context` tokens; `buffers` are the
+    fields that `state_class` adds to `RowState`."""
     layout, in_flight = model.layout, rows_in_flight(model.layout, context)
     # With one row in flight none begins without the token before it: its cache is that of autoregressive decoding.
     cache, logits = model.prefill(len(seeds), int(in_flight > 1))
@@ -102,11 +103,11 @@ def start_rows(
 
 
 def forward_rows(state: RowState, column: torch.LongTensor | None, context: int) -> RowStep:
-    """Evaluate the last token of every open row and the drafts after it, at the columns `column` [B, L, W] that follow the decided
-    tokens, in any order; None is the first of them.
+    """Evaluate the last token of every open row and the drafts after it, at the columns `column` [B, L, W] that follow
+    the decided tokens, in any order; None is the first of them.
 
-    A query sees the decided tokens up to its own position and the drafts before it in its own row. A row without tokens begins
-    with the token before it; while that is not known, with its stand-in, which only this query sees.
+    A query sees the decided tokens up to its own position and the drafts before it in its own row. A row without
+    tokens begins with the token before it; while that is not known, with its stand-in, which only this query sees.
     """
     layout, size = state.model.layout, state.model.num_tokens
     above, count = state.counts.gather(1, state.row), state.counts[:, 1:].gather(1, state.row)
@@ -137,7 +138,8 @@ def forward_rows(state: RowState, column: torch.LongTensor | None, context: int)
 
 
 def decide(state: RowState, step: RowStep, tokens: torch.LongTensor, accepted: torch.LongTensor) -> torch.BoolTensor:
-    """Write `tokens` [B, L, W] at the live positions, decide the first `accepted` [B, L] of each row and count the step.
+    """Write `tokens` [B, L, W] at the live positions, decide the first `accepted` [B, L] of each row and count the
+    step.
 
     Returns:
         Bool [B, L], whether the slot of a row took another one.

@@ -1,4 +1,5 @@
-"""Speculative Jacobi decoding: draft a window, verify it in one forward pass, and let that same pass draft the next window."""
+"""Speculative Jacobi decoding: draft a window, verify it in one forward pass, and let that same pass draft the next
+window."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -67,7 +68,8 @@ class JacobiState(WindowState):
         return self.level.gather(1, positions) == 0
 
     def denoise(self, positions: torch.LongTensor, end: torch.LongTensor, tokens: torch.LongTensor) -> None:
-        """Move the vectors at `positions` [B, W] by one level to those of `tokens` [B, W]. What lies before `end` [B] is decided."""
+        """Move the vectors at `positions` [B, W] by one level to those of `tokens` [B, W]. What lies before `end` [B]
+        is decided."""
         assert self.model.codebook is not None
         vectors, level = self._at(positions)
         # In a mixture (1 - t) x + t noise, t falls from level / K to (level - 1) / K.
@@ -91,45 +93,49 @@ def normalised(codebook: torch.Tensor) -> torch.FloatTensor:
 
 @dataclass(frozen=True)
 class SpeculativeJacobiDecoding(DecodingMethod):
-    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse` relax it.
+    """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse`
+    relax it.
 
-    A step evaluates `window` drafts after an image's cursor. The leading drafts that are accepted are decided; the first that
-    is not is replaced by a sample from the residual distribution and decided too. The other drafts are sampled again from the
-    probabilities just computed. Every image has a cursor of its own, so none waits for another.
+    A step evaluates `window` drafts after an image's cursor. The leading drafts that are accepted are decided; the
+    first that is not is replaced by a sample from the residual distribution and decided too. The other drafts are
+    sampled again from the probabilities just computed. Every image has a cursor of its own, so none waits for another.
 
-    Of a model that predicts blocks of tokens a step decides whole blocks, up to the one with the first draft that is not accepted:
-    the other tokens of this block do not depend on it, and each is accepted or replaced by itself. Exact then means the model's own
-    distribution, in which the tokens of a block are independent of each other given those before it.
+    Of a model that predicts blocks of tokens a step decides whole blocks, up to the one with the first draft that is
+    not accepted: the other tokens of this block do not depend on it, and each is accepted or replaced by itself. Exact
+    then means the model's own distribution, in which the tokens of a block are independent of each other given those
+    before it.
 
-    A relaxed test decides drafts; it does not change how the others are sampled again, and it applies only to drafts that the
-    model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded distribution whatever the
-    test. Where the distribution of one token, given those before it, is off by a total variation of at most e, that of an
-    image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
+    A relaxed test decides drafts; it does not change how the others are sampled again, and it applies only to drafts
+    that the model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded
+    distribution whatever the test. Where the distribution of one token, given those before it, is off by a total
+    variation of at most e, that of an image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
 
-    Of a `CausalLatentModel` it couples denoising paths, as `PathJacobiDecoding` does: with the coupled refresh, an exact acceptance
-    and a window that is a number. `init` means nothing there.
+    Of a `CausalLatentModel` it couples denoising paths, as `PathJacobiDecoding` does: with the coupled refresh, an
+    exact acceptance and a window that is a number. `init` means nothing there.
 
     Attributes:
-        window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the size that
-            decides the most tokens per second: the cost of a step is measured in the first call of a model with a batch size and
-            remembered on disk (see `step_seconds`), the accepted drafts are counted in every call. Exact like any other, but the
-            same seed may then give another image on another machine or in another batch. Not of a model that predicts blocks.
-        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original method);
-            "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
-            (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its other
-            coupling).
-        init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of the token
-            to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be one that is given.
+        window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the
+            size that decides the most tokens per second: the cost of a step is measured in the first call of a model
+            with a batch size and remembered on disk (see `step_seconds`), the accepted drafts are counted in every
+            call. Exact like any other, but the same seed may then give another image on another machine or in another
+            batch. Not of a model that predicts blocks.
+        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original
+            method); "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
+            (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its
+            other coupling).
+        init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of
+            the token to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be
+            one that is given.
         acceptance: the test of a draft: exact, by groups of tokens or by neighbours in the codebook.
         relax: factor on the probability to accept a draft, >= 1; 1 is exact with an exact acceptance, otherwise
             e = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
-        reuse: undecided drafts stay where their probability is more than `reuse` times what it was in the step before, and are
-            sampled again as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the independent refresh),
-            0 to 1. Not exact, without a bound: what stays does not follow the distribution that is recorded for it. None is
-            off.
-        levels: how many steps a draft is noise, each time less, before it is a token to the model; 0 is off. The model needs a
-            denoiser, which acts on noisy drafts only (https://arxiv.org/abs/2510.08994, where it is the model that is
-            fine-tuned). What is decided has no noise before it: exact, whatever the denoiser does.
+        reuse: undecided drafts stay where their probability is more than `reuse` times what it was in the step before,
+            and are sampled again as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the
+            independent refresh), 0 to 1. Not exact, without a bound: what stays does not follow the distribution that
+            is recorded for it. None is off.
+        levels: how many steps a draft is noise, each time less, before it is a token to the model; 0 is off. The model
+            needs a denoiser, which acts on noisy drafts only (https://arxiv.org/abs/2510.08994, where it is the model
+            that is fine-tuned). What is decided has no noise before it: exact, whatever the denoiser does.
 
     Raises:
         ValueError: if a setting is not among these.

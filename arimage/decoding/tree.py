@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 @dataclass
 class DraftTree:
-    """M drafts for each of B images. Node 0 is the last decided token, node m + 1 is draft m; parents come before children.
+    """M drafts for each of B images. Node 0 is the last decided token, node m + 1 is draft m; parents come before
+    children.
 
     Attributes:
         tokens: int64 [B, M]; -1 is no draft.
@@ -35,8 +36,8 @@ def select(
     """The tree of the `nodes` candidates with the highest scores, all of them if there are fewer.
 
     Args:
-        tokens, scores: [B, L, K], the candidates: L groups of K children of one node each. No child scores higher than its
-            parent, whose group comes before.
+        tokens, scores: [B, L, K], the candidates: L groups of K children of one node each. No child scores higher than
+            its parent, whose group comes before.
         parents: int64 [B, L], the candidate, counted through all groups, whose children a group are; -1 is node 0.
         depths: int64 [L], of the groups.
     """

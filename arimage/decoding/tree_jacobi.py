@@ -18,8 +18,8 @@ from .window import Init, WindowState, decided_end, needs_of_init, open_window, 
 
 @dataclass
 class TreeState(WindowState):
-    """Adds to `WindowState` what never changes of the W + S tokens that a step feeds: those before the drafts of the window, then
-    the branches one after another.
+    """Adds to `WindowState` what never changes of the W + S tokens that a step feeds: those before the drafts of the
+    window, then the branches one after another.
 
     Attributes:
         past: int64 [B, W + S], how far behind the last decided token a token of a branch is; 0 in the window.
@@ -40,13 +40,14 @@ class TreeState(WindowState):
 class TreeJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding with a draft tree at the cursor; exact for every setting.
 
-    Most drafts are rejected at the cursor, where the token before them has just changed. So the token there gets `width`
-    drafts, sampled from its recorded distribution without replacement and verified in turn. Each further draft is followed by
-    `depth` - 1 drafts of the window, so that when it is the one that is accepted, verification continues behind it in the same
-    step.
+    Most drafts are rejected at the cursor, where the token before them has just changed. So the token there gets
+    `width` drafts, sampled from its recorded distribution without replacement and verified in turn. Each further draft
+    is followed by `depth` - 1 drafts of the window, so that when it is the one that is accepted, verification
+    continues behind it in the same step.
 
-    After SJD-PAC (https://arxiv.org/abs/2603.18599), whose published code samples the siblings from another distribution than
-    the one they are verified by; here both are the recorded one. Its adaptive continuation is the coupled refresh.
+    After SJD-PAC (https://arxiv.org/abs/2603.18599), whose published code samples the siblings from another
+    distribution than the one they are verified by; here both are the recorded one. Its adaptive continuation is the
+    coupled refresh.
 
     Attributes:
         window: drafts of the first branch, > `depth`. A step evaluates window + (width - 1) * depth tokens.

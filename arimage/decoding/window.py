@@ -21,9 +21,9 @@ _OFFSETS = {"left": (0, -1), "above": (-1, 0), "previous": (-1, 0, 0)}
 
 @dataclass
 class WindowState(CursorState):
-    """Adds to `CursorState`. The drafts are kept in a ring: the slot of a draft that is decided takes the position `window`
-    further, and the others stay where they are. So the drafts at cursor .. cursor + W - 1 lie in the first W slots, in some order.
-    Positions behind the image are drafted too, and never evaluated.
+    """Adds to `CursorState`. The drafts are kept in a ring: the slot of a draft that is decided takes the position
+    `window` further, and the others stay where they are. So the drafts at cursor .. cursor + W - 1 lie in the first W
+    slots, in some order. Positions behind the image are drafted too, and never evaluated.
 
     Attributes:
         window: W, the drafts in use; it changes between steps only.
@@ -32,7 +32,8 @@ class WindowState(CursorState):
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
-        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of what is generated; None for "uniform".
+        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of what is generated; None for
+            "uniform".
     """
 
     model: TokenModel
@@ -102,7 +103,8 @@ def open_window(
     layout = model.layout
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
-    # The slot of a position is known from it: all positions that take a slot are equal but for a multiple of the window.
+    # The slot of a position is known from it: all positions that take a slot are equal but for a multiple of the
+    # window.
     slots = torch.arange(capacity, device=model.device).expand(len(seeds), -1)
     ahead = torch.where(slots < window, (slots - known[:, None]) % window, slots)
     state = state_class.open(
@@ -130,8 +132,9 @@ def open_window(
 def decided_end(
     state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor, block: int = 1
 ) -> torch.LongTensor:
-    """The position [B] after the first draft that is not `kept` [B, W], but at most the one after `last` [B, 1], and the end of
-    the image. With a `block`, it is the end of the block of that draft, on which its other tokens do not depend."""
+    """The position [B] after the first draft that is not `kept` [B, W], but at most the one after `last` [B, 1], and
+    the end of the image. With a `block`, it is the end of the block of that draft, on which its other tokens do not
+    depend."""
     decided = torch.where(kept, last, positions).amin(1)
     end = (decided + 1).clamp_(max=state.model.num_tokens)
     return end if block == 1 else end + -end % block
@@ -147,8 +150,8 @@ def slide_window(
 
     Args:
         probabilities: [B, W, V], what the other drafts were sampled from.
-        uniform: [B, W] in [0, 1), numbers of the positions of this step that serve nothing else, each for the draft that takes
-            the slot: a position is decided once. None takes numbers of the positions that enter.
+        uniform: [B, W] in [0, 1), numbers of the positions of this step that serve nothing else, each for the draft
+            that takes the slot: a position is decided once. None takes numbers of the positions that enter.
     """
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
     _into(entered, torch.lt, positions, end[:, None])
@@ -181,7 +184,8 @@ def _draft(
     probabilities: torch.FloatTensor,
     uniform: torch.FloatTensor | None = None,
 ) -> None:
-    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W, V]."""
+    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W,
+    V]."""
     positions = state.positions[:, : state.window]
     if state.neighbour is None:
         drafts, start = draft_uniformly(state, positions, uniform)
@@ -195,7 +199,8 @@ def _draft(
 
 
 def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
-    """Write `operator(*inputs)` to `out`. In a compiled step `out` may not be an argument, since it may be a part of a tensor."""
+    """Write `operator(*inputs)` to `out`. In a compiled step `out` may not be an argument, since it may be a part of a
+    tensor."""
     if torch.compiler.is_compiling():
         out.copy_(operator(*inputs))
     else:
@@ -223,9 +228,9 @@ def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.Flo
 
 
 def _copies(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
-    """The tokens [B, W] that are copied to `positions`: the nearest in the direction of `init` that lie before all that `entered`
-    [B, W]. Where there is none, it is the one at the same place in the frame that the video continues, if it is copied along time, or
-    else the last before these."""
+    """The tokens [B, W] that are copied to `positions`: the nearest in the direction of `init` that lie before all
+    that `entered` [B, W]. Where there is none, it is the one at the same place in the frame that the video continues,
+    if it is copied along time, or else the last before these."""
     assert state.neighbour is not None
     model, last = state.model, state.model.num_tokens - 1
     first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)

@@ -16,16 +16,18 @@ class Abilities:
 
     Attributes:
         kind: what the model generates.
-        arguments: the names of the arguments that a call takes and not all families have: those above, `negative_prompt`,
-            `num_frames`, `order`, `prompt_suffix`, `ratio`, `task`, `video`.
+        arguments: the names of the arguments that a call takes and not all families have: those above,
+            `negative_prompt`, `num_frames`, `order`, `prompt_suffix`, `ratio`, `task`, `video`.
         generates_video: whether a call returns videos.
         predicts_groups: whether the model can predict groups of tokens.
+        in_maps: whether the tokens of an image are maps from coarse to fine, not one grid.
     """
 
     kind: Kind
     arguments: frozenset[str]
     generates_video: bool = False
     predicts_groups: bool = False
+    in_maps: bool = False
 
     def accepts(self, argument: str) -> bool:
         """Whether a call takes this argument."""

@@ -52,7 +52,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         super().__init__()
         if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
+                f"{vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
         check_text_encoder(texts.get("text_encoder"), transformer)
@@ -91,9 +92,9 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         groups: GroupDecoding | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `groups` are those that the "locality"
-        order is made for; `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
-        num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `groups` are those that
+        the "locality" order is made for; `settings` are the arguments of `__call__` from guidance_scale to
+        guided_tokens, num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
@@ -116,8 +117,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         return call
 
     def _layout(self, call: GenerationCall, order: str | torch.LongTensor, groups: GroupDecoding | None) -> Layout:
-        """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is put in
-        order."""
+        """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is
+        put in order."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
         count, known = shape[0] * shape[1], call.sampling.forced
         generated = None if known is None else known < 0
@@ -152,7 +153,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 
@@ -190,13 +192,15 @@ class AnyOrderPipeline(ClassOrTextPipeline):
             {class_or_text}
             {image}
             mask_image (as `image`, *optional*):
-                White where the image is generated again, black where its pixels stay. A token is generated if any of its pixels
-                is white. What stays comes first in the order, so that the new tokens see all of it, on all sides.
+                White where the image is generated again, black where its pixels stay. A token is generated if any of
+                its pixels is white. What stays comes first in the order, so that the new tokens see all of it, on all
+                sides.
             {prompt_embeds}
             order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
-                The order in which the tokens of an image are generated: `"raster"`, or one of its own for each image, made from
-                its seed: `"random"`; `"farthest"`, each token as far as possible from those before it; `"locality"`, the order
-                of LPD for the groups of a `GroupDecoding`. Or the place of each rank, [N] or [B, N].
+                The order in which the tokens of an image are generated: `"raster"`, or one of its own for each image,
+                made from its seed: `"random"`; `"farthest"`, each token as far as possible from those before it;
+                `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank, [N] or
+                [B, N].
             {common}
 
         Returns:
@@ -207,7 +211,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         )
         if self.vq is None and (output_type != "latent" or image is not None):
             raise ValueError(
-                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the checkpoint '
+                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the '
+                "checkpoint "
                 "again with --tokenizer"
             )
         call = self.prepare(

@@ -54,16 +54,18 @@ class ARPipeline(DiffusionPipeline):
     `check_options`, `prepare` and `generate`, and
 
     - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
-    - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call returns;
+    - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call
+    returns;
     - its `abilities`, and properties of the checkpoint such as `image_sizes`.
 
     Attributes:
         decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
-        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them. None
-            for a model of any text, or to turn the warning off.
+        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them.
+            None for a model of any text, or to turn the warning off.
 
-    `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the defaults.
+    `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the
+    defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
@@ -88,7 +90,8 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
-        """The sizes (height, width) in pixels, of images or of frames, that the weights were trained for, the default first."""
+        """The sizes (height, width) in pixels, of images or of frames, that the weights were trained for, the default
+        first."""
         raise NotImplementedError
 
     @property
@@ -261,7 +264,8 @@ class ARPipeline(DiffusionPipeline):
             self.sampling()
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or correct it"
+                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or "
+                "correct it"
             ) from error
 
     @classmethod
@@ -277,12 +281,14 @@ class ARPipeline(DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, of weights only
-        those of `variant`, or those without one, and nothing of components that are given, None included."""
+        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, of
+        weights only those of `variant`, or those without one, and nothing of components that are given, None
+        included."""
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
         given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
-        # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has one.
+        # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has
+        # one.
         return snapshot_download(
             pretrained_model_name,
             allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
@@ -306,7 +312,8 @@ class ARPipeline(DiffusionPipeline):
         self.tiling.disable_slicing()
 
     def enable_vae_tiling(self, *args: int | None, **kwargs: int | None) -> None:
-        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it takes."""
+        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it
+        takes."""
         self.tiling.enable_tiling(*args, **kwargs)
 
     def disable_vae_tiling(self) -> None:
@@ -316,17 +323,18 @@ class ARPipeline(DiffusionPipeline):
     # Compilation
 
     def compile(self, **options) -> None:
-        """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a step as one
-        graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
+        """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a
+        step as one graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
 
-        A decoding is compiled when a call first uses it, and again for every other number of images, size or window, and for
-        prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its call. The images are those of the eager steps, up to
-        the rounding of fused operators. Prefill and image decoding stay eager, and while hooks move the weights of a component
-        (offloading, several devices) so do the steps. `from_pipe` and `save_pretrained` forget it.
+        A decoding is compiled when a call first uses it, and again for every other number of images, size or window,
+        and for prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its
+        call. The images are those of the eager steps, up to the rounding of fused operators. Prefill and image
+        decoding stay eager, and while hooks move the weights of a component (offloading, several devices) so do the
+        steps. `from_pipe` and `save_pretrained` forget it.
 
         Args:
-            options: those of `torch.compile`, such as `mode="max-autotune"`; `fullgraph` is True and `dynamic` False where
-                they are not given. `backend="eager"` captures without compiling.
+            options: those of `torch.compile`, such as `mode="max-autotune"`; `fullgraph` is True and `dynamic` False
+                where they are not given. `backend="eager"` captures without compiling.
         """
         self._compiled = CompiledSteps(**options)
 
@@ -347,7 +355,8 @@ class ARPipeline(DiffusionPipeline):
         size = self.image_sizes[0]
         if tuple(own if given is None else given for given, own in zip((height, width), size, strict=True)) != size:
             raise ValueError(
-                f"height and width are {height} and {width}: this checkpoint generates {size[0]}x{size[1]} pixels only, "
+                f"height and width are {height} and {width}: this checkpoint generates {size[0]}x{size[1]} pixels "
+                "only, "
                 "leave them out"
             )
         return size
@@ -389,7 +398,8 @@ class ARPipeline(DiffusionPipeline):
         return seeds.to(self._execution_device)
 
     def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Move an offloaded component to the execution device before its submodules are called directly, and return it."""
+        """Move an offloaded component to the execution device before its submodules are called directly, and return
+        it."""
         if hasattr(module, "_hf_hook"):
             module._hf_hook.pre_forward(module)
         return module
@@ -422,7 +432,8 @@ class ARPipeline(DiffusionPipeline):
         names = callback_on_step_end_tensor_inputs
         if not isinstance(names, list | tuple) or not set(names) <= set(self._callback_tensor_inputs):
             raise ValueError(
-                f"callback_on_step_end_tensor_inputs is {names!r}: give a list of some of {self._callback_tensor_inputs}"
+                f"callback_on_step_end_tensor_inputs is {names!r}: give a list of some of "
+                f"{self._callback_tensor_inputs}"
             )
         if callback_on_step_end is not None and not callable(callback_on_step_end):
             raise ValueError(f"callback_on_step_end is {callback_on_step_end!r}: give a function")
@@ -470,7 +481,8 @@ class ARPipeline(DiffusionPipeline):
         """Refuse decoded pixels that are not finite."""
         if not pixels.isfinite().all():
             raise ValueError(
-                "the decoded pixels are not finite: check the weights of the image or video tokenizer, or load it in float32"
+                "the decoded pixels are not finite: check the weights of the image or video tokenizer, or load it in "
+                "float32"
             )
 
     def _now(self) -> float:
@@ -480,7 +492,8 @@ class ARPipeline(DiffusionPipeline):
 
 
 class ARImagePipeline(ARPipeline):
-    """Base of the pipelines of images. A family adds `encode_image(pixels)`, from pixels to tokens, to change given images."""
+    """Base of the pipelines of images. A family adds `encode_image(pixels)`, from pixels to tokens, to change given
+    images."""
 
     # Whether the authors' code rounds the levels of images down instead of to the nearest.
     _truncates_levels = False

@@ -34,7 +34,8 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
     } or dict(enumerate(sorted(token for name, token in vocabulary.items() if name.startswith("<MOVQGAN"))))
     if sorted(numbers) != list(range(count)) or any(token != numbers[0] + number for number, token in numbers.items()):
         raise ValueError(
-            f"the transformer's vocabulary_map names {len(numbers)} image tokens, expected {count} with ids that follow each "
+            f"the transformer's vocabulary_map names {len(numbers)} image tokens, expected {count} with ids that "
+            "follow each "
             "other: load the image tokenizer and the transformer that belong together"
         )
     return numbers[0]
@@ -183,7 +184,8 @@ class ChameleonPipeline(ARImagePipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
         tokens = self.whole_tokens(call, tokens)
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)

@@ -33,7 +33,8 @@ def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Modu
 def left_pad(
     prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
-    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes zero."""
+    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes
+    zero."""
     length = prompt_embeds.shape[1]
     count = prompt_attention_mask.long().sum(1, keepdim=True)
     index = (torch.arange(length, device=prompt_embeds.device) + count) % length
@@ -42,15 +43,16 @@ def left_pad(
 
 
 def last_state(prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of right-padded embeddings [B, P, D] with mask [B, P] those of the last token [B, 1, D], and their mask [B, 1]."""
+    """Of right-padded embeddings [B, P, D] with mask [B, P] those of the last token [B, 1, D], and their mask [B,
+    1]."""
     ends = prompt_attention_mask.long().sum(1) - 1
     rows = torch.arange(len(ends), device=ends.device)
     return prompt_embeds[rows, ends][:, None], prompt_attention_mask[:, :1]
 
 
 class ClassOrTextPipeline(ARImagePipeline):
-    """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and `text_encoder`,
-    and `id2label` in their own config."""
+    """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and
+    `text_encoder`, and `id2label` in their own config."""
 
     # Whether class_labels may hold the id after the last class, which stands for no class in particular.
     _accepts_no_class = False
@@ -79,7 +81,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         names = {int(key): name for key, name in id2label.items()}
         if sorted(names) != [*range(self.num_classes or 0)]:
             raise ValueError(
-                f"id2label names {len(names)} classes, and the transformer has {self.num_classes or 'none'}: name each once"
+                f"id2label names {len(names)} classes, and the transformer has {self.num_classes or 'none'}: name "
+                "each once"
             )
         self.register_to_config(id2label={str(key): names[key] for key in sorted(names)})
 
@@ -91,7 +94,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         """
         if self.class_names is None:
             raise ValueError(
-                f"this checkpoint generates classes and does not name them: give class_labels, ids from 0 to {self._last_class}"
+                "this checkpoint generates classes and does not name them: give class_labels, ids from 0 to "
+                f"{self._last_class}"
             )
         ids: dict[str, list[int]] = {}
         for i, names in enumerate(self.class_names):
@@ -113,13 +117,13 @@ class ClassOrTextPipeline(ARImagePipeline):
     def encode_prompt(
         self, prompt: str | list[str], max_sequence_length: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`prompt_embeds`, right-padded text embeddings [B, P, D], and `prompt_attention_mask` [B, P], from captions cleaned as
-        in the original. Needs only the tokenizer and the text encoder.
+        """`prompt_embeds`, right-padded text embeddings [B, P, D], and `prompt_attention_mask` [B, P], from captions
+        cleaned as in the original. Needs only the tokenizer and the text encoder.
 
         Args:
             prompt: one text or several.
-            max_sequence_length: P, by default what the transformer reads, and what the tokenizer says without a transformer or
-                for one that reads the state of the last token alone.
+            max_sequence_length: P, by default what the transformer reads, and what the tokenizer says without a
+                transformer or for one that reads the state of the last token alone.
 
         Raises:
             ValueError: if `prompt` is not text, or the pipeline has no text encoder.
@@ -150,7 +154,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         if self.num_classes is not None:
             if (class_labels is None) == (prompt is None) or prompt_embeds is not None:
                 raise ValueError(
-                    f"this checkpoint generates classes: give class_labels, ids from 0 to {self._last_class}, or their names as "
+                    f"this checkpoint generates classes: give class_labels, ids from 0 to {self._last_class}, or "
+                    "their names as "
                     "the prompt"
                 )
             return len(self._class_ids(prompt, class_labels))
@@ -199,7 +204,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         return labels.long()
 
     def encode_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
-        """The condition of every prompt or class, `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask [B', P]."""
+        """The condition of every prompt or class, `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask
+        [B', P]."""
         if self.num_classes is not None:
             condition = {"class_labels": self._class_ids(prompt, class_labels)}
         else:

@@ -35,13 +35,15 @@ class DistilledPipeline(ClassOrTextPipeline):
             tokens, codes = part.config.vocab_size, vq.config.codebook_size
             if tokens != codes:
                 raise ValueError(
-                    f"the {name} has {tokens} tokens, the image tokenizer {codes}: load the two that were trained together"
+                    f"the {name} has {tokens} tokens, the image tokenizer {codes}: load the two that were trained "
+                    "together"
                 )
         if teacher is not None and transformer is not None:
             own, other = transformer.config.get("conditioning", "class"), teacher.config.conditioning
             if own != other:
                 raise ValueError(
-                    f"the teacher is conditioned on {other}, the transformer on {own}: load the one that it was distilled from"
+                    f"the teacher is conditioned on {other}, the transformer on {own}: load the one that it was "
+                    "distilled from"
                 )
         self.register_modules(transformer=transformer, vq=vq, teacher=teacher)
         self.name_classes(id2label)
@@ -112,8 +114,8 @@ class DistilledPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the teacher
-        and change nothing where it takes no part. The tokens of the output are the nearest of the vectors.
+        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the
+        teacher and change nothing where it takes no part. The tokens of the output are the nearest of the vectors.
 
         Args:
             {class_or_text}

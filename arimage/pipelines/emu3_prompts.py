@@ -1,4 +1,5 @@
-"""The prompts of Emu3 (https://arxiv.org/abs/2409.18869): its vocabulary, the sizes of its images and its token ids."""
+"""The prompts of Emu3 (https://arxiv.org/abs/2409.18869): its vocabulary, the sizes of its images and its token
+ids."""
 
 import numbers
 from typing import Any
@@ -48,7 +49,8 @@ class Emu3Prompts(ARImagePipeline):
         special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
         if None in special or None in codes or codes != [codes[0] + code for code in range(len(codes))]:
             raise ValueError(
-                f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {len(codes)} visual tokens in a row: "
+                f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {len(codes)} visual tokens "
+                "in a row: "
                 "convert the checkpoint again"
             )
         self._first_code, self._vocab_size = codes[0], len(codes)
@@ -89,8 +91,8 @@ class Emu3Prompts(ARImagePipeline):
         return height, width
 
     def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts with the header of an image of `size` (height, width) behind each, padded on the left,
-        and their mask."""
+        """Token ids [B, P] of texts with the header of an image of `size` (height, width) behind each, padded on the
+        left, and their mask."""
         rows, columns = (side // self.scale_factor for side in size)
         texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in prompt]
         encoded = self.tokenizer(

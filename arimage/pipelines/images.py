@@ -12,7 +12,8 @@ def prepare_image(
     size: tuple[int, int],
     count: int,
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
-    """The images to change in a call with `count` prompts or classes, resized to `size` (height, width), and their masks.
+    """The images to change in a call with `count` prompts or classes, resized to `size` (height, width), and their
+    masks.
 
     Returns:
         float32 [count, 3, H, W] in [-1, 1], and where they are generated again, bool [count, 1, H, W].

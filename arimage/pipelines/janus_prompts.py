@@ -22,7 +22,8 @@ class JanusPrompts(ARImagePipeline):
         if "boi_token_id" not in (getattr(model.generation_config, "generation_kwargs", None) or {}):
             raise ValueError(
                 "generation_config of the model has no boi_token_id in its generation_kwargs: put the id of the "
-                "begin-of-image token there, or load the repository with AutoPipeline, since DiffusionPipeline does not download "
+                "begin-of-image token there, or load the repository with AutoPipeline, since DiffusionPipeline does "
+                "not download "
                 "model/generation_config.json"
             )
         self.register_modules(model=model, processor=processor)
@@ -51,7 +52,8 @@ class JanusPrompts(ARImagePipeline):
     def check_processor(self) -> None:
         if self.processor is None:
             raise ValueError(
-                "this pipeline has no processor: give input_ids and attention_mask, or convert the checkpoint again with "
+                "this pipeline has no processor: give input_ids and attention_mask, or convert the checkpoint again "
+                "with "
                 "its tokenizer in the folder"
             )
 

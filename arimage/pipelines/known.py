@@ -1,4 +1,5 @@
-"""What a model knows: the captions that it has learned, and which of them are nearest to a prompt. No heavy imports."""
+"""What a model knows: the captions that it has learned, and which of them are nearest to a prompt. No heavy
+imports."""
 
 import json
 import math
@@ -16,8 +17,9 @@ KNOWN_CAPTIONS = "known_captions.json"
 NEAREST = 3
 # Of a longer prompt only the first words are looked up.
 MAX_WORDS = 24
-# How alike two spellings are, as `SequenceMatcher.ratio`, to be taken for one word, how near a caption must be to be named, and
-# how much the thing asked for ("apple") tells against the rest of the prompt ("green"), and a caption against a name.
+# How alike two spellings are, as `SequenceMatcher.ratio`, to be taken for one word, how near a caption must be to be
+# named, and how much the thing asked for ("apple") tells against the rest of the prompt ("green"), and a caption
+# against a name.
 SPELLING, NEARNESS, THING, CAPTION = 0.82, 0.2, 1.5, 0.8
 _ARTICLES = frozenset(("a", "an", "the"))
 _FILLERS = _ARTICLES | {"and", "at", "by", "for", "from", "in", "next", "of", "on", "or", "to", "with"}
@@ -45,8 +47,8 @@ class KnownCaptions:
 
     Attributes:
         pictures: the names of the pictures, each with its other captions.
-        words: words that stand for each other in a pattern, such as {"colour": ["red", "blue"]}. "picture" stands for every
-            caption of `pictures`.
+        words: words that stand for each other in a pattern, such as {"colour": ["red", "blue"]}. "picture" stands for
+            every caption of `pictures`.
         patterns: how captions are made of others: "a picture of {picture}", "{colour} {fruit}".
     """
 
@@ -108,8 +110,8 @@ class KnownCaptions:
         return {stem: math.log(1 + len(stems) / count) for stem, count in counts.items()}
 
     def knows(self, prompt: str) -> bool:
-        """Whether the prompt is a known caption, or made of known ones by a pattern. Case, articles and punctuation do not
-        matter."""
+        """Whether the prompt is a known caption, or made of known ones by a pattern. Case, articles and punctuation do
+        not matter."""
         words = as_words(prompt)
         # A text of thousands of words would take seconds to compare with the patterns.
         if len(words) > self._most_words:
@@ -117,8 +119,8 @@ class KnownCaptions:
         return words in self._captions or any(fits(words, parts) for parts in self._patterns)
 
     def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
-        """Names of up to `count` pictures whose captions share most words with the prompt, singular or plural, spelt alike; the
-        nearest first."""
+        """Names of up to `count` pictures whose captions share most words with the prompt, singular or plural, spelt
+        alike; the nearest first."""
         weights = self._weights
         words = as_words(prompt)[:MAX_WORDS]
         thing = _stems(tuple(takewhile(lambda word: word not in _FILLERS, words))[-1:])

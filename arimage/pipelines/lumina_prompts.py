@@ -1,4 +1,5 @@
-"""The prompts of Lumina-mGPT (https://arxiv.org/abs/2408.02657): the sizes of its images, its tasks and its token ids."""
+"""The prompts of Lumina-mGPT (https://arxiv.org/abs/2408.02657): the sizes of its images, its tasks and its token
+ids."""
 
 import itertools
 
@@ -20,7 +21,8 @@ PATCH = 32
 
 PROMPT = "Generate an image of {width}x{height} according to the following prompt:\n{prompt}"
 PANELS = (
-    "Generate a dual-panel image of {width}x{height} where the <{shown} half> displays a <{what}>, while the <{kept} half> "
+    "Generate a dual-panel image of {width}x{height} where the <{shown} half> displays a <{what}>, while the <{kept} "
+    "half> "
     "retains the original image for direct visual comparison:\n{prompt}"
 )
 TASKS = {
@@ -59,8 +61,8 @@ class LuminaPrompts(ChameleonPipeline):
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
-        """The sizes (height, width) in pixels that the weights were trained for, the square first: multiples of 32, as large
-        as the area allows and up to four times as long as wide."""
+        """The sizes (height, width) in pixels that the weights were trained for, the square first: multiples of 32, as
+        large as the area allows and up to four times as long as wide."""
         side = self.config.image_size // PATCH
         sizes = [
             (PATCH * height, PATCH * width)
@@ -84,13 +86,15 @@ class LuminaPrompts(ChameleonPipeline):
         size = (rows if height is None else height, columns if width is None else width)
         if announced not in (None, size):
             raise ValueError(
-                f"height and width are {height} and {width} but input_ids end with a size of {announced[0]}x{announced[1]}: "
+                f"height and width are {height} and {width} but input_ids end with a size of "
+                f"{announced[0]}x{announced[1]}: "
                 "leave them out"
             )
         largest = max(self._sizes.values())
         if not all(side in self._sizes.values() for side in size):
             raise ValueError(
-                f"height and width are {size[0]} and {size[1]}: give multiples of {PATCH} up to {largest}, such as those of "
+                f"height and width are {size[0]} and {size[1]}: give multiples of {PATCH} up to {largest}, such as "
+                "those of "
                 "pipe.image_sizes"
             )
         return size
@@ -119,6 +123,6 @@ class LuminaPrompts(ChameleonPipeline):
     def encode_prompt(
         self, prompt: str | list[str], size: tuple[int, int], task: str | None = None, given: bool = False
     ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they describe two
-        panels; with `given` the upper one is an image of the user."""
+        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they
+        describe two panels; with `given` the upper one is an image of the user."""
         return self.encode_texts([self._text(text, size, task, given) for text in as_texts(prompt)])

@@ -1,4 +1,5 @@
-"""Anole (https://arxiv.org/abs/2407.06135): Chameleon (https://arxiv.org/abs/2405.09818) with an image head, images from text."""
+"""Anole (https://arxiv.org/abs/2407.06135): Chameleon (https://arxiv.org/abs/2405.09818) with an image head, images
+from text."""
 
 from collections.abc import Callable
 
@@ -67,8 +68,8 @@ class AnolePipeline(ChameleonPipeline):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         count = self.check_prompt(prompt, input_ids, attention_mask)
         call = self.begin_call(count, self.check_size(height, width), **settings)
         self.edit(call, image, mask_image)
@@ -112,8 +113,8 @@ class AnolePipeline(ChameleonPipeline):
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, up to the turn end or up to the begin of the image, padded on either
-                side, and their mask.
+                Token ids [B, P] in place of `prompt`, up to the turn end or up to the begin of the image, padded on
+                either side, and their mask.
             {common}
 
         {example}

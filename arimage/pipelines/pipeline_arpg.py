@@ -13,7 +13,8 @@ class ARPGPipeline(AnyOrderPipeline):
     Args:
         transformer (`ARPGTransformer`): the any-order model, conditioned on a class or on text.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+        Without
             them a text-conditional pipeline takes `prompt_embeds`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 

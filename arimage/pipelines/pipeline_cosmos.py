@@ -45,17 +45,20 @@ EXAMPLE_DOC_STRING = """
 
 
 class CosmosPipeline(ARPipeline):
-    """Videos that continue an image or a video, with the models of Video2World as a text says; with others from a text alone.
+    """Videos that continue an image or a video, with the models of Video2World as a text says; with others from a text
+    alone.
 
     Args:
         transformer (`CosmosTransformer`): the next-token model.
         vq (`CosmosVideoTokenizer` or `FramewiseVQModel`): turns its tokens into frames.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without them a
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+        Without them a
             pipeline with text takes `prompt_embeds`.
         safety_checker (`CosmosSafetyChecker`, *optional*): NVIDIA's guardrail, from the package `cosmos_guardrail`.
-        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance may leave out.
-        requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of NVIDIA's does. The
-            first call then loads it if it is not given.
+        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance
+            may leave out.
+        requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of
+            NVIDIA's does. The first call then loads it if it is not given.
         fps (`int`): frames per second of the videos that the weights were trained with.
 
     Raises:
@@ -86,13 +89,15 @@ class CosmosPipeline(ARPipeline):
         super().__init__()
         if transformer.config.vocab_size != vq.codebook_size:
             raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the video tokenizer {vq.codebook_size}: load the "
+                f"the transformer has {transformer.config.vocab_size} tokens, the video tokenizer {vq.codebook_size}: "
+                "load the "
                 "two that were trained together"
             )
         width = transformer.config.context_dim
         if text_encoder is not None and text_encoder.config.d_model != width:
             raise ValueError(
-                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the encoder "
+                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the "
+                "encoder "
                 "that it was trained with"
             )
         self.register_modules(
@@ -143,8 +148,8 @@ class CosmosPipeline(ARPipeline):
         num_videos_per_prompt: int = 1,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to top_p, and generator."""
+        """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to top_p, and generator."""
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))
         if given > 1 or (given == 0 and not self.config.begins_with_text):
@@ -166,7 +171,8 @@ class CosmosPipeline(ARPipeline):
         call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
         if call.guided and not self.config.begins_with_text:
             raise ValueError(
-                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it out"
+                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it "
+                "out"
             )
 
         embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
@@ -197,7 +203,8 @@ class CosmosPipeline(ARPipeline):
         if prompt is not None:
             if self.text_encoder is None or self.tokenizer is None:
                 raise ValueError(
-                    "this pipeline has no text encoder: give prompt_embeds, or convert the checkpoint again with --text-encoder"
+                    "this pipeline has no text encoder: give prompt_embeds, or convert the checkpoint again with "
+                    "--text-encoder"
                 )
             return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
         assert prompt_embeds is not None
@@ -211,8 +218,8 @@ class CosmosPipeline(ARPipeline):
     def check_size(
         self, height: int | None, width: int | None, maps: tuple[int, int] | None = None
     ) -> tuple[int, int]:
-        """Height and width of the frames of a call: those given, those of `maps` (rows, columns), or those the weights were trained
-        for. Warns of others than the last."""
+        """Height and width of the frames of a call: those given, those of `maps` (rows, columns), or those the weights
+        were trained for. Warns of others than the last."""
         factor, trained = self.vq.scale_factor, self.image_sizes[0]
         own = trained if maps is None else (maps[0] * factor, maps[1] * factor)
         size = (own[0] if height is None else height, own[1] if width is None else width)
@@ -225,7 +232,8 @@ class CosmosPipeline(ARPipeline):
             )
         if size != trained:
             logger.warning(
-                f"frames of {size[0]}x{size[1]} pixels were asked for, but these weights were trained for {trained[0]}x{trained[1]}"
+                f"frames of {size[0]}x{size[1]} pixels were asked for, but these weights were trained for "
+                f"{trained[0]}x{trained[1]}"
             )
         return size
 
@@ -244,7 +252,8 @@ class CosmosPipeline(ARPipeline):
         return tokens.long()
 
     def _first_frames(self, image: PipelineImageInput | None, video: Any, size: tuple[int, int]) -> torch.Tensor:
-        """What the videos begin with, [B', 3, T, H, W]: images, or the last frames of videos, of which two maps are made."""
+        """What the videos begin with, [B', 3, T, H, W]: images, or the last frames of videos, of which two maps are
+        made."""
         if image is not None:
             return prepare_images(image, size)
         last = self.vq.num_frames(2)
@@ -335,8 +344,8 @@ class CosmosPipeline(ARPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, T, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet. The
-        given maps come first."""
+        """Pixels [B, 3, T, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not
+        known yet. The given maps come first."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 
@@ -374,32 +383,35 @@ class CosmosPipeline(ARPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> VideoPipelineOutput | tuple:
         r"""
-        Generate videos that continue an image or a video, or, where the weights were trained for that, from a text alone.
+        Generate videos that continue an image or a video, or, where the weights were trained for that, from a text
+        alone.
 
         Args:
             prompt (`str` or `list[str]`, *optional*):
                 What happens, for checkpoints with text.
             image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the call.
+                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
+                call.
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, whose last frames are continued: 9 with the
-                published models. One for all prompts, or one per prompt.
+                A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, whose last frames are
+                continued: 9 with the published models. One for all prompts, or one per prompt.
             tokens (`torch.LongTensor`, *optional*):
-                Token maps [B, t, h, w] in place of pictures, as `pipe.vq.encode` and `VideoPipelineOutput.tokens` give them. The
-                published models were trained to continue one map or two.
+                Token maps [B, t, h, w] in place of pictures, as `pipe.vq.encode` and `VideoPipelineOutput.tokens` give
+                them. The published models were trained to continue one map or two.
             prompt_embeds (`torch.Tensor`, *optional*):
                 The output of the text encoder [B, S, D], zero behind the prompts, in place of `prompt`.
             max_sequence_length (`int`, *optional*):
-                Tokens of a prompt that are read, padding included, since the model reads that too; by default as many as the text
-                tokenizer allows, 512 with the published models.
+                Tokens of a prompt that are read, padding included, since the model reads that too; by default as many
+                as the text tokenizer allows, 512 with the published models.
             height (`int`, *optional*), width (`int`, *optional*):
-                The size of the frames in pixels, by default that of `pipe.image_sizes`; at others the published models fail.
+                The size of the frames in pixels, by default that of `pipe.image_sizes`; at others the published models
+                fail.
             num_frames (`int`, *optional*):
-                Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more than a
-                multiple of 8 with the published models.
+                Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more
+                than a multiple of 8 with the published models.
             guidance_scale (`float`, *optional*):
-                Guidance u + s (c - u) between the logits without the text and with it, 1 is off, by default the checkpoint's. NVIDIA's
-                models have none.
+                Guidance u + s (c - u) between the logits without the text and with it, 1 is off, by default the
+                checkpoint's. NVIDIA's models have none.
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
             num_videos_per_prompt (`int`, *optional*, defaults to 1):

@@ -1,4 +1,5 @@
-"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image tokens."""
+"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image
+tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -62,8 +63,8 @@ class Emu3Pipeline(Emu3Prompts):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         check_one_of(prompt=prompt, input_ids=input_ids)
         if negative_prompt is not None and negative_input_ids is not None:
             raise ValueError("give either a negative_prompt or negative_input_ids")
@@ -104,8 +105,8 @@ class Emu3Pipeline(Emu3Prompts):
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
         codes = torch.arange(self._vocab_size, device=self._execution_device)
-        # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of the two
-        # sides, so that guided logits of the image tokens alone give the same distribution.
+        # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of
+        # the two sides, so that guided logits of the image tokens alone give the same distribution.
         model = LanguageTokenModel(
             compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
@@ -133,7 +134,8 @@ class Emu3Pipeline(Emu3Prompts):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
         tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
@@ -179,12 +181,13 @@ class Emu3Pipeline(Emu3Prompts):
             prompt_suffix (`str`, *optional*, defaults to the authors' words for quality):
                 Follows every prompt; `""` for none.
             ratio (`str`, *optional*, defaults to `"1:1"`):
-                Width to height, as in `"16:9"`, in place of `height` and `width`: the size of this ratio with the trained area.
+                Width to height, as in `"16:9"`, in place of `height` and `width`: the size of this ratio with the
+                trained area.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their mask. The
-                size in the header must be that of the call.
+                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
+                mask. The size in the header must be that of the call.
             negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
                 The same in place of `negative_prompt`, [1 or B, P'].
             {common}

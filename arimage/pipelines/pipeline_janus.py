@@ -1,5 +1,5 @@
-"""Janus (https://arxiv.org/abs/2410.13848) and Janus-Pro (https://arxiv.org/abs/2501.17811): images from text, and text from
-images."""
+"""Janus (https://arxiv.org/abs/2410.13848) and Janus-Pro (https://arxiv.org/abs/2501.17811): images from text, and
+text from images."""
 
 from collections.abc import Callable
 
@@ -36,8 +36,8 @@ class JanusPipeline(JanusPrompts):
 
     Args:
         model (`JanusForConditionalGeneration`): the language model, the image tokenizer and the vision encoder. Its
-            `generation_config` names the tokens of a prompt: `bos_token_id`, `pad_token_id` and, in `generation_kwargs`,
-            `boi_token_id`.
+            `generation_config` names the tokens of a prompt: `bos_token_id`, `pad_token_id` and, in
+            `generation_kwargs`, `boi_token_id`.
         processor (`JanusProcessor`, *optional*): reads prompts and images. Without it the pipeline takes `input_ids`.
 
     Raises:
@@ -57,8 +57,8 @@ class JanusPipeline(JanusPrompts):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         check_one_of(prompt=prompt, input_ids=input_ids)
         if prompt is None:
             count = check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
@@ -100,8 +100,8 @@ class JanusPipeline(JanusPrompts):
         return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity. The original
-        does the same; transformers compares vectors that are not normalised."""
+        """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity.
+        The original does the same; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
         latents = self.tiling.in_tiles(vq.encoder, pixels.to(vq.dtype), before=self.scale_factor, after=1)
         latents = vq.quant_conv(latents).permute(0, 2, 3, 1)
@@ -116,7 +116,8 @@ class JanusPipeline(JanusPrompts):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
         tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
@@ -155,8 +156,8 @@ class JanusPipeline(JanusPrompts):
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] that begin with the BOS and end with the begin-of-image token, padded on the left, and their
-                mask [B, P], in place of `prompt`. Without a mask there is no padding.
+                Token ids [B, P] that begin with the BOS and end with the begin-of-image token, padded on the left, and
+                their mask [B, P], in place of `prompt`. Without a mask there is no padding.
             {common}
 
         {example}

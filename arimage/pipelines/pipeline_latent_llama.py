@@ -42,13 +42,14 @@ SHARED = (
 
 
 class LatentLlamaPipeline(ClassOrTextPipeline):
-    """Images of a class or of a text by a next-token transformer of continuous tokens: the vectors of a LlamaGen image tokenizer
-    before they become codes.
+    """Images of a class or of a text by a next-token transformer of continuous tokens: the vectors of a LlamaGen image
+    tokenizer before they become codes.
 
     Args:
         transformer (`LatentLlamaTransformer`): the next-token model with its denoising head.
         vq (`LlamaGenVQModel`): turns vectors into images. Both are needed to generate.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+        Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LatentLlamaTransformer`, *optional*): a smaller one that reads the same conditions, for
             `PathSpeculativeDecoding`.
@@ -78,7 +79,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             width = vq.config.codebook_dim * transformer.config.patch_size**2
             if width != transformer.config.token_dim:
                 raise ValueError(
-                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of {width}: load "
+                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
+                    f"{width}: load "
                     "the two that were trained together"
                 )
         check_text_encoder(text_encoder, transformer)
@@ -87,7 +89,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
                 theirs, ours = drafter.config[name], transformer.config[name]
                 if theirs != ours:
                     raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens and conditions"
+                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
+                        "and conditions"
                     )
         self.register_modules(
             transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
@@ -107,8 +110,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         return [(config.grid_size * config.patch_size * self.vq.scale_factor,) * 2]
 
     def compile(self, **options) -> None:
-        """Compile the forward passes of the transformers and of their heads with `torch.compile`; `options` are its own. A step runs
-        a head many times, so it is not compiled as a whole."""
+        """Compile the forward passes of the transformers and of their heads with `torch.compile`; `options` are its
+        own. A step runs a head many times, so it is not compiled as a whole."""
         for part in filter(None, (self.transformer, self.drafter)):
             part.compile(**options)
             part.denoising_head.compile(**options)
@@ -129,8 +132,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from num_diffusion_steps to temperature, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from num_diffusion_steps to temperature, num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
@@ -144,7 +147,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         return call
 
     def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:
-        """Unit vectors [B, C, h, w] of the image tokenizer as tokens [B, N, D], whose numbers have a variance of about 1."""
+        """Unit vectors [B, C, h, w] of the image tokenizer as tokens [B, N, D], whose numbers have a variance of about
+        1."""
         patch = self.transformer.config.patch_size
         return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2) * latents.shape[1] ** 0.5
 
@@ -192,13 +196,14 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             {class_or_text}
             {prompt_embeds}
             num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from the least
-                noise to the most.
+                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from
+                the least noise to the most.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the head's prediction c under the condition and u without it. 1 or less disables
-                guidance.
+                s in u + s (c - u), with the head's prediction c under the condition and u without it. 1 or less
+                disables guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                `"linear"` lets guidance grow from 1 to `guidance_scale` from the first token to the last; `"constant"` does not.
+                `"linear"` lets guidance grow from 1 to `guidance_scale` from the first token to the last; `"constant"`
+                does not.
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 What the noise of the denoising steps is multiplied by.
             {call}

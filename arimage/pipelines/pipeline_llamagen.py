@@ -35,11 +35,14 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     Args:
         transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works without.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+        vq (`LlamaGenVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works
+            without.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+        Without
             them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
-        denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of `SpeculativeJacobiDecoding`.
+        denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
+            `SpeculativeJacobiDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
@@ -66,7 +69,8 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         # Either may be left out: `encode_prompt` needs the text encoder only.
         if transformer is not None and vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer {vq.config.codebook_size}: "
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
+                f"{vq.config.codebook_size}: "
                 "load the two that were trained together"
             )
         check_text_encoder(text_encoder, transformer)
@@ -108,8 +112,8 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
@@ -136,7 +140,8 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 

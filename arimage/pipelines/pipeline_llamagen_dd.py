@@ -59,8 +59,8 @@ class LlamaGenDDPipeline(DistilledPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images of the call
-        are those of its vectors, which lie between the codes."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images
+        of the call are those of its vectors, which lie between the codes."""
         return self.vq.decode(self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Lumina-mGPT (https://arxiv.org/abs/2408.02657) and Lumina-mGPT 2.0 (https://arxiv.org/abs/2507.17801): images from text, of
-many sizes."""
+"""Lumina-mGPT (https://arxiv.org/abs/2408.02657) and Lumina-mGPT 2.0 (https://arxiv.org/abs/2507.17801): images from
+text, of many sizes."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,8 @@ class LuminaMGPTPipeline(LuminaPrompts):
         transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
         vq (`VQModel`): turns image tokens into images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): of the text. Without it the pipeline takes `input_ids`.
-        image_size (`int`): side in pixels of the square of the area that the weights were trained for: 512, 768 or 1024.
+        image_size (`int`): side in pixels of the square of the area that the weights were trained for: 512, 768 or
+            1024.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -55,8 +56,8 @@ class LuminaMGPTPipeline(LuminaPrompts):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         count = self.check_prompt(prompt, input_ids, attention_mask)
         if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
             raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
@@ -109,14 +110,14 @@ class LuminaMGPTPipeline(LuminaPrompts):
             prompt (`str` or `list[str]`, *optional*):
                 What to generate.
             task (`str`, *optional*):
-                Of Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generate two panels in an image of this height and
-                width, the image of the prompt on top and its map below. With `image`, that is the upper panel, a map (or for
-                `"subject"` an image of something), and the image is generated below it.
+                Of Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generate two panels in an image of this
+                height and width, the image of the prompt on top and its map below. With `image`, that is the upper
+                panel, a map (or for `"subject"` an image of something), and the image is generated below it.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, up to the turn end or up to the two tokens of the size, padded on
-                either side, and their mask.
+                Token ids [B, P] in place of `prompt`, up to the turn end or up to the two tokens of the size, padded
+                on either side, and their mask.
             {common}
 
         {example}

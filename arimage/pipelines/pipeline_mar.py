@@ -50,7 +50,8 @@ class MARPipeline(ClassOrTextPipeline):
         head (`DenoisingHead`): denoises a token, given what the transformer says of it.
         vae (`AutoencoderKL`): turns tokens into images. All three are needed to generate.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
-        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model of the same tokens and
+        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model of the same
+        tokens and
             classes, for `ContinuousSpeculativeDecoding`.
 
     Raises:
@@ -83,13 +84,15 @@ class MARPipeline(ClassOrTextPipeline):
                 theirs, ours = drafter.config[name], transformer.config[name]
                 if theirs != ours:
                     raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens and classes"
+                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
+                        "and classes"
                     )
         if transformer is not None and vae is not None:
             width = vae.config["latent_channels"] * transformer.config.patch_size**2
             if width != transformer.config.token_dim:
                 raise ValueError(
-                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of {width}: load "
+                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
+                    f"{width}: load "
                     "the two that were trained together"
                 )
         self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
@@ -119,8 +122,8 @@ class MARPipeline(ClassOrTextPipeline):
         return 2 ** (len(self.vae.config["block_out_channels"]) - 1)
 
     def compile(self, **options) -> None:
-        """Compile the forward passes of the transformer and of the head with `torch.compile`; `options` are its own. A step runs
-        the head a hundred times, so it is not compiled as a whole."""
+        """Compile the forward passes of the transformer and of the head with `torch.compile`; `options` are its own. A
+        step runs the head a hundred times, so it is not compiled as a whole."""
         for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
             part.compile(**options)
 
@@ -181,7 +184,8 @@ class MARPipeline(ClassOrTextPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, zeros where they are not known yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, zeros where they are not known
+        yet."""
         latents = self.to_latents(tokens.to(self._execution_device)) / self.vae.config["scaling_factor"]
 
         def decode(latents: torch.Tensor) -> torch.Tensor:
@@ -214,22 +218,23 @@ class MARPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. A class id equal to the number of classes stands for no particular class. Steps are forward passes of
-        the transformer: an interrupted call returns the image of the tokens so far.
+        Generate images. A class id equal to the number of classes stands for no particular class. Steps are forward
+        passes of the transformer: an interrupted call returns the image of the tokens so far.
 
         Args:
             {class_or_text}
             {image}
             mask_image (as `image`, *optional*):
-                White where the image is generated again, black where its pixels stay. A token is generated if any of its pixels
-                is white. New tokens see what stays on all sides of them.
+                White where the image is generated again, black where its pixels stay. A token is generated if any of
+                its pixels is white. New tokens see what stays on all sides of them.
             num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
                 Forward passes of the transformer per image, up to the number of its tokens.
             num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from the least
-                noise to the most.
+                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from
+                the least noise to the most.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the noise c predicted for the class and u for none. 1 or less disables guidance.
+                s in u + s (c - u), with the noise c predicted for the class and u for none. 1 or less disables
+                guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
                 `"linear"` lets guidance grow from 1 to `guidance_scale` with the share of tokens that are generated;
                 `"constant"` does not.

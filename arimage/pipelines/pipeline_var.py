@@ -36,9 +36,11 @@ class VARPipeline(ClassOrTextPipeline):
     Args:
         transformer (`VARTransformer`): the next-scale model, conditioned on a class or on text.
         vq (`VARVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works without.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text. Without
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+        Without
             them a text-conditional pipeline takes `prompt_embeds`.
-        refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for `CollaborativeDecoding`.
+        refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for
+            `CollaborativeDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
@@ -48,7 +50,7 @@ class VARPipeline(ClassOrTextPipeline):
     model_cpu_offload_seq = "text_encoder->transformer->refiner->vq"
     _optional_components = ["tokenizer", "text_encoder", "refiner"]
     _accepts_no_class = True
-    abilities = Abilities("scales", TOKEN_SAMPLING | EDITING)
+    abilities = Abilities("scales", TOKEN_SAMPLING | EDITING, in_maps=True)
     # Smoothed latents are not those of the tokens.
     decoded_tensor = "latents"
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
@@ -75,7 +77,8 @@ class VARPipeline(ClassOrTextPipeline):
             ours = (vq.config.codebook_size, vq.config.codebook_dim, tuple(vq.config.scales))
             if theirs != ours:
                 raise ValueError(
-                    f"the {name} has tokens, code width and scales {theirs}, the image tokenizer {ours}: load the two that "
+                    f"the {name} has tokens, code width and scales {theirs}, the image tokenizer {ours}: load the two "
+                    "that "
                     "were trained together"
                 )
         names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
@@ -110,8 +113,8 @@ class VARPipeline(ClassOrTextPipeline):
         width: int | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the arguments of
-        `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
@@ -137,8 +140,8 @@ class VARPipeline(ClassOrTextPipeline):
         return self.vq.encode(pixels.to(self.vq.dtype))
 
     def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where they are to be generated because of `repaint`
-        [B, 1, H, W], as the original does it: see `mask_image`."""
+        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where they are to be generated because of
+        `repaint` [B, 1, H, W], as the original does it: see `mask_image`."""
         # A cell of the finest scale is generated if any of its pixels is.
         stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
         tokens = []
@@ -150,8 +153,8 @@ class VARPipeline(ClassOrTextPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales are
-        decoded up to the first with such a token."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
+        are decoded up to the first with such a token."""
         maps = self.token_maps(tokens.to(self._execution_device))
         known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
         return self.vq.decode(list(known))
@@ -186,17 +189,17 @@ class VARPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. Guidance reaches `guidance_scale` at the last scale and is ramped up from 1 at the first; the published
-        cfg is `guidance_scale` - 1. A class id equal to the number of classes stands for no particular class. Steps are scales:
-        an interrupted call returns the image of the scales so far.
+        Generate images. Guidance reaches `guidance_scale` at the last scale and is ramped up from 1 at the first; the
+        published cfg is `guidance_scale` - 1. A class id equal to the number of classes stands for no particular
+        class. Steps are scales: an interrupted call returns the image of the scales so far.
 
         Args:
             {class_or_text}
             {image}
             mask_image (as `image`, *optional*):
-                White where the image is generated again, black where its pixels stay. A token of the finest scale is generated
-                if any of its pixels is white, one of a coarser scale if most of it is, and the coarsest, a single token, never:
-                what is new sees what stays on all sides of it.
+                White where the image is generated again, black where its pixels stay. A token of the finest scale is
+                generated if any of its pixels is white, one of a coarser scale if most of it is, and the coarsest, a
+                single token, never: what is new sees what stays on all sides of it.
             {prompt_embeds}
             {common}
                 `"latents"` [B, C, P, P] is what the image tokenizer decodes to pixels.

@@ -1,6 +1,7 @@
 """VAR-DD (https://arxiv.org/abs/2412.17153): images of a class in one or two forward passes."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,8 @@ class VARDDPipeline(DistilledPipeline):
     Args:
         transformer (`VARDDTransformer`): the student, from noise to vectors.
         vq (`VARVQModel`): turns vectors into images.
-        teacher (`VARTransformer`, *optional*): what the student was distilled from, for `teacher_start` of `FewStepDecoding`.
+        teacher (`VARTransformer`, *optional*): what the student was distilled from, for `teacher_start` of
+            `FewStepDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
 
     Raises:
@@ -27,6 +29,7 @@ class VARDDPipeline(DistilledPipeline):
 
     model_cpu_offload_seq = "transformer->teacher->vq"
     # Its tokens are those of maps.
+    abilities = replace(DistilledPipeline.abilities, in_maps=True)
     _teacher_kind = "scales"
 
     def __init__(
@@ -40,7 +43,8 @@ class VARDDPipeline(DistilledPipeline):
         for name, part in (("transformer", transformer), ("teacher", teacher)):
             if part is not None and vq is not None and tuple(part.config.scales) != tuple(vq.config.scales):
                 raise ValueError(
-                    f"the {name} has scales {tuple(part.config.scales)}, the image tokenizer {tuple(vq.config.scales)}: load "
+                    f"the {name} has scales {tuple(part.config.scales)}, the image tokenizer "
+                    f"{tuple(vq.config.scales)}: load "
                     "the two that were trained together"
                 )
 
@@ -66,8 +70,8 @@ class VARDDPipeline(DistilledPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images of the call
-        are those of its vectors, which lie between the codes."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images
+        of the call are those of its vectors, which lie between the codes."""
         return self.vq.decode(self._maps(tokens.to(self._execution_device).clamp(min=0)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,9 @@ class CallRun:
     """A call of an `ARPipeline` for B images that are generated `batch_size` at a time.
 
     Attributes:
-        tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image tokenizer
-            asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1. Continuous tokens are
-            float32 [B, N, D], those of waiting images zeros.
+        tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image
+            tokenizer asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1.
+            Continuous tokens are float32 [B, N, D], those of waiting images zeros.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: GenerationCall, batch_size: int):
@@ -122,7 +122,8 @@ class CallRun:
         state, rows = self.batch.state, self._index(self.batch.running)
         if not state.replaceable:
             raise ValueError(
-                f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed from them "
+                f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed "
+                "from them "
                 'already: use decoding="ar", or "next-scale" for VAR'
             )
         images = self._index(self._images_in(self.batch.running))
@@ -131,7 +132,8 @@ class CallRun:
         chosen = tokens[changed]
         if (changed & ~newest).any() or chosen.min() < 0 or chosen.max() >= state.model.vocab_size:
             raise ValueError(
-                "callback_on_step_end returned tokens that it may not change: change those that the last step decided, to "
+                "callback_on_step_end returned tokens that it may not change: change those that the last step "
+                "decided, to "
                 f"0 .. {state.model.vocab_size - 1}"
             )
         replaced = state.tokens.clone()
@@ -160,7 +162,8 @@ class CallRun:
         return [self.batch.names[row] for row in rows]
 
     def _index(self, numbers: Sequence[int]) -> torch.LongTensor:
-        """`numbers` as an index on the device, copied there once: an index that is a list waits for the device in every pass."""
+        """`numbers` as an index on the device, copied there once: an index that is a list waits for the device in
+        every pass."""
         key = tuple(numbers)
         if key not in self._indices:
             self._indices[key] = torch.tensor(key, dtype=torch.long, device=self.call.seeds.device)

@@ -1,9 +1,10 @@
 """What a saved folder holds for diffusers, which knows none of our classes.
 
-diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the folder. So the folder
-has one file per class of ours, with one import, and `model_index.json` names these files: `["pipeline", "LlamaGenPipeline"]`,
-`"transformer": ["transformer_llamagen", "LlamaGenTransformer"]`. Our own loaders read the names and never run the files. Folders
-of earlier versions name the modules: `["arimage.models.transformer_llamagen", "LlamaGenTransformer"]`.
+diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the
+folder. So the folder has one file per class of ours, with one import, and `model_index.json` names these files:
+`["pipeline", "LlamaGenPipeline"]`, `"transformer": ["transformer_llamagen", "LlamaGenTransformer"]`. Our own loaders
+read the names and never run the files. Folders of earlier versions name the modules:
+`["arimage.models.transformer_llamagen", "LlamaGenTransformer"]`.
 """
 
 import json

@@ -24,8 +24,8 @@ def prepare_videos(video: Any, size: tuple[int, int]) -> list[torch.Tensor]:
     """Videos [3, T, H, W], float32 in [-1, 1], see `prepare_frames`.
 
     Args:
-        video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and [T, 3, H, W] in
-            [0, 1], with a dimension in front for several.
+        video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and [T, 3, H,
+            W] in [0, 1], with a dimension in front for several.
 
     Raises:
         ValueError: if they cannot be used.
@@ -42,7 +42,8 @@ def prepare_videos(video: Any, size: tuple[int, int]) -> list[torch.Tensor]:
 
 
 def prepare_frames(name: str, frames: Any, size: tuple[int, int]) -> torch.Tensor:
-    """Frames [3, T, H, W], float32 in [-1, 1]: resized until they cover `size` (height, width), and cropped around their centre."""
+    """Frames [3, T, H, W], float32 in [-1, 1]: resized until they cover `size` (height, width), and cropped around
+    their centre."""
     if len(frames) == 0:
         _refuse(name)
     try:

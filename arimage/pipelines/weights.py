@@ -1,6 +1,7 @@
 """Comparison of the weights in a saved pipeline with what its components expect, before anything is loaded.
 
-diffusers and transformers fill missing weights with random numbers, drop unexpected ones, or fail with tracebacks of their own.
+diffusers and transformers fill missing weights with random numbers, drop unexpected ones, or fail with tracebacks of
+their own.
 """
 
 import importlib
@@ -40,7 +41,8 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
 
 
 def _class_of(entry: object) -> type | None:
-    """The class of a component with weights, None for everything else. Imports only from libraries that pipelines use."""
+    """The class of a component with weights, None for everything else. Imports only from libraries that pipelines
+    use."""
     if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
         return None
     library, name = entry

@@ -12,7 +12,7 @@ def test_a_call_runs_under_autocast(family, guidance_scale):
     pipe = EVERY[family]()
     options = {**condition_of(pipe), "output_type": "pt"}
     if guidance_scale > 1:
-        if pipe.generates_video and not pipe.config.begins_with_text:
+        if pipe.abilities.generates_video and not pipe.config.begins_with_text:
             pytest.skip("the family has no guidance")
         options["guidance_scale"] = guidance_scale
     for decoding in {"ar", "sjd-coupled", "groups"} & set(pipe.decoding_names) or [None]:

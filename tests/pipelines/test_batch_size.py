@@ -171,9 +171,7 @@ def test_a_callback_sees_all_images(pipe):
         kept = before["decided"]
         assert (after["decided"] >= kept).all() and (after["tokens"] == before["tokens"])[kept].all()
     tokens = (
-        output.tokens
-        if pipe.abilities.kind == "scales"
-        else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
+        output.tokens if pipe.abilities.in_maps else pipe.prepare(**condition_of(pipe)).layout.to_ranks(output.tokens)
     )
     assert torch.equal(seen[-1]["tokens"], flat(tokens))
 

@@ -355,7 +355,7 @@ def test_components_may_be_offloaded_layer_by_layer(name, guidance_scale):
             # As `enable_sequential_cpu_offload`, which refuses a CPU.
             accelerate.cpu_offload(part, "cpu", offload_buffers=len(part._parameters) > 0)
     options = {**condition_of(pipe), "output_type": "pt"}
-    if not pipe.generates_video or pipe.config.begins_with_text:
+    if not pipe.abilities.generates_video or pipe.config.begins_with_text:
         options["guidance_scale"] = guidance_scale
     images, expected = (pictures_of(one(**options, generator=seeded(0))) for one in (pipe, whole))
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)

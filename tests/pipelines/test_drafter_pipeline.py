@@ -102,7 +102,7 @@ def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     loaded = AutoPipeline.from_pretrained(tmp_path)
     assert loaded.drafter is None
-    with pytest.raises(ValueError, match="no drafter: train one with `arimage train drafter`"):
+    with pytest.raises(ValueError, match="no drafter: give the pipeline one"):
         loaded(class_labels=1, decoding="eagle")
     decoding = DraftTreeDecoding(drafter=pipe.drafter)
     expected, found = (codes(loaded, class_labels=1, decoding=one).tokens for one in ("ar", decoding))

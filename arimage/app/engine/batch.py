@@ -31,9 +31,10 @@ Parts = list[tuple[Ticket, list[int]]]
 
 @dataclass(eq=False)
 class Place:
-    """An image that is generated: image `index` of a request and image `row` of the call that prepared it. `late` [N] counts the
-    forward passes before the one that decided each token, and `began` those of the request before the image. `recorded` has
-    the tokens, whether each is decided, and the seconds after each forward pass, if there is to be a film."""
+    """An image that is generated: image `index` of a request and image `row` of the call that prepared it. `late` [N]
+    counts the forward passes before the one that decided each token, and `began` those of the request before the
+    image. `recorded` has the tokens, whether each is decided, and the seconds after each forward pass, if there is to
+    be a film."""
 
     ticket: Ticket
     index: int
@@ -45,13 +46,14 @@ class Place:
 
 
 class RequestBatch:
-    """Generates images that may share a batch, as long as there are requests for some: each begins when there is room for it, and
-    is delivered when it is finished.
+    """Generates images that may share a batch, as long as there are requests for some: each begins when there is room
+    for it, and is delivered when it is finished.
 
     Args:
         kind: what their requests have in common, see `Ticket.kind`.
         size: how many images are generated at a time.
-        take: given how many images may begin, takes them out of the queue: requests with equal plans. None, if there are none.
+        take: given how many images may begin, takes them out of the queue: requests with equal plans. None, if there
+            are none.
         give_back: called with a request after a failure that may not be its own, to be generated alone.
         on_pass: called after every forward pass with the number of its images.
         on_images: called with the number of finished images and their tokens.
@@ -158,7 +160,8 @@ class RequestBatch:
         return False
 
     def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
-        """Report the progress of a request whose images are in `rows`, of which `counts` tokens are decided, if that is known."""
+        """Report the progress of a request whose images are in `rows`, of which `counts` tokens are decided, if that
+        is known."""
         request, state = ticket.request, self._batch.state
         due = request.preview_every > 0 and ticket.passes % request.preview_every == 0
         if counts is None and not due:
@@ -195,7 +198,7 @@ class RequestBatch:
             # An accelerator's host sees late that an image is finished.
             del place.recorded[passes:]
             deciding = None
-            if self.pipe.abilities.kind != "scales":
+            if not self.pipe.abilities.in_maps:
                 deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
@@ -210,7 +213,7 @@ class RequestBatch:
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
         call = place.call.select([place.row])
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
-        layout = None if pipe.abilities.kind == "scales" else call.layout
+        layout = None if pipe.abilities.in_maps else call.layout
         with running(pipe, call):
             frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended], count)
@@ -232,10 +235,11 @@ class RequestBatch:
 def preview(
     pipe: ARImagePipeline, call: GenerationCall, tokens: torch.Tensor, decided: torch.BoolTensor
 ) -> list[Image.Image]:
-    """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the others are greyed."""
+    """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the
+    others are greyed."""
     with running(pipe, call):
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
-    if pipe.abilities.kind != "scales":
+    if not pipe.abilities.in_maps:
         # Drafts shine through; tokens not known yet are grey.
         veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
         veil = call.layout.to_places(veil)[:, None]

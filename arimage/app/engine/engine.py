@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves requests, first come, first served. Images of the same model, decoding and size, all with guidance or all without,
-    share a batch: one begins as soon as another makes room, unless a request of another kind waits first. Each has its own
-    seed and settings, so it does not depend on the others. Those of next-scale models and of continuous tokens have equal settings.
+    """Serves requests, first come, first served. Images of the same model, decoding and size, all with guidance or all
+    without, share a batch: one begins as soon as another makes room, unless a request of another kind waits first.
+    Each has its own seed and settings, so it does not depend on the others. Those of next-scale models and of
+    continuous tokens have equal settings.
 
     Args:
         pipelines: by the names that requests use.
@@ -30,7 +31,8 @@ class Engine:
         models: the abilities of each pipeline, by name.
         on_pass: called in the engine's thread after every forward pass with the number of images in it.
         on_images: called there with the number of images that are finished, and their tokens.
-        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from then on.
+        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from
+            then on.
         failure: that error, or None.
 
     Raises:
@@ -154,8 +156,8 @@ class Engine:
             self._running = []
 
     def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
-        """Requests of this kind with equal plans, and which of their images begin, at most `room`; none if a request of another
-        kind is the first."""
+        """Requests of this kind with equal plans, and which of their images begin, at most `room`; none if a request
+        of another kind is the first."""
         parts = []
         with self._arrived:
             self._running = [ticket for ticket in self._running if not ticket.future.done()]

@@ -25,7 +25,8 @@ class ModelInfo:
         classes: number of classes, with ids from 0; None if it generates from text.
         sizes: (height, width) in pixels, the default first.
         tokens: tokens of an image of the default size, over all scales of a next-scale model.
-        grid: rows and columns of tokens of the default size, of a video frames before them; None for next-scale models.
+        grid: rows and columns of tokens of the default size, of a video frames before them; None for next-scale
+            models.
         decodings: names of the decodings that it can run, and whether each is exact.
         decoding: the default decoding, a name with settings.
         sampling: the defaults of guidance_scale, temperature, top_k, top_p.
@@ -54,8 +55,9 @@ class ModelInfo:
 
 
 def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
-    """`models`, names, folders or Hub repositories, by the names that clients use. A folder is known by the last part of
-    its path, so that clients do not see the rest. The default is all packaged models, those of videos only with `videos`.
+    """`models`, names, folders or Hub repositories, by the names that clients use. A folder is known by the last part
+    of its path, so that clients do not see the rest. The default is all packaged models, those of videos only with
+    `videos`.
 
     Raises:
         ValueError: if two of them have the same name.
@@ -119,7 +121,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         classes=pipe.num_classes,
         sizes=list(dict.fromkeys(sizes)),
         tokens=model.num_tokens,
-        grid=None if pipe.abilities.kind == "scales" else model.layout.shape,
+        grid=None if pipe.abilities.in_maps else model.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
         # Models of continuous tokens have neither.

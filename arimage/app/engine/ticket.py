@@ -19,8 +19,8 @@ from .validation import Plan
 
 @dataclass
 class Finished:
-    """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was decided, in
-    forward passes of the request, and `seconds` when."""
+    """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was
+    decided, in forward passes of the request, and `seconds` when."""
 
     images: dict[int, Image.Image] = field(default_factory=dict)
     image_passes: dict[int, int] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class Ticket:
         """The progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
 
         Args:
-            every: repeat the last report after this many seconds without a change, so that the reader can check whether it
-                is still needed.
+            every: repeat the last report after this many seconds without a change, so that the reader can check
+                whether it is still needed.
 
         Raises:
             Refused, Cancelled: as `result`.
@@ -128,7 +128,8 @@ class Ticket:
         return len(self.calls_per_pass)
 
     def forget_idle_passes(self) -> None:
-        """Forget the forward passes after the one that decided the last of its finished images, while none is running."""
+        """Forget the forward passes after the one that decided the last of its finished images, while none is
+        running."""
         del self.calls_per_pass[self.finished.passes :]
 
     @property
@@ -147,8 +148,8 @@ class Ticket:
         deciding: torch.LongTensor | None,
         film: Film | None,
     ) -> None:
-        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request, after
-        `seconds`."""
+        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request,
+        after `seconds`."""
         finished = self.finished
         finished.seconds, finished.film = seconds, film or finished.film
         finished.images[index], finished.image_passes[index] = image, passes

@@ -75,7 +75,8 @@ class Request:
         count: number of images.
         seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
         decoding: a name with settings, as in "sjd-lazy:window=64".
-        guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 .. 100.
+        guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 ..
+            100.
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
         order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
@@ -135,11 +136,12 @@ class Result:
         seeds: the seed of each; a request of one image with that seed generates it again.
         passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
-        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch included and
-            the drawing of a film left out.
+        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch
+            included and the drawing of a film left out.
         exact: whether the decoding samples from the model's own distribution.
         decoding: its name and settings, as in `Request.decoding`.
-        deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for next-scale models.
+        deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for
+            next-scale models.
         settings: the request as JSON values, with the defaults filled in.
         film: of the first image, if the request asked for it.
         unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
@@ -161,5 +163,6 @@ class Result:
 
 
 def image_seeds(seed: int, count: int) -> list[int]:
-    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's index."""
+    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's
+    index."""
     return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]

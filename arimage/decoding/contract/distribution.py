@@ -37,18 +37,20 @@ def _by_row(setting):
 class Sampling:
     """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
 
-    One for all images, or a `stack` in which every row of a batch has settings of its own: there all of these are tensors
-    [B, ...] or None.
+    One for all images, or a `stack` in which every row of a batch has settings of its own: there all of these are
+    tensors [B, ...] or None.
 
     Attributes:
-        guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable it.
+        guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable
+            it.
         temperature: >= 1e-6.
         top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
         top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
         allowed: bool [V], tokens that may be sampled; None = all.
-        forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's distribution given
-            all tokens before it, forced ones included; it does not depend on forced tokens after it.
+        forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's
+            distribution given all tokens before it, forced ones included; it does not depend on forced tokens after
+            it.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -68,7 +70,8 @@ class Sampling:
             raise ValueError(f"guidance_scale is {scale!r}: give a finite number of at least 0; 1 disables guidance")
         if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-6):
             raise ValueError(
-                f"temperature is {temperature!r}: give a finite number of at least 1e-6, or top_k=1 for greedy decoding"
+                f"temperature is {temperature!r}: give a finite number of at least 1e-6, or top_k=1 for greedy "
+                "decoding"
             )
         if not (_is_number(self.top_k, Integral) and self.top_k >= 0):
             raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
@@ -83,11 +86,12 @@ class Sampling:
 
     @classmethod
     def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
-        """The settings of a batch whose row b is sampled as `samplings[b]` says, in tensors on `device` that `put` overwrites.
+        """The settings of a batch whose row b is sampled as `samplings[b]` says, in tensors on `device` that `put`
+        overwrites.
 
-        A row without guidance (a scale of 1 or less) has the scale 1, so it may stand next to rows with guidance. What none of
-        `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and no row can be given it later. `forced` is
-        [1, N] in each of them.
+        A row without guidance (a scale of 1 or less) has the scale 1, so it may stand next to rows with guidance. What
+        none of `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and no row can be given it later.
+        `forced` is [1, N] in each of them.
         """
         stacked = copy.copy(samplings[0])
         for name, (dtype, _) in _ROWS.items():
@@ -120,8 +124,8 @@ class Sampling:
         return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
-        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a check of
-        `allowed` waits for the device."""
+        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a
+        check of `allowed` waits for the device."""
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other
@@ -140,8 +144,8 @@ class Sampling:
         return other
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
-        """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing differs, and if it
-        is a stack with room for all that `other` sets, which is written in place."""
+        """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing
+        differs, and if it is a stack with room for all that `other` sets, which is written in place."""
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
@@ -160,7 +164,8 @@ class Sampling:
         return stack if moved else self
 
     def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
-        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or 2."""
+        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or
+        2."""
         scale = self.guidance_scale
         if self.guided_tokens is not None:
             scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
@@ -176,8 +181,8 @@ class Sampling:
         return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
 
     def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
-        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the allowed
-        tokens, one-hot where a token is forced."""
+        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the
+        allowed tokens, one-hot where a token is forced."""
         if self.allowed is None:
             weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
         else:
@@ -188,17 +193,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class LatentSampling(Sampling):
-    """How continuous tokens are sampled by a `LatentModel`: `guidance_scale`, `temperature` and what follows. The settings of
-    tokens of a vocabulary (`top_k`, `top_p`, `guided_tokens`, `allowed`) keep their defaults.
+    """How continuous tokens are sampled by a `LatentModel`: `guidance_scale`, `temperature` and what follows. The
+    settings of tokens of a vocabulary (`top_k`, `top_p`, `guided_tokens`, `allowed`) keep their defaults.
 
     Attributes:
-        guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1 disable it.
+        guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1
+            disable it.
         temperature: what the noise of the denoising steps is multiplied by, >= 1e-6.
-        guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant" does not.
+        guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant"
+            does not.
         num_inference_steps: forward passes of a `MaskedLatentModel` per image, 1 .. N; for no other model.
-        num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of the
-            training steps, from the least noise to the most.
-        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled ones depend on all of them.
+        num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of
+            the training steps, from the least noise to the most.
+        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled ones depend on
+            all of them.
 
     Raises:
         ValueError: if a setting is out of its range.
@@ -232,7 +240,8 @@ class LatentSampling(Sampling):
         """See `Sampling.join`.
 
         Raises:
-            ValueError: if `other` differs: images of continuous tokens that are generated together have equal settings.
+            ValueError: if `other` differs: images of continuous tokens that are generated together have equal
+                settings.
         """
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)

@@ -9,8 +9,8 @@ import torch
 class Layout:
     """The grid of tokens of each image or video, and the order in which they are generated.
 
-    A *place* is an index into the flattened grid. A *rank* is when a token is generated: 0 is the first. Without an `order`
-    both are the same, which is the raster order: row by row, each from left to right, frame after frame.
+    A *place* is an index into the flattened grid. A *rank* is when a token is generated: 0 is the first. Without an
+    `order` both are the same, which is the raster order: row by row, each from left to right, frame after frame.
 
     Args:
         shape: (rows, columns), or (frames, rows, columns).
@@ -64,8 +64,8 @@ class Layout:
     def neighbours(self, ranks: torch.LongTensor, offset: tuple[int, ...]) -> torch.LongTensor:
         """The ranks [B, Q] of the tokens `offset` away from those of `ranks` [B, Q], -1 outside of the grid.
 
-        An offset has one step per axis of the shape: (-1, 0) is the same column one row up, (-1, 0, 0) the same place one
-        frame earlier. A shorter offset is that of the last axes.
+        An offset has one step per axis of the shape: (-1, 0) is the same column one row up, (-1, 0, 0) the same place
+        one frame earlier. A shorter offset is that of the last axes.
         """
         place = self.places(ranks)
         target, inside, stride = place, torch.ones_like(place, dtype=torch.bool), 1

@@ -30,8 +30,8 @@ def uniforms(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] at the steps [B] of the images;
-    None for numbers that are the same at every step."""
+    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] at the steps [B] of the
+    images; None for numbers that are the same at every step."""
     return noise.uniforms(seeds, positions, steps, purpose, count)
 
 
@@ -53,7 +53,8 @@ def normals(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of `uniforms`."""
+    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of
+    `uniforms`."""
     pairs = (count + 1) // 2
     # Halves of different words, so that radius and angle are independent.
     radii = (2 * exponentials(seeds, positions, purpose, steps, pairs)).sqrt()

@@ -17,12 +17,13 @@ def order_of(
     """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
 
     Args:
-        name: "raster", row by row; "random"; "farthest", in which the next token is one of those farthest from all before it;
-            or "locality", the order of LPD (https://arxiv.org/abs/2507.01957): the tokens of a group lie next to many tokens
-            of the groups before it and far from each other.
+        name: "raster", row by row; "random"; "farthest", in which the next token is one of those farthest from all
+            before it; or "locality", the order of LPD (https://arxiv.org/abs/2507.01957): the tokens of a group lie
+            next to many tokens of the groups before it and far from each other.
         shape: (rows, columns).
         group_sizes: of "locality", how many tokens each group has; they add up to N.
-        known: bool [B, N] by place, the tokens that "farthest" and "locality" begin with, as if an image had been generated so far.
+        known: bool [B, N] by place, the tokens that "farthest" and "locality" begin with, as if an image had been
+            generated so far.
     """
     if name == "raster":
         return None
@@ -39,9 +40,9 @@ def order_of(
 def _spread(
     shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int], known: torch.BoolTensor
 ) -> torch.LongTensor:
-    """Each token of a group has as many decided neighbours as possible and is not close to another of its group; where every
-    place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among equals. Those that are
-    `known` [B, N] come first.
+    """Each token of a group has as many decided neighbours as possible and is not close to another of its group; where
+    every place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among
+    equals. Those that are `known` [B, N] come first.
 
     A place depends on all before it, so there is a step per rank, over all images and places at once."""
     rows, columns = shape

@@ -20,8 +20,8 @@ class DecodingState:
         cache: the model's cache of this call.
         token_buffer: int64 [B, N + spare], spare >= 1; what is written after the image is thrown away. See `tokens`.
         finished: bool [B].
-        steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the image is
-            finished.
+        steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the
+            image is finished.
         accepted: int64 [N + 1, B], how many tokens each step of an image decided.
         invalid: bool [B], whether probabilities of the image were not finite.
         head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
@@ -103,8 +103,8 @@ class DecodingState:
 
     @property
     def over(self) -> bool:
-        """Whether the host knows that every image is finished, without reading the device: all images are at the same step. A
-        step after that changes nothing."""
+        """Whether the host knows that every image is finished, without reading the device: all images are at the same
+        step. A step after that changes nothing."""
         return False
 
     @property
@@ -128,8 +128,8 @@ class DecodingState:
         live: torch.BoolTensor | None = None,
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
-        """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B, Q] are not
-        finite become `invalid`; positions after the image are never live."""
+        """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B,
+        Q] are not finite become `invalid`; positions after the image are never live."""
         sampling = sampling or self.sampling
         if sampling.forced is not None:
             positions = positions.clamp(max=self.model.num_tokens - 1)
@@ -144,8 +144,8 @@ class DecodingState:
         self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
 
     def record(self, accepted: torch.LongTensor) -> None:
-        """Count a step that decided `accepted` [B] tokens, 0 of an image that was finished before; call it before `finished` is
-        updated."""
+        """Count a step that decided `accepted` [B] tokens, 0 of an image that was finished before; call it before
+        `finished` is updated."""
         self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
@@ -154,8 +154,9 @@ class DecodingState:
         return decoding
 
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the same
-        network. All is written in place, but for prompts or sampling settings that there was no room for: then it returns True.
+        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the
+        same network. All is written in place, but for prompts or sampling settings that there was no room for: then it
+        returns True.
 
         Raises:
             ValueError: if they have settings that images next to these cannot have.
@@ -188,12 +189,13 @@ class DecodingState:
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
-        """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it at most; None where that is not
-        known."""
+        """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it at most; None where
+        that is not known."""
         return None
 
     def limit_attention(self, steps: int) -> None:
-        """Called by the loop on the host: let the next `steps` steps attend no further than they may come. Reads the device."""
+        """Called by the loop on the host: let the next `steps` steps attend no further than they may come. Reads the
+        device."""
         if self.reach is not None:
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
@@ -212,7 +214,8 @@ class DecodingState:
         if broken:
             what, images = "tokens" if self.tokens.is_floating_point() else "logits", ", ".join(map(str, broken))
             raise ValueError(
-                f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load it with "
+                f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load "
+                "it with "
                 "dtype float32 or bfloat16"
             )
 

@@ -107,7 +107,8 @@ def missing(needs: Needs, traits: Traits) -> str | None:
 
 
 class Decoding(Protocol):
-    """A decoding method: a frozen dataclass of its settings. It may take some kinds of model only, and takes its own states.
+    """A decoding method: a frozen dataclass of its settings. It may take some kinds of model only, and takes its own
+    states.
 
     Attributes:
         exact: whether its samples follow the model's own distribution.
@@ -123,13 +124,13 @@ class Decoding(Protocol):
         ...
 
     def start(self, model: Any, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
-        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes are fixed
-        here."""
+        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes
+        are fixed here."""
         ...
 
     def step(self, state: Any) -> None:
-        """One forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all images are
-        finished a step changes nothing."""
+        """One forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all images
+        are finished a step changes nothing."""
         ...
 
 

@@ -7,20 +7,22 @@ import torch
 from .watch import INTERVAL
 
 
-# A window of W drafts is expected to decide W ** exponent tokens per step. Before anything was seen the exponent is this.
+# A window of W drafts is expected to decide W ** exponent tokens per step. Before anything was seen the exponent is
+# this.
 GUESS = 0.5
 # The cost of trying, as a share of the time of autoregressive decoding.
 LOSS = 0.03
-# A new size is tried for so many intervals. Only the last one counts, since the first drafts of a size are hardly refined yet.
+# A new size is tried for so many intervals. Only the last one counts, since the first drafts of a size are hardly
+# refined yet.
 TRIAL = 2
 
 
 class AdaptiveWindow:
     """Picks the window that decides the most tokens per second, for all images of a call together.
 
-    Each size has an exponent, see `GUESS`. What is seen of the size in use corrects its own exponent by a half, those of the others
-    by a quarter. A window is only tried if accepting none of its drafts until the next choice (`TRIAL`) would not put the slowest
-    image behind autoregressive decoding by more than `LOSS` of its time.
+    Each size has an exponent, see `GUESS`. What is seen of the size in use corrects its own exponent by a half, those
+    of the others by a quarter. A window is only tried if accepting none of its drafts until the next choice (`TRIAL`)
+    would not put the slowest image behind autoregressive decoding by more than `LOSS` of its time.
 
     Args:
         seconds: the time of a step at each size, see `step_seconds`.

@@ -1,4 +1,5 @@
-"""The loop that runs a decoding: images go through the rows of a batch, and one that is finished makes room for one that waits."""
+"""The loop that runs a decoding: images go through the rows of a batch, and one that is finished makes room for one
+that waits."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -34,11 +35,11 @@ class Images:
 
 
 class Batch:
-    """The rows in which images of one network, layout, guidance and decoding are generated, each from its own start to its own
-    end.
+    """The rows in which images of one network, layout, guidance and decoding are generated, each from its own start to
+    its own end.
 
-    On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU, where an
-    idle row costs as much as any other, there are as many as images.
+    On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU,
+    where an idle row costs as much as any other, there are as many as images.
 
     Args:
         size: how many images may run.
@@ -141,8 +142,8 @@ class Batch:
         return [passes[row] for row in rows]
 
     def release(self, rows: list[int]) -> None:
-        """Make rows idle, whatever their images have so far. Once all are, the steps after the last image was decided, which an
-        accelerator takes before the host sees the end, are not counted. Reads the device then."""
+        """Make rows idle, whatever their images have so far. Once all are, the steps after the last image was decided,
+        which an accelerator takes before the host sees the end, are not counted. Reads the device then."""
         for row in rows:
             self.names[row] = None
         if rows and not self.running:
@@ -157,7 +158,8 @@ class Batch:
 
     @property
     def _patience(self) -> int:
-        """For how many steps a limit of attention holds. Setting one reads the device, which waits for an accelerator."""
+        """For how many steps a limit of attention holds. Setting one reads the device, which waits for an
+        accelerator."""
         return 1 if self.state.finished.device.type == "cpu" else INTERVAL
 
     def _resize(self, count: int) -> None:
@@ -224,9 +226,10 @@ def decode(
     """Decode images that all begin together, until every one is finished or `on_step` returns True.
 
     Args:
-        seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of differently
-            shaped matrix products.
-        on_step: called after every forward pass with the state and the number of forward passes so far, prefill included.
+        seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of
+            differently shaped matrix products.
+        on_step: called after every forward pass with the state and the number of forward passes so far, prefill
+            included.
         compiled: makes the function that takes the steps of a state, such as a `CompiledSteps`; by default it is
             `decoding.step`.
 

@@ -21,15 +21,15 @@ _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-n
 
 
 class CompiledSteps:
-    """Compiles the steps of decodings: forward pass, sampling and bookkeeping in one graph, without a break. On a CUDA device
-    the compiled step is then captured, see `CapturedStep`.
+    """Compiles the steps of decodings: forward pass, sampling and bookkeeping in one graph, without a break. On a CUDA
+    device the compiled step is then captured, see `CapturedStep`.
 
-    A step is compiled again for every decoding, model and shape. PyTorch gives up after 8 times; here the limit is raised to 64,
-    for the whole process.
+    A step is compiled again for every decoding, model and shape. PyTorch gives up after 8 times; here the limit is
+    raised to 64, for the whole process.
 
     Args:
-        options: those of `torch.compile`; `fullgraph` is True and `dynamic` False where they are not given. With the backend
-            "eager" the operators stay as they are and only their launches are saved, without compilation.
+        options: those of `torch.compile`; `fullgraph` is True and `dynamic` False where they are not given. With the
+            backend "eager" the operators stay as they are and only their launches are saved, without compilation.
     """
 
     def __init__(self, **options):
@@ -50,10 +50,12 @@ class CompiledSteps:
 
 
 class CapturedStep:
-    """Takes the steps of one state on a CUDA device: captures the first ones of each shape, and replays them from then on.
+    """Takes the steps of one state on a CUDA device: captures the first ones of each shape, and replays them from then
+    on.
 
-    A replay runs the same kernels on the same memory and no Python, so the tensors of the state, of its model and of its cache
-    must stay the same ones while their contents change. All graphs share a pool of memory: what one leaves in it nobody reads.
+    A replay runs the same kernels on the same memory and no Python, so the tensors of the state, of its model and of
+    its cache must stay the same ones while their contents change. All graphs share a pool of memory: what one leaves
+    in it nobody reads.
 
     Args:
         step: takes a step, without reading the device.

@@ -19,8 +19,8 @@ from ..contract.models import TokenModel
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-# Larger windows are not measured once a step takes longer than size ** this times as long as one token: no model is known to
-# decide as many tokens per step.
+# Larger windows are not measured once a step takes longer than size ** this times as long as one token: no model is
+# known to decide as many tokens per step.
 _MOST = 0.8
 _REPEATS = 4
 
@@ -32,8 +32,8 @@ def step_seconds(
 ) -> dict[int, float]:
     """Seconds of a step at each of `SIZES` that the image has room for and that may pay, measured once.
 
-    They are remembered in `table_path()` by device, network, dtype, tokens per image, batch size and guidance; of a network
-    without parameters only while it lives.
+    They are remembered in `table_path()` by device, network, dtype, tokens per image, batch size and guidance; of a
+    network without parameters only while it lives.
 
     Args:
         start: returns a function that takes a step at a size.

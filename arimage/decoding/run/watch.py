@@ -5,16 +5,16 @@ import torch
 
 # How often the host reads an accelerator where it has to wait for it, in steps.
 INTERVAL = 8
-# By how many steps the host is ahead of a CUDA device. So the device always has work, and takes so many steps for nothing at
-# the end.
+# By how many steps the host is ahead of a CUDA device. So the device always has work, and takes so many steps for
+# nothing at the end.
 AHEAD = 2
 
 
 class Watch:
     """Which images are finished.
 
-    Reading a tensor waits for everything launched before. So on a CUDA device the flags are copied to the host after every step,
-    and the host reads the copy made `AHEAD` steps before, which it waits for: it is never further ahead.
+    Reading a tensor waits for everything launched before. So on a CUDA device the flags are copied to the host after
+    every step, and the host reads the copy made `AHEAD` steps before, which it waits for: it is never further ahead.
 
     Args:
         finished: bool [B], which steps write in place.
