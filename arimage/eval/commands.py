@@ -31,18 +31,20 @@ eval_app = typer.Typer(help="Generate many images, score them, and compare the q
 Prompts = Annotated[
     str | None,
     typer.Option(
-        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of MJHQ-30K, a "
-        ".txt file with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
+        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
+        "MJHQ-30K, a .txt file with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
     ),
 ]
 PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
 Classes = Annotated[int | None, typer.Option(help="Generate the classes 0 to N - 1 instead of prompts.")]
 PerClass = Annotated[int, typer.Option(help="Images per class.")]
+BatchSize = Annotated[int, typer.Option(help="Images generated at a time.")]
+Pixels = Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")]
 Ref = Annotated[
     Path | None,
     typer.Option(
-        help="A folder of pictures, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of pictures. For fvd, a folder "
-        "of videos or another run."
+        help="A folder of pictures, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of pictures. For "
+        "fvd, a folder of videos or another run."
     ),
 ]
 NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3).")]
@@ -76,20 +78,20 @@ def generate(
         typer.Option(callback=check_decodings, help="As in `arimage generate`. Default: the model's."),
     ] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 16,
+    batch_size: BatchSize = 16,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     negative_prompt: NegativePrompt = None,
     order: OrderOption = None,
-    height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    height: Pixels = None,
+    width: Pixels = None,
     dtype: Dtype = "auto",
     device: Device = None,
     engine: Annotated[
         Literal["processes", "ray"],
-        typer.Option(help="Processes: this one, or those that torchrun or accelerate start. Ray: the workers of Ray."),
+        typer.Option(help="processes: this one, or those that torchrun or accelerate start. ray: workers of Ray."),
     ] = "processes",
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers of --engine ray. Default: one per GPU, or one without a GPU.")
@@ -97,12 +99,12 @@ def generate(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say what would be generated and, from a few forward passes, how long it would take."
+            "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
         ),
     ] = False,
 ) -> None:
-    """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not depend on
-    interruptions or on the number of processes."""
+    """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not
+    depend on interruptions or on the number of processes."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--engine ray needs Ray: pip install 'arimage[ray]'")
     from .runs.manifest import make_manifest
@@ -155,9 +157,10 @@ def score(
     metrics: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, recall, density, "
-            "coverage), clip, fvd (of videos), emoji-kid, retrieval, checks (names, colours, counts and pairs of --prompts "
-            "emoji-checks), videos (the emoji, its motion and its change in videos of --prompts emoji-videos)."
+            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
+            "recall, density, coverage), clip, fvd (of videos), emoji-kid, retrieval, checks (names, colours, counts "
+            "and pairs of --prompts emoji-checks), videos (the emoji, its motion and its change in videos of "
+            "--prompts emoji-videos)."
         ),
     ],
     ref: Ref = None,
@@ -168,15 +171,16 @@ def score(
         int | None,
         typer.Option(
             min=1,
-            help="For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this side in "
-            "pixels, as LlamaGen does from 384 to 256.",
+            help="For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this "
+            "side in pixels, as LlamaGen does from 384 to 256.",
         ),
     ] = None,
     i3d_weights: I3DWeights = None,
     frames: Annotated[
         int | None,
         typer.Option(
-            min=1, help="For fvd: the first so many frames of each video, at least 9. Default: as many as the run has."
+            min=1,
+            help="For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -215,8 +219,8 @@ def export(
     format: Annotated[
         Literal["adm-npz", "geneval", "dpg", "result-jsonl"],
         typer.Option(
-            help="The layout of the evaluator of ADM (ImageNet's FID, sFID, IS, precision, recall), GenEval, DPG-Bench, or "
-            "LlamaGen's text-to-image runs."
+            help="The file layout of ADM's evaluator (ImageNet's FID, sFID, IS, precision, recall), GenEval, "
+            "DPG-Bench, or LlamaGen's text-to-image runs."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Output file of adm-npz, output folder of the others; it must not exist.")],
@@ -225,7 +229,7 @@ def export(
         typer.Option(min=1, help="With adm-npz: resize to this side in pixels, as LlamaGen does from 384 to 256."),
     ] = None,
 ) -> None:
-    """Write the images of a run in the layout of another scorer."""
+    """Write the images of a run in the file layout of another scorer."""
     from .runs.export import export as export_run
 
     export_run(run, format, out, size)
@@ -256,8 +260,8 @@ def compare(
         list[str] | None,
         typer.Option(
             callback=check_decodings,
-            help="As in `arimage generate`; repeatable, the first is the baseline. Default: every decoding that runs on the "
-            "model.",
+            help="As in `arimage generate`; repeatable, the first is the baseline. Default: every decoding that runs "
+            "on the model.",
         ),
     ] = None,
     prompts: Prompts = None,
@@ -265,20 +269,21 @@ def compare(
     classes: Classes = None,
     per_class: PerClass = 1,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Images generated at a time.")] = 16,
+    batch_size: BatchSize = 16,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     negative_prompt: NegativePrompt = None,
     order: Orders = None,
-    height: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")] = None,
+    height: Pixels = None,
+    width: Pixels = None,
     dtype: Dtype = "auto",
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, videos for emoji-videos, else none."
+            help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, videos for "
+            "emoji-videos, else none."
         ),
     ] = None,
     ref: Ref = None,
@@ -288,8 +293,8 @@ def compare(
     i3d_weights: I3DWeights = None,
     device: Device = None,
 ) -> None:
-    """Generate the same images with several decodings in turn, score them, and compare quality and cost. Repeat an
-    interrupted command to resume it."""
+    """Generate images of the same prompts and seeds with several decodings in turn, score them, and compare quality
+    and cost. Repeat an interrupted command to resume it."""
     check_matplotlib()
     if prompts is None and classes is None:
         prompts = "emoji"

@@ -1,4 +1,4 @@
-"""Several decodings of one model: generate with each in turn, score all alike, and report them side by side."""
+"""`arimage eval compare`: generates with several decodings in turn, scores the images, and writes one report."""
 
 import math
 import re
@@ -15,12 +15,13 @@ from .score import Job, score
 def prepare_runs(
     pipe: ARPipeline, rows: list[dict], decodings: list[str], out: Path, orders: Sequence[str] = (), **asked
 ) -> tuple[list[Run], dict[str, str]]:
-    """One run per decoding and order, each in a folder of `out`. Nothing is written unless all can be generated.
+    """Start or resume one run per decoding and order, each in a folder of `out`. Nothing is written unless all of them
+    can be generated.
 
     Args:
         rows: the manifest of all runs.
-        decodings: as `choose_decodings` takes them.
-        orders: of the tokens; none is that of the pipeline.
+        decodings: as in `choose_decodings`.
+        orders: orders of the tokens; by default the pipeline's.
         asked: the other arguments of `generate.make_config`.
 
     Returns:
@@ -43,8 +44,8 @@ def prepare_runs(
 
 
 def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
-    """Generate the missing calls, the same call of every run before the next one, so that other work on the machine slows
-    all runs down alike."""
+    """Generate the missing calls. The runs take turns call by call, so that other work on the machine slows all of
+    them down alike."""
     missing = {run.folder: set(missing_batches(run)) for run in runs}
     batches = max(math.ceil(len(run.rows) / run.call_size) for run in runs)
     with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
@@ -57,8 +58,8 @@ def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
 
 
 def compare(runs: list[Run], pipe: ARPipeline, metrics: list[str], make_job: Callable[[Path], Job], out: Path) -> str:
-    """Generate the runs, score each by `make_job(folder)`, and write the report with the first run as the baseline into `out`.
-    Images of an earlier call are reused. Returns the Markdown of the report."""
+    """Generate the runs, score each with `make_job(folder)`, and write the report into `out`, with the first run as
+    the baseline. Images that exist already are kept. Returns the Markdown of the report."""
     generate_in_turn(runs, pipe)
     for run in runs:
         if metrics:

@@ -1,4 +1,4 @@
-"""Decodings side by side: the cost of each, the quality of its images, and the uncertainty of both."""
+"""`arimage eval report`: quality and cost of several runs in one table, with their uncertainty."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from .runs.run_folder import NUMBER, call_size, read_config, read_finished
 from .score import check_comparable, read_metrics
 
 
-# Runs are comparable if they share these, and their scores pass `check_comparable`.
+# Runs are comparable if these are equal and their scores pass `check_comparable`.
 SHARED = (
     "model",
     "weights",
@@ -36,12 +36,12 @@ def make_report(runs: list[Path], baseline: str) -> dict:
 
     Returns:
         `settings`, `machine` and `baseline` of all runs, and one row per run: name, decoding, settings, exact, `cost`,
-        `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image the mean difference from the
-        baseline over the same prompts and seeds, with its 95 % interval.
+        `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image, the mean difference from
+        the baseline over the same prompts and seeds, with its 95 % interval.
 
     Raises:
-        ValueError: if two runs have the same name, none is the baseline, or one is not finished or damaged; if they differ in
-            model, manifest, batch size or machine, or were scored differently.
+        ValueError: if two runs have the same name, none is the baseline, or one is unfinished or damaged; if they
+            differ in model, manifest, batch size or machine, or were scored differently.
     """
     named = {run.resolve().name: run for run in runs}
     if len(named) < len(runs):
@@ -57,7 +57,8 @@ def make_report(runs: list[Path], baseline: str) -> dict:
         for key, theirs, ours in pairs:
             if ours != theirs:
                 raise ValueError(
-                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both with the same"
+                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both "
+                    "with the same"
                 )
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)
@@ -90,13 +91,13 @@ def make_report(runs: list[Path], baseline: str) -> dict:
 
 
 def _timed_calls(results: list[dict], images: int) -> dict[int, float]:
-    """Seconds by call, without the first call of a process and calls of fewer images."""
+    """Seconds per call, by the index of the call, without the first call of a process and calls of fewer images."""
     return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == images}
 
 
 def _cost(results: list[dict], calls: dict[int, float]) -> dict:
-    """Forward passes and tokens per pass of an image, seconds per call, images per second of one process, peak memory in MiB;
-    None where nothing was measured."""
+    """Forward passes and tokens per pass of an image, seconds per call, images per second of one process, and peak
+    memory in MiB; None where nothing was measured."""
     passes = np.array([row["passes"] for row in results])
     tokens = np.array([row["tokens_per_pass"] for row in results]) * passes
     seconds = np.array(list(calls.values()))
@@ -113,7 +114,7 @@ def _cost(results: list[dict], calls: dict[int, float]) -> dict:
 
 
 def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
-    """The metric's values [N] in manifest order, if it has one per image."""
+    """The values [N] of a metric in manifest order; None if it has no value per image."""
     path, remedy = run / "scores" / f"{metric}.json", f"repeat `arimage eval score {run}`"
     if not path.exists():
         return None
@@ -148,9 +149,9 @@ def to_markdown(report: dict) -> str:
         "",
         f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, "
         f"{sampling_text(settings['sampling'])}; "
-        f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} threads, "
-        f"torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard error, brackets are "
-        "95 % intervals.",
+        f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} "
+        f"threads, torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard "
+        "error, brackets are 95 % intervals.",
     ]
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
     lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
@@ -181,7 +182,7 @@ def _arrow(metric: str) -> str:
 
 
 def _digits(error: float) -> int:
-    """The decimals that show two digits of an error."""
+    """How many decimals show two digits of an error."""
     return max(0, 1 - math.floor(math.log10(error)))
 
 
@@ -211,7 +212,7 @@ def _described(entry: dict) -> str:
 
 
 def plot(report: dict, path: Path) -> None:
-    """A PNG of forward passes, seconds and metrics as panels, with one line per run; needs matplotlib."""
+    """Write a PNG with panels for forward passes, seconds and metrics, and one line per run. Needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -248,7 +249,7 @@ def plot(report: dict, path: Path) -> None:
 
 
 def write_report(report: dict, folder: Path) -> str:
-    """Write report.json, report.md and report.png into `folder`; return the Markdown."""
+    """Write report.json, report.md and report.png into `folder`, and return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / "report.json", lambda file: file.write_text(to_json(report), encoding="utf-8"))
     text = to_markdown(report)

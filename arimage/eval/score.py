@@ -1,4 +1,4 @@
-"""The metrics of a run, by name, and its `metrics.json`."""
+"""`arimage eval score`: the metrics of a run by their names, and its `metrics.json`."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .runs.run_folder import NUMBER, read_rows
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.json"
-# Two figures of a metric are comparable if they share these; settings that a metric does not have are None.
+# Two figures of a metric are comparable if these are equal; a setting that a metric does not have is None.
 SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale", "size")
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 FID_INFINITY_POINTS = 15
@@ -60,9 +60,9 @@ class Job:
         reference: as `read_reference` takes it; for `fvd` a folder of videos, or of another run.
         inception_weights: the file of `InceptionExtractor`.
         clip: the folder of `ClipExtractor`.
-        size: for the Inception metrics, `resize` the images of the run to this side in pixels first; the reference stays.
+        size: for the Inception metrics, `resize` the images of the run, not the reference, to this side in pixels.
         i3d_weights: the file of `I3DExtractor`.
-        frames: how many of each video `fvd` compares; as many as the first video of the run has by default.
+        frames: how many frames of each video `fvd` compares; by default as many as the first video of the run has.
     """
 
     run: Path
@@ -135,10 +135,11 @@ def entry(estimate: Estimate, count: int, reference: str, space: Space | None, *
 
 
 def warn_of_few(metric: str, fewest: int, *counts: int) -> None:
-    """Warn if one of the numbers of images is too small for a Fréchet distance."""
+    """Warn if one of the `counts` of images is too small for a Fréchet distance."""
     if min(counts) < fewest:
         logger.warning(
-            f"{metric} from {min(counts):,} images or references is too high and unreliable: use at least {fewest:,} of each"
+            f"{metric} from {min(counts):,} images or references is too high and unreliable: use at least "
+            f"{fewest:,} of each"
         )
 
 
@@ -161,7 +162,8 @@ def _fid(job: Job) -> dict[str, dict]:
 
 
 def _fid_categories(job: Job) -> dict[str, dict]:
-    """A `fid` per category: of the images whose prompts have it, against the pictures in the reference's folder of that name."""
+    """One `fid` per category: the images whose prompts have it, against the pictures in the reference's folder of that
+    name."""
     ours = [row.get("metadata", {}).get("category") for row in read_rows(job.run)]
     if None in ours:
         raise ValueError(f"image {ours.index(None)} of {job.run} has no category: generate with prompts that have one")
@@ -174,8 +176,8 @@ def _fid_categories(job: Job) -> dict[str, dict]:
         rows, columns = (np.array([one == category for one in names]) for names in (ours, theirs))
         if rows.sum() < 3 or columns.sum() < 2:
             raise ValueError(
-                f"category {category!r} has {rows.sum()} images and {columns.sum()} pictures in {job.reference}: the FID "
-                "needs at least three images and two pictures"
+                f"category {category!r} has {rows.sum()} images and {columns.sum()} pictures in {job.reference}: the "
+                "FID needs at least three images and two pictures"
             )
         counts += [int(rows.sum()), int(columns.sum())]
         reference = Gaussian.of_features(job.reference_features[columns])
@@ -291,7 +293,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
 
 
 def check_metrics(job: Job, metrics: list[str]) -> None:
-    """Refuse metrics that cannot be computed, before any work; the run need not be there yet.
+    """Refuse metrics that cannot be computed, before any work. The run need not exist yet.
 
     Raises:
         ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
@@ -309,8 +311,8 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
         _ = job.against, job.inception
         if not job.against.paths and names & set(INCEPTION_METRICS) - {"fid"}:
             raise ValueError(
-                f"--ref {reference} holds statistics only, which are enough for the FID: name a folder of pictures, or a "
-                ".npz with pictures as arr_0, for the other metrics"
+                f"--ref {reference} holds statistics only, which are enough for the FID: name a folder of pictures, "
+                "or a .npz with pictures as arr_0, for the other metrics"
             )
     if "clip" in names:
         _ = job.clip_extractor
@@ -319,11 +321,14 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
 
 
 def score(job: Job, metrics: list[str]) -> dict[str, dict]:
-    """The entries of `metrics`, names of `METRICS`; each is written to the run's `metrics.json` as soon as it is known.
+    """Compute `metrics`, names of `METRICS`, and write each to the run's `metrics.json` as soon as it is known.
+
+    Returns:
+        The entries of `metrics.json`, by their names; some metrics have several.
 
     Raises:
-        ValueError: if a metric is unknown, the run is not finished or damaged, a reference or weights are missing or damaged, or a
-            figure is not finite.
+        ValueError: if a metric is unknown, the run is unfinished or damaged, a reference or weights are missing or
+            damaged, or a figure is not finite.
     """
     check_metrics(job, metrics)
     read_metrics(job.run)
@@ -333,8 +338,8 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
         for figure, one in entries.items():
             if not _is_finite(one):
                 raise ValueError(
-                    f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check the "
-                    "reference and the weights"
+                    f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check "
+                    "the reference and the weights"
                 )
         _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
         found |= entries
@@ -345,7 +350,7 @@ def read_metrics(run: Path) -> dict[str, dict]:
     """The entries in the `metrics.json` of a run; none if it was not scored.
 
     Raises:
-        ValueError: if the file is damaged.
+        ValueError: if the file is damaged, or a figure in it is not finite.
     """
     path, remedy = run / METRICS_FILE, "delete it and repeat `arimage eval score`"
     if not path.is_file():
@@ -368,7 +373,7 @@ def _is_finite(entry: dict) -> bool:
 
 
 def write_scores(run: Path, name: str, values: np.ndarray) -> None:
-    """Write the values of a metric that has one per image, in manifest order, to `scores/<name>.json`."""
+    """Write the values [N] of a metric, one per image in manifest order, to `scores/<name>.json`."""
     (run / "scores").mkdir(exist_ok=True)
     ids = [row["id"] for row in read_rows(run)]
     _write_json(run / "scores" / f"{name}.json", {"ids": ids, "values": [float(value) for value in values]})
@@ -382,10 +387,10 @@ def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
     """Check that the metrics of several runs are comparable.
 
     Args:
-        runs: the entries of `read_metrics` by the run's name.
+        runs: the entries of `read_metrics`, by the name of the run.
 
     Raises:
-        ValueError: if two runs have a metric with different numbers of images, references, weights, resizing or settings.
+        ValueError: if a metric of two runs differs in the number of images, reference, weights, resizing or settings.
     """
     first: dict[str, str] = {}
     for run, metrics in runs.items():

@@ -1,4 +1,4 @@
-"""Films of decodings: of one, and of several side by side at their true speed."""
+"""Films of one decoding, and of several side by side at their true speed."""
 
 import math
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from .files import own_path
 from .trace import FAINT, INK, PAPER, write_animation
 
 
-# A film without its last frame, in milliseconds, and how long the last is shown.
+# How long a film takes without its last frame, in milliseconds, and how long the last frame is shown.
 LASTS, RESTS = 8000, 3000
 # A race has a frame per TICK seconds, at most FRAMES, and takes at least SHORTEST seconds.
 TICK, FRAMES, SHORTEST = 0.05, 120, 2.0
@@ -24,9 +24,9 @@ class Film:
     """How an image was generated.
 
     Attributes:
-        frames: some or all of its forward passes, then the finished image, as `arimage generate --trace` draws them.
-        seconds: from its prefill to each frame. An accelerator may still be computing a frame when it is counted.
-        passes: its forward passes.
+        frames: pictures of some or all forward passes, then the finished image, as in `arimage generate --trace`.
+        seconds: seconds from the prefill to each frame. An accelerator may still be computing a frame that is counted.
+        passes: number of forward passes.
     """
 
     frames: list[Image.Image]
@@ -35,7 +35,7 @@ class Film:
 
 
 def write_film(film: Film, name: str, folder: str) -> Path:
-    """A WebP of about eight seconds with a frame per forward pass, in a folder of its own in `folder`."""
+    """Write a WebP of about eight seconds with one frame per forward pass, in a new folder in `folder`."""
     duration = min(400, max(40, LASTS // len(film.frames)))
     path = own_path(name, ".webp", folder)
     write_animation(film.frames, [duration] * (len(film.frames) - 1) + [RESTS], path)
@@ -43,7 +43,7 @@ def write_film(film: Film, name: str, folder: str) -> Path:
 
 
 def write_race(films: Sequence[Film], name: str, folder: str) -> Path:
-    """A WebP of several films next to each other. All start at once and run at their true speed, or equally
+    """Write a WebP of several films next to each other. All start at once and run at their true speed, or equally
     slowed down if they would be over too soon."""
     longest = max(film.seconds[-1] for film in films)
     slower = max(1, math.ceil(SHORTEST / longest))
@@ -56,7 +56,7 @@ def write_race(films: Sequence[Film], name: str, folder: str) -> Path:
 
 
 def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
-    """What each has done `now` seconds after the start."""
+    """One frame: the progress of every film `now` seconds after the start."""
     columns = 2 if len(films) in (2, 4) else len(films)
     width, height = films[0].frames[0].size
     rows = math.ceil(len(films) / columns)
@@ -68,7 +68,7 @@ def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
         pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
         passes = f"{film.passes} forward passes" if done else ""
         pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
-        # Before its first forward pass there is nothing to see.
+        # Before the first forward pass there is nothing to see.
         seen = bisect_right(film.seconds, now)
         if seen:
             canvas.paste(film.frames[seen - 1], (left, top + CLOCK))

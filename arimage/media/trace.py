@@ -1,4 +1,4 @@
-"""Animations and maps of how an image was decoded, step by step."""
+"""Records how an image is decoded, step by step, and draws animations and maps of it."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,8 @@ UNKNOWN = -1
 
 
 class Trace:
-    """Records every step of a pipeline's call: `pipe(..., callback_on_step_end=trace, callback_on_step_end_tensor_inputs=
-    Trace.inputs)`."""
+    """Records every step of a pipeline's call:
+    `pipe(..., callback_on_step_end=trace, callback_on_step_end_tensor_inputs=Trace.inputs)`."""
 
     inputs = ["tokens", "decided"]
     call: GenerationCall
@@ -39,7 +39,7 @@ class Trace:
         self._decided.append(tensors["decided"].clone())
 
     def of_image(self, image: int = 0) -> tuple[torch.LongTensor, torch.BoolTensor]:
-        """The tokens, drafts included, and which of them are decided, [T, N] each, after each of the T steps of an image."""
+        """The tokens [T, N], drafts included, after each step of an image, and which of them are decided [T, N]."""
         tokens = torch.stack([each[image] for each in self._tokens]).cpu()
         decided = torch.stack([each[image] for each in self._decided]).cpu()
         # An image may wait for others of its batch.
@@ -48,24 +48,24 @@ class Trace:
 
 
 def is_known(tokens: torch.Tensor) -> torch.BoolTensor:
-    """Which tokens are decided or drafts: those that are not `UNKNOWN`, or continuous ones [..., D] that are not zeros."""
+    """Which tokens are decided or drafts: all but `UNKNOWN`, or all but zeros for continuous tokens [..., D]."""
     return tokens.any(-1) if tokens.is_floating_point() else tokens != UNKNOWN
 
 
 def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
-    """The step, counted from 1, that decided each token [N], from `decided` [T, N]."""
+    """The step, counted from 1, that decided each of N tokens, from `decided` [T, N]."""
     return (~decided).sum(0) + 1
 
 
 def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Values [N] by rank in their places [rows, columns], or those of the maps of a video next to one another: [rows, frames *
-    columns]."""
+    """Put values [N] by rank into their places [rows, columns]; the maps of a video are next to each other, [rows,
+    frames * columns]."""
     places = layout.to_places(values[None])[0]
     return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
 
 
 def shown_frames(call: GenerationCall, frames: Sequence) -> list:
-    """The last of the frames of every map that a call generates, from all frames of its video."""
+    """The last frame of every map that a call generates, from all frames of its video."""
     assert call.above is not None
     given, generated = call.above.shape[1], call.layout.shape[0]
     frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
@@ -80,8 +80,8 @@ def animate(
     title: str,
     path: Path,
 ) -> None:
-    """Write an animation, WebP or GIF, of about eight seconds: one frame per step, then the finished picture; the arguments are
-    those of `draw_steps`."""
+    """Write an animation of about eight seconds, WebP or GIF: one frame per step, then the finished picture. The
+    arguments are those of `draw_steps`."""
     frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)))
     duration = min(400, max(40, 8000 // len(frames)))
     write_animation(frames, [duration] * (len(frames) - 1) + [2500], path)
@@ -95,13 +95,13 @@ def draw_steps(
     title: str,
     steps: Iterable[int],
 ) -> list[Image.Image]:
-    """A frame per step, with the tokens marked that it decided, and one with the finished picture.
+    """Draw one frame per step, which marks the tokens that the step decided, and one of the finished picture.
 
     Args:
         tokens, decided: from `Trace.of_image`; continuous tokens are [T, N, D].
-        layout: of this image, to mark the tokens of each step; None for the scales of a next-scale model.
+        layout: the layout of this image, to mark tokens; None for a next-scale model, whose tokens are not marked.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
-        steps: those to draw, counted from 0, in order.
+        steps: which steps to draw, counted from 0, in order.
     """
 
     def picture_of(step: torch.LongTensor) -> np.ndarray:
@@ -133,9 +133,9 @@ def draw_steps(
 
 
 def write_animation(frames: list[Image.Image], durations: list[int], path: Path) -> None:
-    """Write frames, shown for `durations` milliseconds each, as a WebP or GIF that repeats."""
+    """Write frames as a WebP or GIF that repeats; each is shown for its `durations` in milliseconds."""
     if path.suffix.lower() == ".gif":
-        # One palette without dithering: colours do not flicker, and unchanged pixels compress well.
+        # One palette without dithering, so that colours do not flicker and unchanged pixels compress well.
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
         palette = Image.fromarray(halves).quantize(256)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
@@ -143,10 +143,10 @@ def write_animation(frames: list[Image.Image], durations: list[int], path: Path)
 
 
 def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """A picture of the step that decided each token: early steps dark, late ones bright, with its number if it fits.
+    """A picture of the step that decided each token: early steps are dark, late ones bright; numbers if they fit.
 
     Args:
-        passes: int [rows, columns], as `deciding_passes` counts them.
+        passes: int [rows, columns], from `deciding_passes`.
         size: height and width in pixels.
     """
     cell = size[0] // passes.shape[0], size[1] // passes.shape[1]
@@ -163,11 +163,11 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
 
 
 def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.Image, title: str, path: Path):
-    """Write a picture of an image next to its `acceptance_map`.
+    """Write an image next to its `acceptance_map` as one picture.
 
     Args:
         decided: from `Trace.of_image`.
-        layout: of this image, or of a video whose frames `image` shows side by side.
+        layout: the layout of this image, or of a video whose frames `image` shows side by side.
     """
     passes = side_by_side(deciding_passes(decided), layout).numpy()
     last = int(passes.max())
@@ -180,7 +180,8 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
     pen = ImageDraw.Draw(canvas)
     pen.text((MARGIN, 8), title, INK, _font(16))
     pen.rectangle((width + 2 * MARGIN - 1, top - 1, 2 * width + 2 * MARGIN, top + height), outline=NOTHING)
-    text = f"{passes.size} tokens in {last} steps: {passes.size / last:.1f} per step. Left: the step that decided each token."
+    text = f"{passes.size} tokens in {last} steps: {passes.size / last:.1f} per step. "
+    text += "Left: the step that decided each token."
     pen.text((MARGIN, 30), text, FAINT, _font(13))
     ramp = _colours(np.linspace(0, 1, width)[None].repeat(10, 0))
     canvas.paste(Image.fromarray(ramp), (MARGIN, top + height + 8))
@@ -196,7 +197,7 @@ def _enlarge(pixels: np.ndarray) -> np.ndarray:
 
 
 def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
-    """Tint the cells of a picture by `marks`, bool [rows, columns] per colour, and outline drafts and decided tokens."""
+    """Tint the cells of a picture by `marks`, bool [rows, columns] per colour; outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
     image = Image.fromarray(picture)
     for colour, mark in marks.items():

@@ -11,9 +11,9 @@ class EmojiClassifier(ModelMixin, ConfigMixin):
 
     Args:
         num_classes (`int`): the number of concepts.
-        channels (`list[int]`): of the four convolutions; the outputs of the last are the features.
-        norm_num_groups (`int`): groups of the group normalisation.
-        image_size (`int`): side in pixels of the training pictures.
+        channels (`list[int]`): output channels of the four convolutions; those of the last are the features.
+        norm_num_groups (`int`): number of groups of the group normalisation.
+        image_size (`int`): side of the training pictures in pixels.
     """
 
     @register_to_config
@@ -34,7 +34,7 @@ class EmojiClassifier(ModelMixin, ConfigMixin):
         self.head = nn.Linear(width, num_classes)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, S, S] in [-1, 1] to features [B, D], spatial means of the last convolution."""
+        """Images [B, 3, S, S] in [-1, 1] to features [B, D], the spatial means of the last convolution."""
         return self.convolutions(images).mean((2, 3))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

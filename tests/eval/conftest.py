@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 @pytest.fixture
 def write_run():
-    """Write a finished run of these rows and images, uint8 [N, H, W, 3], or videos [N, T, H, W, 3], that no pipeline generated."""
+    """Write a finished run of given rows and images, uint8 [N, H, W, 3], or videos, [N, T, H, W, 3]."""
 
     def write_run(folder, rows, images):
         (folder / "images").mkdir(parents=True, exist_ok=True)

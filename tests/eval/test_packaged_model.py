@@ -1,5 +1,5 @@
-"""What the model cards of the packaged models claim. The data set is not part of the repository: name the folder of its two
-parquet files in ARIMAGE_EMOJI_DATA."""
+"""What the model cards of the packaged models claim. The data set is not part of the repository: name the folder of
+its two parquet files in ARIMAGE_EMOJI_DATA."""
 
 import os
 from pathlib import Path

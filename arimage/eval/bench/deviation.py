@@ -1,4 +1,4 @@
-"""How far the samples of a decoding are from the distribution of its model, measured on the tokens alone."""
+"""Measures from tokens alone how far the samples of a decoding are from the distribution of its model."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ...decoding.next_scale import scale_positions, scale_sampling
 
 
 BINS = 20
-# Less probable tokens count as points.
+# The least width of a token's interval.
 NARROWEST = 1e-9
 
 
@@ -19,10 +19,11 @@ class Deviation:
     """What M tokens show about the decoding that sampled them.
 
     Attributes:
-        total_variation: between the histogram of the tokens' places in their distributions and the uniform distribution, see
-            `deviation`. Up to the floor it is a lower bound of the mean, over tokens, of the total variation between the
-            distribution that a token was sampled from and the model's distribution given the tokens before it.
-        floor: the average for as many samples from the model's own distribution.
+        total_variation: total variation between the histogram of the tokens' places in their distributions and the
+            uniform distribution, see `deviation`. Apart from noise of the size of `floor`, it is a lower bound of the
+            mean, over tokens, of the total variation between the distribution that a token was sampled from and the
+            model's distribution given the tokens before it.
+        floor: the expected value for equally many samples from the model's own distribution.
         chance: p-value of a chi-square test that the tokens follow the model's distribution.
         impossible: share of tokens that have probability 0 under the model's distribution.
         codes: M.
@@ -38,10 +39,11 @@ class Deviation:
 def deviation(before: torch.FloatTensor, own: torch.FloatTensor) -> Deviation:
     """The `Deviation` of any number of tokens, from the outputs of `token_places`.
 
-    A token spreads its weight of 1 over the interval before .. before + own of 0 .. 1. If tokens are sampled from the
-    distributions that order them, their mean weight is uniform for any distributions (the non-randomised probability
-    integral transform, https://doi.org/10.1111/j.1541-0420.2009.01191.x). If not, binning and averaging can only hide a
-    part of the deviation. A token that was nearly certain contributes neither evidence nor noise.
+    Each token spreads a weight of 1 over the interval [before, before + own] of [0, 1]. If the tokens were sampled
+    from the distributions that these intervals come from, the mean weight is uniform, whatever the distributions are
+    (the non-randomised probability integral transform, https://doi.org/10.1111/j.1541-0420.2009.01191.x). If not,
+    binning and averaging can only hide a part of the deviation. A token that was nearly certain adds neither evidence
+    nor noise.
     """
     width = own.flatten().cpu().double().clamp(min=NARROWEST)
     left = torch.minimum(before.flatten().cpu().double(), 1 - width)
@@ -71,8 +73,8 @@ def token_places(
     """Where each token of images [B, N] lies in the model's distribution given the tokens or scales before it.
 
     Returns:
-        The total probability of the likelier tokens (of equally likely ones, those with a lower id), and the token's own
-        probability: float32 [B, N] each.
+        Float32 [B, N] each: the total probability of the likelier tokens (and of equally likely ones with a lower id),
+        and the token's own probability.
     """
     batch_size, num_tokens = tokens.shape
     ids = torch.arange(model.vocab_size, device=tokens.device)

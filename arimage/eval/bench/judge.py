@@ -1,4 +1,4 @@
-"""How far the tokens of a decoding are from the model's distribution, and how many tokens it feeds the model."""
+"""Measures how far a decoding's tokens are from the model's distribution, and how many tokens it feeds the model."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from .measure import take
 
 
 class CountedModel:
-    """A `TokenModel` that counts the tokens it is fed in `fed`."""
+    """A `TokenModel` that counts in `fed` how many tokens it is fed."""
 
     def __init__(self, model):
         self._model, self.fed = model, 0
@@ -43,9 +43,15 @@ def judge(
     seed: int,
     sampling: dict | None = None,
 ) -> dict:
-    """How far `images` images are from the model's distribution: `deviation`, the fields of `Deviation`, and for a
-    `TokenModel` also `tokens_fed`: the tokens fed per image and forward pass after the prefill. `sampling` are arguments of
-    `pipe.prepare` that override the checkpoint's.
+    """Generate `images` images and compare their tokens with the model's distribution.
+
+    Args:
+        condition: the pipeline's argument "prompt" or "class_labels" with its values, which are cycled.
+        sampling: arguments of `pipe.prepare` that override the checkpoint's.
+
+    Returns:
+        `deviation`, the fields of a `Deviation`, and for a `TokenModel` also `tokens_fed`, the number of tokens fed
+        per image and forward pass after the prefill.
 
     Raises:
         ValueError: if the images cannot be compared, see `cannot_judge`.

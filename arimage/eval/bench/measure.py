@@ -1,4 +1,4 @@
-"""Choosing the decodings that run on a pipeline, and measuring their forward passes, seconds and memory in turn."""
+"""Chooses the decodings that run on a pipeline, and measures their forward passes, seconds and memory in turn."""
 
 import copy
 import dataclasses
@@ -31,8 +31,8 @@ def choose_decodings(
     """The decodings to measure, by the text that names each.
 
     Args:
-        texts: as `parse_decoding` reads them; if empty, every preset that runs on the model of `pipe`.
-        windows: a decoding with a window that its text does not set is measured with each of these.
+        texts: decodings as `parse_decoding` reads them; if empty, every preset that runs on the model of `pipe`.
+        windows: a decoding whose window is not set in its text is measured with each of these.
 
     Returns:
         The decodings, and the reason why each other preset was left out.
@@ -77,19 +77,20 @@ def measure(
     sampling: dict | None = None,
     orders: dict[str, dict] | None = None,
 ) -> list[dict]:
-    """One row per decoding, from `runs` calls with different seeds; the decodings take turns.
+    """Measure decodings in `runs` calls with different seeds. The decodings take turns.
 
     Args:
-        condition: the pipeline's argument "prompt" or "class_labels" with its values, which are cycled to fill a batch.
-        decodings: what to measure, by the name for its row.
+        condition: the pipeline's argument "prompt" or "class_labels" with its values, cycled to fill a batch.
+        decodings: what to measure, by the name of its row.
         sampling: arguments of `pipe.sampling` that override the checkpoint's.
-        orders: the pipeline's argument "order", by the name of a row.
+        orders: the pipeline's argument "order", by the name of the row.
 
     Returns:
-        The decoding and, for each run: passes (forward passes that decided a token of the image, mean over the batch),
-        batch_passes, tokens_per_pass (of an image), seconds (prefill, decoding and pixels), images_per_second, speedup
-        (over the first decoding in the same run), and peak_memory in MiB (of the GPU, or of the process; empty where the
-        system does not report it). Of a model of continuous tokens also head_calls (of denoising heads, one after the other).
+        One row per decoding: its name, settings and sampling, and for each run: passes (forward passes that decided a
+        token of the image, mean over the batch), batch_passes, tokens_per_pass (of an image), seconds (prefill,
+        decoding and pixels), images_per_second, speedup (over the first decoding in the same run), and peak_memory in
+        MiB (of the GPU, or of the process; empty where the system does not report it). For a model of continuous
+        tokens also head_calls (sequential calls of the denoising head).
 
     Raises:
         ValueError: if batch_size or runs is less than 1.
@@ -112,7 +113,7 @@ def measure(
         }
         for name, decoding in decodings.items()
     ]
-    # The first call of each is not timed: it includes one-time setup.
+    # The first call of each decoding is not timed: it includes one-time setup.
     for run in tqdm(range(-1, runs), desc=f"batch {batch_size}", unit="run", disable=None, leave=False):
         for row, (name, decoding) in zip(rows, decodings.items(), strict=True):
             order = (orders or {}).get(name, {})
@@ -137,7 +138,7 @@ def measure(
 
 
 def quiet(pipe: P) -> P:
-    """A pipeline of the same components without progress bars and warnings of unknown captions; `pipe` stays as it is."""
+    """A copy of a pipeline, with the same components, that shows no progress and does not warn of unknown captions."""
     pipe = copy.copy(pipe)
     pipe.set_progress_bar_config(disable=True)
     pipe.known_captions = None
@@ -156,5 +157,5 @@ def machine(device: torch.device) -> dict:
 
 
 def take(condition: dict[str, list], start: int, count: int) -> dict[str, list]:
-    """`count` of the condition's values from the `start`-th on, cycling through them."""
+    """`count` values of the condition from the `start`-th on, cycling through them."""
     return {name: [values[i % len(values)] for i in range(start, start + count)] for name, values in condition.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..runs.files import check_fields, check_sampling, parse_json, sampling_text, to_json
 
 
-# Two results are comparable if they share these, and models, batch sizes and sampling.
+# Two results are comparable if these and their models, batch sizes and sampling are equal.
 SHARED = (("machine", "device"), ("machine", "threads"), ("settings", "condition"))
 # The colours of `plot`.
 EXACT, INEXACT = "#2f6f8f", "#d98032"
@@ -54,14 +54,14 @@ def read_json(path: Path) -> dict:
 
 
 def to_markdown(results: dict) -> str:
-    """The rows of `results` (machine, settings, rows) as tables of medians with ranges, one per model and batch size."""
+    """The `results` (machine, settings, rows) as tables of medians with ranges, one per model and batch size."""
     lines = []
     for (model, batch_size), rows in _sections(results["rows"]).items():
         lines += [
             f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call** ({sampling_text(rows[0]['sampling'])})",
             "",
-            "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass | seconds "
-            "| images/s | speed-up | peak MiB |",
+            "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass "
+            "| seconds | images/s | speed-up | peak MiB |",
             "| --- " * 10 + "|",
         ]
         for row in rows:
@@ -87,14 +87,14 @@ def to_markdown(results: dict) -> str:
     )
     if any("deviation" in row for row in results["rows"]):
         lines.append(
-            f"Exact: lower bound of the total variation per token from the model's distribution, on {settings['images']} "
-            "images; samples of the distribution itself have about the floor."
+            "Exact: lower bound of the total variation per token from the model's distribution, on "
+            f"{settings['images']} images; samples of the distribution itself have about the floor."
         )
     return "\n".join(lines)
 
 
 def compare(old: dict, new: dict) -> str:
-    """The decodings of two results side by side, as tables of medians; a ratio above 1 means that the new one is faster.
+    """Tables of medians of two results; a ratio above 1 means that the new one is faster or takes fewer passes.
 
     Raises:
         ValueError: if they differ in machine, condition, models, batch sizes or sampling.
@@ -103,7 +103,8 @@ def compare(old: dict, new: dict) -> str:
         values = old[part][name], new[part][name]
         if values[0] != values[1]:
             raise ValueError(
-                f"the results differ in their {name} ({values[0]} and {values[1]}): measure both under the same conditions"
+                f"the results differ in their {name} ({values[0]} and {values[1]}): measure both under the same "
+                "conditions"
             )
     sections = [_sections(results["rows"]) for results in (old, new)]
     if sections[0].keys() != sections[1].keys():
@@ -139,7 +140,7 @@ def compare(old: dict, new: dict) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a path that `plot` cannot write, before anything is measured.
+    """Refuse a path that `plot` cannot write. Called before anything is measured.
 
     Raises:
         ValueError: if matplotlib is not installed, or does not write files of this kind.
@@ -154,7 +155,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(results: dict, path: Path) -> None:
-    """Bars of tokens per pass and speed-up, one line of panels per model and batch size, in a picture file.
+    """Plot tokens per pass and speed-up as bars, one row of panels per model and batch size, into a picture file.
 
     Raises:
         ValueError: if `check_plot` refuses the path.

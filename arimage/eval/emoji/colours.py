@@ -1,11 +1,11 @@
-"""Named colours by hue: telling which one a picture has, and giving it another."""
+"""Named colours by hue: which colour a picture has, and how to recolour it."""
 
 import numpy as np
 import torch
 from PIL import Image
 
 
-# Hue in degrees, saturation relative to a pure colour, and how light an object of this colour is, to 255.
+# Hue in degrees, saturation relative to a pure colour, and how light an object of this colour is, of 255.
 COLOURS = {
     "red": (2, 1.0, 225),
     "orange": (28, 1.0, 240),
@@ -21,7 +21,7 @@ _SATURATED, _LIT, _NEAR = 70, 60, 40
 
 
 def _hsv(images: torch.Tensor) -> np.ndarray:
-    """uint8 [M, 3, S, S] to int32 [M, S, S, 3]: hue in degrees, saturation and value to 255."""
+    """uint8 [M, 3, S, S] to int32 [M, S, S, 3]: hue in degrees, saturation and value in 0 to 255."""
     count, _, height, width = images.shape
     tall = images.permute(0, 2, 3, 1).reshape(count * height, width, 3).contiguous().numpy()
     hsv = np.asarray(Image.fromarray(tall).convert("HSV")).astype(np.int32)
@@ -39,8 +39,8 @@ def _distance(hue: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def colour_shares(images: torch.Tensor, masks: torch.Tensor) -> np.ndarray:
-    """float [M, 7]: of the pixels in `masks` bool [M, S, S] of `images` uint8 [M, 3, S, S], the share that has each of
-    `COLOURS`. What is grey, or too dark to tell, has none."""
+    """The share of the pixels in `masks`, bool [M, S, S], that has each of `COLOURS` in `images`, uint8 [M, 3, S, S]:
+    float [M, 7]. Pixels that are grey or too dark have no colour."""
     hsv, masks = _hsv(images), masks.numpy()
     chosen = _saturated(hsv) & masks
     colour = np.searchsorted(_BOUNDS, hsv[..., 0], side="right") % len(COLOURS)
@@ -49,7 +49,7 @@ def colour_shares(images: torch.Tensor, masks: torch.Tensor) -> np.ndarray:
 
 
 def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The commonest hue of each image in degrees [M], and the share [M] of the pixels in `masks` that are near it."""
+    """The most common hue of each image in degrees [M], and the share [M] of pixels in `masks` that are near it."""
     hsv, masks = _hsv(images), masks.numpy()
     chosen = _saturated(hsv) & masks
     counts = np.stack(
@@ -62,8 +62,8 @@ def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np
 
 
 def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tensor:
-    """`images` uint8 [M, 3, S, S] with the hues near `hues` [M] turned into `colour`, a name of `COLOURS`; shading, white
-    and other hues stay."""
+    """Turn the hues near `hues` [M] of `images`, uint8 [M, 3, S, S], into `colour`, a name of `COLOURS`. Shading,
+    white and other hues stay."""
     target, saturation, lightness = COLOURS[colour]
     hsv = _hsv(images)
     hue, hues = hsv[..., 0], np.asarray(hues)[:, None, None]

@@ -1,6 +1,9 @@
-"""Does an image show the objects, the colour and the number that its prompt asks for? As GenEval
-(https://arxiv.org/abs/2310.11513) asks, without a detector: objects are the connected parts on a plain background, an
-object's name that of its nearest picture in a gallery, and its colour the commonest hue."""
+"""The metric `checks`: whether an image shows the objects, the colour and the number that its prompt asks for.
+
+GenEval (https://arxiv.org/abs/2310.11513) asks the same with a detector. Here objects are the connected parts on a
+plain background; the name of an object is that of its nearest picture in a gallery, and its colour is its most common
+hue.
+"""
 
 from functools import cached_property
 from pathlib import Path
@@ -15,23 +18,24 @@ from ..runs.run_folder import read_rows
 from .colours import COLOURS, colour_shares, main_hues, recolour
 
 
-# Sides in pixels of the images that parts are looked for in, and of the parts that are compared.
+# Sides in pixels of the images that are searched for parts, and of the parts that are compared.
 SIZE, PART_SIZE = 64, 32
-# What differs less from the background is background, and smaller parts (a share of the image) are specks.
+# Pixels that differ less from the background belong to it; parts that cover a smaller share of the image are specks.
 _DIFFERENCE, _SPECK = 24, 0.006
-# A picture is of one colour if so much of it is near one hue, and has a colour if so much of it does.
+# A picture has one colour if this share of it is near one hue, and shows an asked colour if this share of it has that.
 ONE_COLOUR, _HAS_COLOUR = 0.6, 0.25
 
 
 def foreground(images: torch.Tensor) -> torch.Tensor:
-    """bool [M, S, S]: where uint8 images [M, 3, S, S] differ from the median colour of their border."""
+    """Where images, uint8 [M, 3, S, S], differ from the median colour of their border: bool [M, S, S]."""
     border = torch.cat([images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]], -1)
     background = border.median(-1).values[..., None, None]
     return (images.int() - background.int()).abs().amax(1) > _DIFFERENCE
 
 
 def connected_parts(mask: torch.Tensor) -> list[torch.Tensor]:
-    """The parts of a mask bool [S, S] that touch, corners included, from left to right; bool [S, S] each, without specks."""
+    """The connected parts of a mask, bool [S, S], from left to right and without specks: bool [S, S] each. Corners
+    connect."""
     labels = torch.arange(1, mask.numel() + 1, dtype=torch.float32).view(1, 1, *mask.shape) * mask
     while True:
         grown = F.max_pool2d(labels, 3, stride=1, padding=1) * mask
@@ -44,7 +48,7 @@ def connected_parts(mask: torch.Tensor) -> list[torch.Tensor]:
 
 
 def cut_out(image: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """uint8 [3, 32, 32]: the `part` of an image uint8 [3, S, S], on white, as large as fits."""
+    """The `part` of an image, uint8 [3, S, S], on white and as large as fits: uint8 [3, 32, 32]."""
     rows, columns = (part.any(axis).nonzero() for axis in (1, 0))
     top, left, bottom, right = int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
     alone = torch.where(part, image, 255)[:, top:bottom, left:right].float()
@@ -58,7 +62,7 @@ def cut_out(image: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 class Judge:
-    """Compares images with a gallery float [K, 3, 32, 32] in [0, 1] of pictures on white, and their `names`."""
+    """Compares images with a gallery of pictures on white, float [K, 3, 32, 32] in [0, 1], and their `names`."""
 
     def __init__(self, gallery: torch.Tensor, names: list[str]):
         self.gallery, self.names = gallery, names
@@ -66,13 +70,13 @@ class Judge:
 
     @cached_property
     def parts(self) -> torch.Tensor:
-        """float [K, 3, 32, 32] in [0, 1]: the pictures of the gallery as `cut_out` gives them."""
+        """The pictures of the gallery as `cut_out` returns them, float [K, 3, 32, 32] in [0, 1]."""
         pictures = (self.gallery * 255).round().byte()
         pairs = zip(pictures, foreground(pictures), strict=True)
         return torch.stack([cut_out(one, mask) if mask.any() else one for one, mask in pairs]) / 255
 
     def recoloured(self, colour: str) -> torch.Tensor:
-        """The gallery with every picture of one colour in `colour`."""
+        """The gallery, with `colour` in place of the colour of every picture that has only one."""
         if colour not in self._recoloured:
             pictures = (self.gallery * 255).round().byte()
             hues, shares = main_hues(pictures, foreground(pictures))
@@ -81,21 +85,21 @@ class Judge:
         return self._recoloured[colour]
 
     def is_named(self, image: torch.Tensor, names: list[str], gallery: torch.Tensor, among: int) -> bool:
-        """Whether one of the `among` nearest pictures of `gallery` has one of `names`; distances are those of
+        """Whether one of the `among` nearest pictures of `gallery` has one of `names`. Distances are measured as in
         `retrieval.retrieval_hits`."""
         pixels = F.interpolate(image[None] / 255, size=(PART_SIZE, PART_SIZE), mode="area").flatten(1)
         nearest = torch.cdist(pixels, gallery.flatten(1))[0].topk(among, largest=False).indices
         return any(self.names[i] in names for i in nearest.tolist())
 
     def colour(self, image: torch.Tensor, colour: str) -> bool:
-        """Whether most of the object in `image` uint8 [3, S, S] that has a colour has this one."""
+        """Whether `colour` is the most common colour of the object in `image`, uint8 [3, S, S]."""
         shares = colour_shares(image[None], foreground(image[None]))[0]
         asked = list(COLOURS).index(colour)
         return bool(shares.argmax() == asked and shares[asked] >= _HAS_COLOUR)
 
     def objects(self, image: torch.Tensor, expected: list[list[str]]) -> tuple[bool, bool]:
-        """Whether an image has as many parts as `expected`, and whether these also show, in any order, one of the names of
-        each: the name is among the five nearest pictures, since parts are small."""
+        """Whether an image has as many parts as `expected`, and whether these parts show, in any order, one of the
+        names in each element of `expected`. A part shows a name if one of its five nearest pictures has it."""
         parts = connected_parts(foreground(image[None])[0])
         if len(parts) != len(expected):
             return False, False
@@ -105,15 +109,19 @@ class Judge:
 
 
 def _assigned(hits: np.ndarray) -> bool:
-    """Whether each row of a square bool matrix can have a column of its own where it is true."""
+    """Whether every row of a square bool matrix can be assigned its own column in which it is true."""
     if not len(hits):
         return True
     return any(_assigned(np.delete(hits[1:], column, 1)) for column in np.flatnonzero(hits[0]))
 
 
 def check_image(judge: Judge, image: torch.Tensor, row: dict) -> dict[str, bool]:
-    """The outcome of a check by its name, for an image uint8 [3, 64, 64] and the fields of its prompt: `check`, `parts`
-    (for each object the names that are right) and, for "colours", `colour`.
+    """The outcomes of the check of one image, by their names.
+
+    Args:
+        image: uint8 [3, 64, 64].
+        row: the fields of its prompt: `check`, `parts` (for each object the names that are right) and, for the check
+            "colours", `colour`.
 
     Raises:
         ValueError: if the check is unknown.
@@ -135,7 +143,7 @@ def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[s
     """The outcomes of `check_image` for the images of a run with the prompts `emoji-checks`, in manifest order.
 
     Raises:
-        ValueError: if a row of the manifest has no check, or one that does not exist.
+        ValueError: if a row of the manifest has no check, or an unknown one.
     """
     judge = Judge(gallery, names)
     outcomes = []

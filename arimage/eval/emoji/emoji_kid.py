@@ -31,7 +31,7 @@ class EmojiExtractor:
 
 
 def asked_features(run: Path) -> np.ndarray:
-    """float32 [N, D]: the `reference_features` of the pictures that the images of a run should show, in manifest order.
+    """The `reference_features` of the pictures that the images of a run should show, float32 [N, D] in manifest order.
 
     Raises:
         ValueError: if a row of the manifest has no name, or an unknown one.
@@ -44,9 +44,10 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
     """Squared maximum mean discrepancy of features [N, D] and [M, D] under the kernel of KID, (x . y / D + 1)^3
     (https://arxiv.org/abs/1801.01401).
 
-    Unlike KID it is not corrected for the number of images, because the reference is the whole population and not a sample:
-    the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other images of the same
-    `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
+    Unlike KID it is not corrected for the number of images, because the reference is the whole population and not a
+    sample: the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other
+    images of the same `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
+    It is None for a single image.
     """
     features, reference = features.astype(np.float64), reference.astype(np.float64)
     across = kernel(features, reference).mean(1)

@@ -1,4 +1,4 @@
-"""The packaged reference of emoji: its gallery of pictures, and the features of those that the packaged models were trained on.
+"""The packaged reference of emoji: a gallery of pictures, and features of pictures that packaged models learned.
 The card in `arimage/assets/emoji-reference` describes it."""
 
 from pathlib import Path
@@ -16,7 +16,7 @@ GALLERY_SIZE, GALLERY_COLUMNS = 32, 64
 
 
 def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
-    """The pictures float [K, 3, 32, 32] in [0, 1] in which samples are looked up, and the name of each."""
+    """The pictures of the gallery, float [K, 3, 32, 32] in [0, 1], and the name of each."""
     names = (folder / "gallery.txt").read_text(encoding="utf-8").split("\n")[:-1]
     sheet = torch.from_numpy(np.asarray(Image.open(folder / "gallery.webp").convert("RGB")) / np.float32(255))
     tiles = sheet.unflatten(0, (-1, GALLERY_SIZE)).unflatten(2, (-1, GALLERY_SIZE)).permute(0, 2, 4, 1, 3)
@@ -24,11 +24,16 @@ def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
 
 
 def reference_features(folder: Path = REFERENCE) -> np.ndarray:
-    """float32 [M, D]: the features, in the space of `EmojiExtractor`, of the pictures of `prompts.jsonl`."""
+    """The features of the pictures of `prompts.jsonl`, float32 [M, D], as `EmojiExtractor` computes them."""
     return np.load(folder / "features.npy").astype(np.float32)
 
 
 def asked_names(run: Path, known: list[str]) -> list[str]:
+    """The name of the emoji that each image of a run should show, in manifest order.
+
+    Raises:
+        ValueError: if a row of the manifest has no name, or one that is not among `known`.
+    """
     names = [row.get("metadata", {}).get("name") for row in read_rows(run)]
     strangers = sorted({str(name) for name in names} - set(known))
     if strangers:

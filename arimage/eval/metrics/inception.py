@@ -1,4 +1,4 @@
-"""The Inception network whose features are those of FID, KID and of precision, recall, density and coverage."""
+"""The Inception network. Its features are those of FID, KID, precision, recall, density and coverage."""
 
 import importlib.util
 from concurrent.futures import ThreadPoolExecutor
@@ -31,15 +31,15 @@ INCEPTION_WEIGHTS = {
 
 
 class InceptionExtractor:
-    """The 2,048 features of the Inception-v3 that FID is defined by (https://arxiv.org/abs/1706.08500).
+    """Features of pictures for FID (https://arxiv.org/abs/1706.08500): the 2,048 of the last pooling of Inception-v3.
 
-    With `resize="clean"` it is clean-fid's: pictures are resized by an antialiased bicubic filter without rounding
-    (https://arxiv.org/abs/2104.11222), and the network is the TorchScript file of StyleGAN2-ADA. With "tf1" it is
-    torch-fidelity's port of the original TensorFlow graph, which resizes bilinearly inside and does not antialias, as the
-    ADM evaluator does; all pictures of a batch must then be of one size.
+    `resize="clean"` follows clean-fid (https://arxiv.org/abs/2104.11222): pictures are resized by an antialiased
+    bicubic filter without rounding, and the network is the TorchScript file of StyleGAN2-ADA. "tf1" is
+    torch-fidelity's port of the original TensorFlow graph, which resizes bilinearly inside without antialiasing, as
+    the ADM evaluator does; all pictures of a batch must then have one size.
 
     Attributes:
-        weights: "published", or a note that the file is another one, whose figures are not comparable with published ones.
+        weights: "published", or a note that another file is used, with which no published figure is comparable.
 
     Raises:
         ValueError: if the weights or the package that runs them are missing.

@@ -1,4 +1,4 @@
-"""Kernel distance of two sets of features (https://arxiv.org/abs/1801.01401); "KID" in Inception's space."""
+"""Kernel distance of two sets of features (https://arxiv.org/abs/1801.01401), the KID with Inception features."""
 
 import numpy as np
 
@@ -8,15 +8,15 @@ from .standard_errors import Estimate
 def kernel_distance(
     features: np.ndarray, reference: np.ndarray, *, subsets: int = 100, subset_size: int = 1000, seed: int = 0
 ) -> Estimate:
-    """Unbiased squared maximum mean discrepancy under the kernel (x . y / D + 1)^3, the mean over random subsets.
+    """Unbiased squared maximum mean discrepancy under the kernel (x . y / D + 1)^3, averaged over random subsets.
 
-    Its expectation does not depend on the number of images. The standard error is over other images against the same
-    reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
+    Its expectation does not depend on the number of images. The standard error is that of other images against the
+    same reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
 
     Args:
         features: [N, D] of the images.
         reference: [M, D] of the reference.
-        subset_size: rows of each subset, at most all.
+        subset_size: rows of each subset, or all if there are fewer.
 
     Raises:
         ValueError: if either has fewer than 2 rows, or they differ in D.
@@ -41,7 +41,7 @@ def kernel_distance(
         within, across, of_reference = _kernel_of_others(x), kernel(x, y), _kernel_of_others(y)
         values.append(within.mean() - 2 * across.mean() + of_reference.mean())
         second.append(_interaction(within))
-        # The means over a subset, rather than over all, vary more than what each image adds.
+        # Means over a subset vary more than means over all rows: subtract that part.
         noise = second[-1] + _interaction(across) * (1 - size / len(reference))
         first.append((within.mean(1) - across.mean(1)).var(ddof=1) - noise / size)
     count = len(features)
@@ -52,17 +52,17 @@ def kernel_distance(
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(x . y / D + 1)^3 of all rows of [N, D] and [M, D]."""
     base = x @ y.T / x.shape[1] + 1
-    # numpy's power is many times slower.
+    # NumPy's power is many times slower.
     return base * base * base
 
 
 def _kernel_of_others(x: np.ndarray) -> np.ndarray:
-    """The kernel of `x` with itself; the diagonal is replaced by the mean over the other rows."""
+    """The kernel of `x` with itself, with the mean over the other rows on the diagonal."""
     values = kernel(x, x)
     np.fill_diagonal(values, (values.sum(1) - values.diagonal()) / (len(x) - 1))
     return values
 
 
 def _interaction(values: np.ndarray) -> float:
-    """The variance that is left after subtracting row and column means."""
+    """The variance that remains after row and column means are subtracted."""
     return (values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()).var()

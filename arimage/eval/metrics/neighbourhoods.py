@@ -1,4 +1,4 @@
-"""Precision, recall, density and coverage: which images are near references, and which references are near images."""
+"""Precision, recall, density and coverage of images, from their neighbours among the references."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,20 @@ from .standard_errors import Estimate
 def neighbourhoods(
     features: np.ndarray, reference: np.ndarray, *, k: int = 3, density_k: int = 5, block: int = 512
 ) -> dict[str, Estimate]:
-    """Fidelity and diversity by balls around every picture, with the distance to the k-th neighbour of its own set as radius.
+    """Fidelity and diversity, from balls around every picture that reach to its k-th nearest neighbour in its own set.
 
-    Precision: the share of images in some reference's ball; recall: of references in some image's ball
-    (https://arxiv.org/abs/1904.06991). Density: how many references' balls an image lies in, divided by k; coverage: the
-    share of references with an image in their ball (https://arxiv.org/abs/2002.09797). All change with the number of images
-    and references. The standard errors are those of means over the images; recall and coverage have none.
+    Precision is the share of images in the ball of a reference, recall the share of references in the ball of an image
+    (https://arxiv.org/abs/1904.06991). Density is the number of balls of references that an image lies in, divided by
+    k, and coverage the share of references with an image in their ball (https://arxiv.org/abs/2002.09797). All of them
+    change with the number of images and references. The standard errors are those of means over the images; recall and
+    coverage have none.
 
     Args:
         features: [N, D] of the images.
         reference: [M, D] of the reference.
         k: for precision and recall.
-        density_k: for density and coverage.
-        block: rows of the matrix of distances that are computed at a time.
+        density_k: k for density and coverage.
+        block: how many rows of the matrix of distances are computed at a time.
 
     Raises:
         ValueError: if there are too few images or references for k neighbours.
@@ -33,7 +34,7 @@ def neighbourhoods(
         raise ValueError(
             f"{fewest} pictures are too few for {most} neighbours each: give at least {most + 1} images and references"
         )
-    # Centred, because float32 is most precise near the origin.
+    # Centred, because float32 is most precise near 0.
     centre = reference.mean(0)
     images, references = torch.from_numpy(features - centre), torch.from_numpy(reference - centre)
     (image_radii,) = _radii(images, [k], block)
@@ -63,7 +64,7 @@ def _distances(points: torch.Tensor, others: torch.Tensor, block: int) -> Iterat
 
 def _radii(points: torch.Tensor, ks: list[int], block: int) -> list[torch.Tensor]:
     """Distances [N] of every point to its k-th nearest other, for each k."""
-    # The nearest of all is the point itself.
+    # The nearest point is the point itself.
     nearest = [distances.topk(max(ks) + 1, largest=False).values for _, distances in _distances(points, points, block)]
     return [torch.cat(nearest)[:, k] for k in ks]
 

@@ -27,18 +27,18 @@ class Reference:
 
 
 def read_folder(folder: Path, *, videos: bool = False) -> Reference:
-    """A folder of pictures or videos, or another run."""
+    """The pictures or videos of a folder, or of another run."""
     paths = image_paths(folder, videos=videos)
     sha256 = files_sha256(paths)
     return Reference(f"{folder.resolve().name}, files {sha256[:8]}", sha256, paths)
 
 
 def read_reference(path: Path | None) -> Reference:
-    """A folder of pictures, a .npz with `mu` and `sigma` (statistics), `arr_0` (uint8 [N, H, W, 3] pictures) or both, or a .npy of
-    pictures.
+    """A folder of pictures, a .npz with statistics (`mu` and `sigma`), pictures (`arr_0`, uint8 [N, H, W, 3]) or both,
+    or a .npy of pictures.
 
     Raises:
-        ValueError: if it is none of these, or its arrays have other shapes, dtypes or values that are not finite.
+        ValueError: if it is none of these, or its arrays have unsuitable shapes, dtypes or values.
     """
     if path is not None and path.is_dir():
         return read_folder(path)
@@ -72,8 +72,8 @@ def _read_statistics(path: Path, arrays: dict[str, tuple[tuple[int, ...], np.dty
     (mean_shape, mean_dtype), (shape, dtype) = arrays["mu"], arrays["sigma"]
     if len(mean_shape) != 1 or shape != 2 * mean_shape or 0 in shape or {mean_dtype.kind, dtype.kind} - set("fiu"):
         raise ValueError(
-            f"mu and sigma of {path} are {mean_dtype} {list(mean_shape)} and {dtype} {list(shape)}: statistics are real "
-            "numbers, mu [D] and sigma [D, D]"
+            f"mu and sigma of {path} are {mean_dtype} {list(mean_shape)} and {dtype} {list(shape)}: statistics are "
+            "real numbers, mu [D] and sigma [D, D]"
         )
     mean, covariance = (read_array(path, name).astype(np.float64) for name in ("mu", "sigma"))
     if not np.isfinite(mean).all() or not np.isfinite(covariance).all():

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its standard error and 95 % interval, where they are known."""
+    """A figure with its standard error and 95 % interval, if they are known."""
 
     value: float
     standard_error: float | None = None
@@ -18,9 +18,9 @@ class Estimate:
 def jackknife_standard_error(
     statistic: Callable[[np.ndarray], float], rows: np.ndarray, *, blocks: int = 20, seed: int = 0
 ) -> float:
-    """Standard error of `statistic(rows)` by the block jackknife: it is repeated without each of `blocks` random blocks.
+    """Standard error of `statistic(rows)` by the jackknife, which leaves out each of `blocks` random blocks in turn.
 
-    If the rows are stratified (equally many images of every class), this is an upper bound.
+    For stratified rows (equally many images of every class) it is an upper bound.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
     left_out = np.array_split(order, min(blocks, len(rows)))
@@ -28,24 +28,24 @@ def jackknife_standard_error(
     return float(np.sqrt((len(values) - 1) * values.var()))
 
 
-def mean_estimate(values: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of `values` [N] with its 95 % interval: percentiles of the means of `draws` bootstrap samples."""
+def mean_estimate(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """The mean of `values` [N] with its 95 % interval: percentiles of the means of `resamples` bootstrap samples."""
     values = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(draws)]
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
     low, high = np.percentile(means, [2.5, 97.5])
     standard_error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return Estimate(float(values.mean()), standard_error, (float(low), float(high)))
 
 
-def paired_difference(values: np.ndarray, baseline: np.ndarray, *, draws: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of `values - baseline` [N] as `mean_estimate`; paired by prompt and seed.
+def paired_difference(values: np.ndarray, baseline: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """`mean_estimate` of `values - baseline` [N], which are paired by prompt and seed.
 
     Raises:
-        ValueError: if their numbers differ.
+        ValueError: if there are more of one than of the other.
     """
     if len(values) != len(baseline):
         raise ValueError(
             f"{len(values)} values cannot be paired with {len(baseline)}: score runs of the same manifest"
         )
-    return mean_estimate(np.asarray(values) - np.asarray(baseline), draws=draws, seed=seed)
+    return mean_estimate(np.asarray(values) - np.asarray(baseline), resamples=resamples, seed=seed)

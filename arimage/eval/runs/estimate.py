@@ -1,4 +1,4 @@
-"""What a run would take, from a few measured forward passes."""
+"""`--dry-run`: how long a run would take, from a few measured forward passes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from .generate import arguments, check_resumed
 from .run_folder import CONFIG, read_results
 
 
-# Forward passes that are measured, and before them some that include one-time setup.
+# How many forward passes are measured, and how many before them, since these include one-time setup.
 PASSES, WARM_UP = 32, 2
 
 
@@ -20,8 +20,8 @@ class Cost:
     Attributes:
         size: height and width of the images.
         measured: forward passes that were measured.
-        finished: whether the images were finished then.
-        passes: forward passes per image: of all, or estimated from the tokens per pass so far.
+        finished: whether these finished the images.
+        passes: forward passes per image, counted if `finished`, else estimated from the tokens per pass so far.
         pass_seconds: seconds per forward pass after the prefill.
         other_seconds: seconds of the prefill, and of decoding tokens to pixels.
     """
@@ -39,10 +39,10 @@ class Cost:
 
 
 def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost:
-    """Generate the first batch of a run for up to `PASSES` forward passes, and write nothing.
+    """Generate the first batch of a run for up to `PASSES` forward passes, without writing anything.
 
     Args:
-        config: as `make_config` returns it.
+        config: from `make_config`.
         rows: the manifest.
     """
     rows, calls = rows[: config["batch_size"]], []
@@ -68,7 +68,8 @@ def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost
 
 
 def dry_run(pipe: ARImagePipeline, config: dict, rows: list[dict], out: Path, processes: int) -> str:
-    """What `processes` would take for the missing images of the run in `out`, and what they would write, in words.
+    """A text that says how long `processes` would take for the missing images of the run in `out`, and what they would
+    write.
 
     Raises:
         ValueError: if there is another run in `out`.

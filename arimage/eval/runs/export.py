@@ -1,4 +1,4 @@
-"""Runs in the layouts of other scorers, which are not part of this library."""
+"""`arimage eval export`: writes runs in the file layouts of scorers that are not part of this library."""
 
 import json
 import shutil
@@ -14,18 +14,20 @@ from .files import replace
 from .run_folder import read_config, read_rows
 
 
-# The images of a prompt: rows of the manifest and paths.
+# The images of one prompt: rows of the manifest and paths.
 Group = list[tuple[dict, Path]]
 
 
 def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
-    """Write the images of a run to `out`: a file for "adm-npz", a folder for "geneval", "dpg" and "result-jsonl".
+    """Write the images of a run to `out`.
 
     Args:
-        size: for "adm-npz" only: resize to this side in pixels.
+        format: "adm-npz" writes a file; "geneval", "dpg" and "result-jsonl" write a folder.
+        size: for "adm-npz": resize to this side in pixels.
 
     Raises:
-        ValueError: if images of the run are missing or damaged, its manifest lacks what the scorer needs, or `out` exists.
+        ValueError: if images of the run are missing or damaged, its manifest lacks what the scorer needs, or `out`
+            exists.
     """
     paths = image_paths(run)
     if out.exists():
@@ -46,11 +48,11 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
 
 
 def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> None:
-    """One array `arr_0`, uint8 [N, H, W, 3], as the evaluator of ADM (https://arxiv.org/abs/2105.05233) reads it; LlamaGen's
-    and VAR's ImageNet figures come from it.
+    """Write one array `arr_0`, uint8 [N, H, W, 3], for the evaluator of ADM (https://arxiv.org/abs/2105.05233), which
+    the ImageNet figures of LlamaGen and VAR come from.
 
-    The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000 consecutive
-    images, which must cover all classes. `size` resizes as LlamaGen does, see `resize`.
+    The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000
+    consecutive images, and each group must cover all classes. `size` resizes as LlamaGen does, see `resize`.
 
     Raises:
         ValueError: if the images have different sizes.
@@ -74,8 +76,8 @@ def _read(path: Path, size: int | None) -> np.ndarray:
 
 
 def write_geneval(groups: list[Group], out: Path) -> None:
-    """GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of evaluation_metadata.jsonl and
-    its images.
+    """Write a folder for GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of
+    evaluation_metadata.jsonl and its images.
 
     Raises:
         ValueError: if a row does not come from that file.
@@ -83,7 +85,8 @@ def write_geneval(groups: list[Group], out: Path) -> None:
     for [(row, _), *_] in groups:
         if not {"tag", "include"} <= row.get("metadata", {}).keys():
             raise ValueError(
-                f"image {row['id']} has no tag and include for GenEval: generate with --prompts evaluation_metadata.jsonl"
+                f"image {row['id']} has no tag and include for GenEval: generate with --prompts "
+                "evaluation_metadata.jsonl"
             )
     for number, group in enumerate(groups):
         folder, row = out / f"{number:05d}", group[0][0]
@@ -95,10 +98,11 @@ def write_geneval(groups: list[Group], out: Path) -> None:
 
 
 def write_dpg(groups: list[Group], out: Path) -> None:
-    """DPG-Bench (https://arxiv.org/abs/2403.05135): one picture per prompt, item_id.png, a 2x2 grid of its four images.
+    """Write a folder for DPG-Bench (https://arxiv.org/abs/2403.05135): one picture per prompt, item_id.png, a 2x2 grid
+    of its four images.
 
     Raises:
-        ValueError: if an item_id is missing, not a file name or not unique, or a prompt has not four images.
+        ValueError: if an item_id is missing, not a file name or not unique, or a prompt does not have four images.
     """
     seen = set()
     for group in groups:
@@ -108,12 +112,14 @@ def write_dpg(groups: list[Group], out: Path) -> None:
         name = str(row["metadata"]["item_id"])
         if "/" in name or name in seen:
             raise ValueError(
-                f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each prompt its own, without /"
+                f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each "
+                "prompt its own, without /"
             )
         seen.add(name)
         if len(group) != 4:
             raise ValueError(
-                f"image {row['id']} is one of {len(group)} of its prompt, and DPG-Bench needs 4: generate with --per-prompt 4"
+                f"image {row['id']} is one of {len(group)} of its prompt, and DPG-Bench needs 4: generate with "
+                "--per-prompt 4"
             )
     out.mkdir(parents=True)
     for group in groups:
@@ -122,11 +128,11 @@ def write_dpg(groups: list[Group], out: Path) -> None:
 
 
 def write_result_jsonl(groups: list[Group], out: Path) -> None:
-    """LlamaGen's text-to-image runs (https://arxiv.org/abs/2406.06525): result.jsonl of text and image_path, captions.txt, and
-    the images.
+    """Write a folder like LlamaGen's text-to-image runs (https://arxiv.org/abs/2406.06525): result.jsonl with text and
+    image_path, captions.txt, and the images.
 
     Raises:
-        ValueError: if the run is of classes.
+        ValueError: if the run was generated from classes.
     """
     images = [pair for group in groups for pair in group]
     if "prompt" not in images[0][0]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Put at `path` what `write` writes to the file it is given: all of it, on disk, or nothing."""
+    """Replace `path` by what `write` writes to the file that it is given: on disk and complete, or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write(temporary)
@@ -21,7 +21,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names of new files to disk; only POSIX systems can."""
+    """Flush the names of new files to disk, which only POSIX systems support."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,11 +1,12 @@
-"""Generating the images of a run, with any number of processes and interruptions: the images are the same bit for bit.
+"""Generates the images of a run. They are the same bit for bit with any number of processes and interruptions.
 
-The unit of work is the call, rows k * call_size ... of the manifest: up to `BATCHES` times `batch_size` images, of which each that is
-finished makes room for the next one. The seed of an image makes it independent of the others of its call only up to the rounding
-of differently shaped matrix products, and a token that depends on the last bit changes the rest of its image. So an image is
-always generated in the same call, in which everything follows from the tokens and nothing from the clock, and a call with a
-missing or damaged image is repeated as a whole. A decoding must not depend on the clock either: the window "auto" follows measured times, so its
-images follow the model's distribution but are not reproducible.
+The unit of work is a call of the pipeline, which generates rows k * call_size to (k + 1) * call_size - 1 of the
+manifest. A call has up to `BATCHES` times `batch_size` images, and a finished image makes room for the next one. The
+seed of an image makes it independent of the other images of its call only up to the rounding of differently shaped
+matrix products, and a token that depends on the last bit changes the rest of its image. So an image is always
+generated in the same call, which depends on the tokens and never on the clock, and a call with a missing or damaged
+image is repeated as a whole. A decoding must not depend on the clock either: with the window "auto", which follows
+measured times, the images follow the model's distribution but are not reproducible.
 """
 
 import contextlib
@@ -42,8 +43,8 @@ from .run_folder import (
 )
 
 
-# A call has at most so many times `batch_size` images, and a run at least so many calls if it has enough of them: to share
-# among processes, to lose to an interruption, and to be timed.
+# The most batches per call, and the fewest calls per run (if it has as many batches): calls are shared among
+# processes, timed, and lost to an interruption.
 BATCHES = CALLS = 8
 
 
@@ -87,16 +88,16 @@ def make_config(
     negative_prompt: str | None = None,
     order: str | None = None,
 ) -> dict:
-    """The configuration of a run, with defaults filled in, as stored in config.json.
+    """The configuration of a run as stored in config.json, with defaults filled in.
 
     Args:
         rows: the manifest.
         model: the name that `pipe` was loaded by.
         source: where the rows come from, see `make_manifest`.
-        decoding: as `parse_decoding` reads it; default: the pipeline's.
+        decoding: as `parse_decoding` reads it; by default the pipeline's.
         sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
-        negative_prompt: for all images, of models that take one.
-        order: of the tokens, of models that take one; default: the pipeline's.
+        negative_prompt: one for all images, for models that take one.
+        order: order of the tokens, for models that take one; by default the pipeline's.
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings.
@@ -153,7 +154,7 @@ def condition(rows: list[dict]) -> dict[str, list]:
 
 
 def arguments(config: dict, rows: list[dict]) -> dict:
-    """The arguments of the pipeline that generates `rows` of a run."""
+    """The arguments of the pipeline's call that generates `rows` of a run."""
     return {
         **condition(rows),
         **{name: config[name] for name in ("negative_prompt", "order") if name in config},
@@ -166,7 +167,7 @@ def arguments(config: dict, rows: list[dict]) -> dict:
 
 
 def weights_digest(pipe: ARPipeline) -> str:
-    """SHA-256 of about 256 values of every weight tensor: fast, and different for differently trained weights."""
+    """SHA-256 of about 256 values of every weight tensor: fast, and different for weights of another training."""
     digest = hashlib.sha256()
     for component, module in sorted(pipe.components.items()):
         for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
@@ -176,11 +177,11 @@ def weights_digest(pipe: ARPipeline) -> str:
 
 
 def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
-    """Start a run in `folder`, or resume the one that is there. Several processes of one run call this one after another,
+    """Start a run in `folder`, or resume the one that is there. The processes of one run call this one after another,
     rank 0 first; only rank 0 locks the folder.
 
     Raises:
-        ValueError: if another command uses the folder, if it holds pictures without a run, or a run with another
+        ValueError: if another command uses the folder, or it holds pictures without a run, or a run with another
             configuration or manifest.
         OSError: if the folder cannot be written.
     """
@@ -210,13 +211,13 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
     """Check that the run in `folder` has this configuration and manifest.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if it does not.
     """
     old = read_config(folder)
-    # The number of threads is that of the run.
+    # A run keeps its number of threads.
     machine = {**config["machine"], "threads": old["machine"]["threads"]}
-    # Not its digest: the comparison of the rows names the image that differs.
-    # Nor how a run of an earlier version was divided: it is continued alike.
+    # The digest of the manifest is not compared, since the comparison of its rows names the image that differs; nor is
+    # the size of calls, since a run of an earlier version keeps its own.
     same = {"manifest": None, "call_size": call_size(old)}
     _check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
     before, after = ({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
@@ -227,7 +228,7 @@ def open_run(folder: Path, lock: FileLock | None = None) -> Run:
     """The run in `folder`.
 
     Raises:
-        ValueError: if there is none, or its files are damaged.
+        ValueError: if there is no run, or its files are damaged.
     """
     config = read_config(folder)
     return Run(folder, config, read_rows(folder), lock)
@@ -240,7 +241,8 @@ def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
             _check_same(where, before, after, f"{path}{key}.")
         elif before != after:
             raise ValueError(
-                f"{where} says {path}{key} = {before!r} and you ask for {after!r}: ask for the same, or give another --out"
+                f"{where} says {path}{key} = {before!r} and you ask for {after!r}: ask for the same, or give another "
+                "--out"
             )
 
 
@@ -257,14 +259,14 @@ def _space_in(folder: Path):
 
 
 def missing_batches(run: Run) -> list[int]:
-    """The calls of which an image or a result is missing or damaged."""
+    """The indices of calls with a missing or damaged image or result."""
     finished = read_results(run.folder)
     return sorted({row["id"] // run.call_size for row in run.rows if row["id"] not in finished})
 
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Let torch use `count` threads inside of the block: rounding depends on their number."""
+    """Let torch use `count` threads inside the block. Rounding depends on their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -277,11 +279,12 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     """Generate the images of a call and write them.
 
     Returns:
-        One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call: prefill,
-        decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (those of the call), head_calls (of the denoising heads of a model of continuous tokens, one after the other),
-        tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system does
-        not report it), warm (False for the first call that a process makes of a run, which includes one-time setup), sha256
-        (of the file).
+        One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call:
+        prefill, decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (forward
+        passes of the call), head_calls (sequential calls of the denoising head, for a model of continuous tokens),
+        tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system
+        does not report it), warm (False for the first call of a run in a process, which includes one-time setup),
+        sha256 (of the file).
 
     Raises:
         OSError: if an image cannot be written.
@@ -308,7 +311,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     digests = []
     with _space_in(run.folder):
         for row, image in zip(rows, output.frames if pipe.abilities.generates_video else output.images, strict=True):
-            # An animated PNG keeps every pixel, and is an image of the first frame to all that expects one.
+            # An animated PNG keeps every pixel, and programs that expect an image read its first frame.
             first, *others = image if pipe.abilities.generates_video else [image]
             png = io.BytesIO()
             first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
@@ -328,7 +331,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
 
 
 def record(run: Run, results: list[dict], rank: int = 0) -> None:
-    """Append the rows that `generate_images` returned to the file of this process, all of them or none.
+    """Append rows from `generate_images` to the file of this process, all of them or none.
 
     Raises:
         OSError: if they cannot be written.
@@ -342,7 +345,7 @@ def record(run: Run, results: list[dict], rank: int = 0) -> None:
         file.truncate(whole)
         lines = to_lines(results)
         try:
-            # Without a buffer a write may be partial; the next one then says why.
+            # An unbuffered write may be partial; the next one then raises the reason.
             written = 0
             while written < len(lines):
                 written += file.write(lines[written:])
@@ -354,12 +357,12 @@ def record(run: Run, results: list[dict], rank: int = 0) -> None:
 
 
 def generate_batch(run: Run, pipe: ARPipeline, index: int, rank: int = 0) -> None:
-    """`generate_images` and `record` their results."""
+    """Generate the images of a call and record their results."""
     record(run, generate_images(run, pipe, index), rank)
 
 
 def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank: int = 0) -> None:
-    """Generate `batches`, by default all that are missing. Rank 0 shows the progress of all processes together."""
+    """Generate the calls `batches`, by default all missing ones. Rank 0 shows the progress of all processes."""
 
     def finished() -> int:
         return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
@@ -374,28 +377,28 @@ def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank:
 
 
 def progress_bar(**options) -> tqdm:
-    """A tqdm bar that is updated every 0.1 s on a terminal, and every 30 s in the log of a job."""
+    """A tqdm bar that is updated every 0.1 s on a terminal and every 30 s in a log."""
     return tqdm(**options, mininterval=0.1 if sys.stderr.isatty() else 30)
 
 
 def join_processes(device: str | None) -> PartialState:
-    """This process among those that torchrun or `accelerate launch` started, or alone.
+    """Join the processes that torchrun or `accelerate launch` started, if there are any.
 
     Raises:
-        ValueError: if the processes of a launcher have not found each other; each would do all the work.
+        ValueError: if the processes of a launcher have not found each other: each would do all the work.
     """
     state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != state.num_processes:
         raise ValueError(
-            f"the launcher says WORLD_SIZE={launched}, but this process has joined a group of {state.num_processes}: start "
-            "the command with torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
+            f"the launcher says WORLD_SIZE={launched}, but this process has joined a group of {state.num_processes}: "
+            "start the command with torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
         )
     return state
 
 
 def generate_by_processes(pipe: ARPipeline, config: dict, rows: list[dict], folder: Path, state: PartialState) -> None:
-    """Prepare the run and generate this process's share of the missing batches; see `prepare` for the errors."""
+    """Prepare the run and generate this process's share of the missing calls. See `prepare` for the errors."""
     rank, world = state.process_index, state.num_processes
     with state.main_process_first():
         run = prepare(config, rows, folder, rank)

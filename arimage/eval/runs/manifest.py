@@ -1,4 +1,4 @@
-"""What a run generates: one row per image, with its seed."""
+"""The manifest of a run: one row per image, with its prompt or class and its seed."""
 
 import hashlib
 
@@ -14,10 +14,12 @@ def image_seed(seed: int, id: int) -> int:
 def make_manifest(
     prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int
 ) -> tuple[list[dict], dict]:
-    """The rows of a manifest, and their source for the config: a file of prompts ("emoji": the packaged one), or classes.
+    """The rows of a manifest, and where they come from for config.json. `prompts` is a file or the name of packaged
+    prompts.
 
     Raises:
-        ValueError: if both or neither are given, or what `read_prompts`, `prompt_rows` and `class_rows` refuse.
+        ValueError: if both or neither of `prompts` and `classes` are given, or `read_prompts`, `prompt_rows` or
+            `class_rows` refuses them.
     """
     if classes is not None and prompts is None:
         return class_rows(classes, seed, per_class), {"classes": classes, "per_class": per_class}
@@ -30,7 +32,7 @@ def make_manifest(
 
 
 def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dict]:
-    """The manifest of `per_prompt` images for each row of `read_prompts`; images of one prompt are consecutive.
+    """The manifest of `per_prompt` images for each row of `read_prompts`. Images of one prompt are consecutive.
 
     Raises:
         ValueError: if `per_prompt` is less than 1.
@@ -45,7 +47,7 @@ def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dic
 
 
 def class_rows(classes: int, seed: int, per_class: int) -> list[dict]:
-    """The manifest of `per_class` images for each of the classes 0 .. `classes` - 1; images of one class are consecutive.
+    """The manifest of `per_class` images for each class from 0 to `classes` - 1. Images of one class are consecutive.
 
     Raises:
         ValueError: if one of the numbers is less than 1.

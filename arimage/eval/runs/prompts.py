@@ -1,4 +1,4 @@
-"""Files of prompts: .tsv, .json, .jsonl, .txt, and the prompts of the packaged models."""
+"""Reads files of prompts: .tsv, .json, .jsonl, .txt, and the packaged ones."""
 
 import csv
 import io
@@ -15,15 +15,17 @@ EMOJI_VIDEOS = _FOLDER / "videos.jsonl"
 
 
 def prompt_file(name: str | Path) -> Path:
-    """The path of a file of prompts; "emoji", "emoji-checks" and "emoji-videos" are packaged ones."""
+    """The path of a file of prompts; "emoji", "emoji-checks" and "emoji-videos" name packaged files."""
     packaged = {"emoji": EMOJI_PROMPTS, "emoji-checks": EMOJI_CHECKS, "emoji-videos": EMOJI_VIDEOS}
     return packaged.get(str(name), Path(name))
 
 
 def read_prompts(path: Path) -> list[dict]:
-    """The rows of a file of prompts, each with its "prompt" and all other fields: .tsv with a column `prompt` or `Prompt`,
-    .jsonl with objects that have a `prompt`, .json with one object of such objects, whose names become their "item_id"
-    (meta_data.json of MJHQ-30K), .txt with one prompt per line. Empty lines are ignored.
+    """The rows of a file of prompts, each with its "prompt" and all other fields.
+
+    A .tsv has a column `prompt` or `Prompt`, a .jsonl objects that have a `prompt`, a .json one object of such
+    objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), and a .txt one prompt per line. Empty
+    lines are ignored.
 
     Raises:
         ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one.
@@ -31,7 +33,8 @@ def read_prompts(path: Path) -> list[dict]:
     readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}
     if path.suffix.lower() not in readers:
         raise ValueError(
-            f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or emoji for the packaged prompts"
+            f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or emoji for the packaged "
+            "prompts"
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -56,7 +59,7 @@ def _read_json(text: str, path: Path) -> list[dict]:
 
 def _read_jsonl(text: str, path: Path) -> list[dict]:
     rows = []
-    # Not splitlines: a JSON string may hold the other characters at which that splits.
+    # Not splitlines, which also splits at characters that a JSON string may hold.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

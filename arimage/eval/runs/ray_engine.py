@@ -1,7 +1,7 @@
-"""Generating a run with the workers of Ray: the same images and files as `generate.generate`.
+"""Generates a run with the workers of Ray. Images and files are the same as those of `generate.generate`.
 
-Workers write their images themselves, so the machines of a cluster must share the run's folder (and the model's, if it is a
-folder). Results come back to this process, which records them.
+Workers write their images themselves, so the machines of a cluster must share the folder of the run, and that of the
+model if it is a folder. Results come back to this process, which records them.
 """
 
 import json
@@ -35,8 +35,8 @@ class Worker:
 
 
 def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None) -> None:
-    """Prepare the run and generate the missing batches with `workers` of Ray, each with its own GPU if there are GPUs: on the
-    cluster at RAY_ADDRESS, or on this machine.
+    """Prepare the run and generate the missing calls with `workers` workers of Ray, on the cluster at RAY_ADDRESS or
+    on this machine. Each has its own GPU if there are GPUs.
 
     Raises:
         ValueError: if `prepare` refuses the run, or a worker fails.

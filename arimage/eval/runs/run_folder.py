@@ -1,8 +1,8 @@
-"""The files of a run, and whether they are still what was written.
+"""Reads the files of a run, and checks that they are complete and unchanged.
 
-RUN/config.json           the configuration, see `generate.make_config`
-RUN/manifest.jsonl        one row per image: id, prompt or class_label, seed, path, and the prompt's other fields as "metadata"
-RUN/images/000000.png     a video is an animated PNG
+RUN/config.json                 the configuration, see `generate.make_config`
+RUN/manifest.jsonl              one row per image: id, prompt or class_label, seed, path; other fields are "metadata"
+RUN/images/000000.png           a video is an animated PNG
 RUN/results/rank-00000.jsonl    one row per finished image, see `generate.generate_images`
 """
 
@@ -47,7 +47,7 @@ PNG_END = b"IEND\xaeB`\x82"
 
 
 def image_path(id: int) -> str:
-    """Where the image lies in the folder of its run."""
+    """The path of an image in the folder of its run."""
     return f"{IMAGES}/{id:06d}.png"
 
 
@@ -84,7 +84,7 @@ def read_rows(run: Path) -> list[dict]:
     """The manifest of a run, in the order of its ids.
 
     Raises:
-        ValueError: if the folder holds no run, or its manifest is damaged or not the one that the run was started with.
+        ValueError: if the folder holds no run, or its manifest is damaged or not the one that the run started with.
     """
     config, path = read_config(run), run / MANIFEST
     data = path.read_bytes()
@@ -108,10 +108,10 @@ def read_rows(run: Path) -> list[dict]:
 
 
 def read_results(run: Path) -> dict[int, dict]:
-    """The results of the images of a run that are finished and intact, by their ids, of all processes together.
+    """The results of all finished and intact images of a run, by their ids.
 
-    An image is intact if its file has the digest in its row. A row of an earlier version has none: only missing and cut files are
-    found there. A last line that was cut short is ignored.
+    An image is intact if its file has the digest in its row. Rows of earlier versions have none, so that only missing
+    and cut files are noticed. A last line that was cut short is ignored.
 
     Raises:
         ValueError: if a row is damaged.
@@ -141,7 +141,7 @@ def read_finished(run: Path) -> tuple[list[dict], list[dict]]:
     """The manifest of a finished run, and the results of its images in the same order.
 
     Raises:
-        ValueError: if an image is missing or damaged, or what `read_rows` and `read_results` refuse.
+        ValueError: if an image is missing or damaged, or `read_rows` or `read_results` refuses the run.
     """
     rows, results = read_rows(run), read_results(run)
     damaged = [row for row in rows if row["id"] not in results]

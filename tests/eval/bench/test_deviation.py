@@ -48,7 +48,7 @@ def measure(model, sampling, tokens):
 
 
 def true_total_variation(model, wrong, right):
-    """The total variation between the two distributions of a token, averaged over the tokens of images sampled with `wrong`."""
+    """The mean total variation between the two distributions of a token of images that are sampled with `wrong`."""
     state = torch.eye(1, model.vocab_size, dtype=torch.float64)
     total = 0.0
     for position, table in enumerate(model.table):

@@ -17,7 +17,7 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
 
 def test_the_interval_of_a_mean_holds_it_in_19_of_20_samples():
     rng = np.random.default_rng(0)
-    estimates = [mean_estimate(rng.exponential(size=80), draws=300) for _ in range(120)]
+    estimates = [mean_estimate(rng.exponential(size=80), resamples=300) for _ in range(120)]
     held = np.mean([low <= 1 <= high for low, high in (estimate.interval for estimate in estimates)])
     assert 0.86 <= held <= 0.99
     first = estimates[0]

@@ -40,8 +40,8 @@ PRELOAD = [
     "arimage.pipelines.pipeline_var",
     "arimage.cli",
 ]
-# Runs the command in a process that has everything imported: {0} environment, {1} arguments, {2} what to do first. It says
-# what it says into a pipe, since the size of files may be limited.
+# Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first.
+# The output goes to a pipe, since the size of files may be limited.
 FORKED = """
 import os, resource, sys
 os.environ.update({0!r})
@@ -77,8 +77,7 @@ def without_progress(said: str) -> str:
 
 @pytest.fixture(scope="module")
 def fork():
-    """Start the command with these arguments in a process of its own; `process.end()` waits for its exit code and what it
-    said."""
+    """Start the command in a process of its own; `process.end()` waits for its exit code and output."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
 
@@ -131,7 +130,7 @@ def command(monkeypatch, capsys):
 
 
 def contents(run):
-    """All of a finished run but times and threads; nothing may be there twice, and nothing besides."""
+    """All of a finished run but times and threads. Nothing may be there twice, and no other file."""
     config = read_config(run)
     del config["machine"]["threads"]
     rows = [json.loads(line) for path in (run / "results").iterdir() for line in path.read_text().splitlines()]
@@ -512,7 +511,7 @@ def test_without_ray_its_engine_is_refused(command, models, tmp_path, monkeypatc
 def test_processes_that_do_not_find_each_other_are_refused(command, finish, models, tmp_path, monkeypatch):
     code, said = finish(options(models, tmp_path / "run"), environment={"WORLD_SIZE": "2"})
     assert code == 2 and said.startswith("arimage: ") and "MASTER_ADDR" in said and said.count("\n") == 1
-    # This process is alone, and now is told that it is one of two.
+    # This process is alone, but the environment says that it is one of two.
     PartialState(cpu=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, said = command(*options(models, tmp_path / "run"))
