@@ -1,6 +1,4 @@
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +6,6 @@ from PIL import Image
 
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.run_folder import manifest_digest
-
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture

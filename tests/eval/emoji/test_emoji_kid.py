@@ -139,13 +139,3 @@ def test_a_run_is_scored(pictures, prompts, tmp_path, write_run):
     assert json.loads((run / METRICS_FILE).read_text()).keys() == found.keys()
     scores = json.loads((run / "scores" / "retrieval.json").read_text())
     assert scores == {"ids": list(range(40)), "values": [1.0] * 30 + [0.0] * 10}
-
-
-@pytest.mark.parametrize(
-    ("row", "name"), [({"prompt": "tree"}, "None"), ({"prompt": "tree", "name": "no such"}, "'no such'")]
-)
-def test_what_the_gallery_does_not_show_is_refused(row, name, pictures, tmp_path, write_run):
-    run = tmp_path / "run"
-    write_run(run, prompt_rows([row], 0), pictures[:1])
-    with pytest.raises(ValueError, match="no picture of .*--prompts emoji"):
-        emoji_retrieval(run, *read_gallery())

@@ -1,6 +1,13 @@
+"""An image is looked up among the pictures of a gallery."""
+
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
-from emoji_quality import patch_kmeans_reconstructions, psnr, retrieval_accuracy
+
+from arimage.eval.emoji.reference import read_gallery
+from arimage.eval.emoji.retrieval import emoji_retrieval, retrieval_hits
+from arimage.eval.runs.manifest import prompt_rows
 
 
 def test_retrieval_finds_copies_at_any_resolution_and_misses_strangers():
@@ -8,26 +15,19 @@ def test_retrieval_finds_copies_at_any_resolution_and_misses_strangers():
     gallery = F.interpolate(F.avg_pool2d(gallery, 16), size=(64, 64))
     names = [str(i // 2) for i in range(12)]
     samples = F.interpolate(gallery[[0, 5, 11]], size=(128, 128))
-    assert retrieval_accuracy(samples, ["0", "2", "5"], gallery, names) == {"top-1": 1.0, "top-5": 1.0}
-    assert retrieval_accuracy(samples, ["none"] * 3, gallery, names) == {"top-1": 0.0, "top-5": 0.0}
+    assert retrieval_hits(samples, ["0", "2", "5"], gallery, names)[:, 0].all()
+    assert not retrieval_hits(samples, ["none"] * 3, gallery, names).any()
 
 
-def test_top_5_counts_the_fifth_nearest_and_not_the_sixth():
+def test_hits_are_in_the_order_of_the_distance():
     gallery = torch.arange(8.0).reshape(8, 1, 1, 1).expand(-1, 3, 32, 32) / 10
     names = [str(i) for i in range(8)]
-    sample = gallery[:1]
-    assert retrieval_accuracy(sample, ["4"], gallery, names) == {"top-1": 0.0, "top-5": 1.0}
-    assert retrieval_accuracy(sample, ["5"], gallery, names) == {"top-1": 0.0, "top-5": 0.0}
+    hits = retrieval_hits(gallery[:1].repeat(3, 1, 1, 1), ["0", "4", "5"], gallery, names)
+    assert hits.tolist() == [[True, False, False, False, False], [False, False, False, False, True], [False] * 5]
 
 
-def test_psnr_of_a_known_error():
-    images = torch.zeros(2, 3, 8, 8)
-    assert abs(psnr(images, images + 0.1) - 20.0) < 1e-4
-
-
-def test_patch_kmeans_rebuilds_images_of_few_patches():
-    patches = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    index = torch.randint(4, (50, 2, 2), generator=torch.Generator().manual_seed(1))
-    images = patches[index].permute(0, 3, 1, 4, 2, 5).reshape(50, 3, 8, 8)
-    rebuilt = patch_kmeans_reconstructions(images[:40], images[40:], 4, 16)
-    assert torch.allclose(rebuilt, images[40:], atol=1e-5)
+@pytest.mark.parametrize(("fields", "name"), [({}, "None"), ({"name": "no such"}, "no such")])
+def test_what_the_gallery_does_not_show_is_refused(fields, name, tmp_path, write_run):
+    write_run(tmp_path, prompt_rows([{"prompt": "tree", **fields}], 0), np.zeros((1, 64, 64, 3), np.uint8))
+    with pytest.raises(ValueError, match=f"no picture of '{name}'.*--prompts emoji"):
+        emoji_retrieval(tmp_path, *read_gallery())

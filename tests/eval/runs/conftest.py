@@ -1,0 +1,103 @@
+"""The command in this process and in others, and a run that nothing happened to."""
+
+import json
+import multiprocessing
+import os
+import re
+import sys
+
+import pytest
+import tiny
+from eval.runs.run_kit import COUNT, options
+
+from arimage import cli
+
+
+PRELOAD = [
+    "arimage.eval.runs.generate",
+    "arimage.pipelines.pipeline_llamagen",
+    "arimage.pipelines.pipeline_var",
+    "arimage.cli",
+]
+# Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first.
+# The output goes to a pipe, since the size of files may be limited.
+FORKED = """
+import os, resource, sys
+os.environ.update({0!r})
+sys.argv = ["arimage", "eval", "generate", *{1!r}]
+sys.stdout = sys.stderr = os.fdopen(os.dup(pipe.fileno()), "w")
+{2}
+from arimage.cli import main
+main()
+"""
+
+
+def without_progress(said: str) -> str:
+    """The output without the progress bar."""
+    return re.sub(r"([\r\n][^\r\n]*image/s\])+\n?", "", said)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folders of tiny pipelines, and a file of prompts, by their names."""
+    root = tmp_path_factory.mktemp("models")
+    tiny.text_pipeline().save_pretrained(root / "text")
+    tiny.class_pipeline().save_pretrained(root / "class")
+    tiny.scale_pipeline("text").save_pretrained(root / "scales")
+    prompts = root / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"a red heart {i}", "tag": i}) + "\n" for i in range(COUNT)))
+    return {name: str(root / name) for name in ("text", "class", "scales", "prompts.jsonl")}
+
+
+@pytest.fixture(scope="session")
+def fork():
+    """Start the command in a process of its own; `process.end()` waits for its exit code and output."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+
+    def fork(arguments, environment=(), before=""):
+        reader, writer = context.Pipe(duplex=False)
+        code = FORKED.format(dict(environment), arguments, before)
+        process = context.Process(target=exec, args=(code, {"pipe": writer}))
+        process.start()
+        writer.close()
+
+        def end():
+            process.join(120)
+            with os.fdopen(os.dup(reader.fileno())) as said:
+                return process.exitcode, without_progress(said.read())
+
+        process.end = end
+        return process
+
+    return fork
+
+
+@pytest.fixture(scope="session")
+def finish(fork):
+    """Run the command to its end in a process of its own; returns its exit code and what it said."""
+    return lambda *arguments, **options: fork(*arguments, **options).end()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(models, finish, tmp_path_factory):
+    """A run of one process that nothing happened to."""
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    assert finish(options(models, folder)) == (0, f"{folder}\n")
+    return folder
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run the command in this process; returns its exit code and what it said."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "generate", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, without_progress("".join(capsys.readouterr()))
+
+    return command

@@ -1,0 +1,91 @@
+"""Several processes generate one run: those of torchrun, accelerate and Ray."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from accelerate import PartialState
+from eval.runs.run_kit import contents, options, part_of
+
+from arimage import cli
+from arimage.eval.runs.generate import prepare
+from arimage.eval.runs.run_folder import read_config, read_rows
+
+
+ROOT = Path(cli.__file__).parents[1]
+
+
+def launched(*words):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_processes_of_torchrun_generate_the_same_images(models, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "arimage", "eval", "generate"]
+    assert launched(*words, *options(models, run)) == f"{run}\n"
+    assert contents(run) == contents(undisturbed)
+    ranks = [len(path.read_text().splitlines()) for path in sorted((run / "results").iterdir())]
+    assert ranks == [12, 10]
+
+
+def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_path):
+    run = part_of(undisturbed, tmp_path / "run", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "3"}
+    ranks = [fork(options(models, run), {**group, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(3)]
+    for process in ranks:
+        assert process.end()[0] == 0
+    assert contents(run) == contents(undisturbed)
+    ranks = [len(path.read_text().splitlines()) for path in sorted((run / "results").iterdir())]
+    assert ranks == [12, 6, 4]
+
+
+def test_two_processes_of_accelerate_generate_the_same_images(models, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    words = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "arimage", "eval", "generate"]
+    assert launched(*words, *options(models, run)) == f"{run}\n"
+    assert contents(run) == contents(undisturbed)
+    assert len(list((run / "results").iterdir())) == 2
+
+
+def test_workers_of_ray_generate_the_same_images(models, undisturbed, tmp_path):
+    run = part_of(undisturbed, tmp_path / "run", 1)
+    words = ["arimage", "eval", "generate", *options(models, run), "--engine", "ray", "--workers", "2"]
+    assert launched(*words) == f"{run}\n"
+    assert contents(run) == contents(undisturbed)
+
+
+def test_without_ray_its_engine_is_refused(command, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert command(*options(models, tmp_path / "run"), "--engine", "ray") == (
+        2,
+        "arimage: --engine ray needs Ray: pip install 'arimage[ray]'\n",
+    )
+
+
+def test_processes_that_do_not_find_each_other_are_refused(command, finish, models, tmp_path, monkeypatch):
+    code, said = finish(options(models, tmp_path / "run"), environment={"WORLD_SIZE": "2"})
+    assert code == 2 and said.startswith("arimage: ") and "MASTER_ADDR" in said and said.count("\n") == 1
+    # This process is alone, but the environment says that it is one of two.
+    PartialState(cpu=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, said = command(*options(models, tmp_path / "run"))
+    assert code == 2 and "the launcher says WORLD_SIZE=2, but this process has joined a group of 1" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_command_into_the_same_run_is_refused(models, finish, undisturbed, tmp_path):
+    run = part_of(undisturbed, tmp_path / "run", 5)
+    config = read_config(run)
+    held = prepare(config, read_rows(run), run)
+    code, said = finish(options(models, run))
+    assert code == 2 and said == f"arimage: another command uses {run}: wait for it, or give another --out\n"
+    del held
+    assert finish(options(models, run))[0] == 0
