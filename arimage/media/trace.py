@@ -66,8 +66,7 @@ def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def shown_frames(call: GenerationCall, frames: Sequence) -> list:
     """The last frame of every map that a call generates, from all frames of its video."""
-    assert call.above is not None
-    given, generated = call.above.shape[1], call.layout.shape[0]
+    given, generated = 0 if call.above is None else call.above.shape[1], call.layout.shape[0]
     frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
     return [frames[number * frames_per_map] for number in range(given, given + generated)]
 

@@ -19,15 +19,17 @@ PRELOAD = [
     "arimage.pipelines.pipeline_var",
     "arimage.cli",
 ]
-# Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first.
-# The output goes to a pipe, since the size of files may be limited.
+# Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first,
+# {3} module of `main`. The output goes to a pipe, since the size of files may be limited.
 FORKED = """
 import os, resource, sys
 os.environ.update({0!r})
-sys.argv = ["arimage", "eval", "generate", *{1!r}]
+sys.argv = {1!r}
+os.dup2(pipe.fileno(), 1)
+os.dup2(pipe.fileno(), 2)
 sys.stdout = sys.stderr = os.fdopen(os.dup(pipe.fileno()), "w")
 {2}
-from arimage.cli import main
+from {3} import main
 main()
 """
 
@@ -51,19 +53,22 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fork():
-    """Start the command in a process of its own; `process.end()` waits for its exit code and output."""
+    """Start the command in a process of its own, or in those of a `launcher`, the name of its module and its arguments;
+    `process.end()` waits for the exit code and the output."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
 
-    def fork(arguments, environment=(), before=""):
+    def fork(arguments, environment=(), before="", launcher=()):
         reader, writer = context.Pipe(duplex=False)
-        code = FORKED.format(dict(environment), arguments, before)
+        words = [*launcher, "-m", "arimage"] if launcher else ["arimage"]
+        module = launcher[0] if launcher else "arimage.cli"
+        code = FORKED.format(dict(environment), [*words, "eval", "generate", *arguments], before, module)
         process = context.Process(target=exec, args=(code, {"pipe": writer}))
         process.start()
         writer.close()
 
         def end():
-            process.join(120)
+            process.join(300)
             with os.fdopen(os.dup(reader.fileno())) as said:
                 return process.exitcode, without_progress(said.read())
 

@@ -1,9 +1,6 @@
 """Several processes generate one run: those of torchrun, accelerate and Ray."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from accelerate import PartialState
@@ -14,21 +11,15 @@ from arimage.eval.runs.generate import prepare
 from arimage.eval.runs.run_folder import read_config, read_rows
 
 
-ROOT = Path(cli.__file__).parents[1]
+# For processes that begin anew.
+ENVIRONMENT = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
 
 
-def launched(*words):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_two_processes_of_torchrun_generate_the_same_images(models, undisturbed, tmp_path):
+def test_two_processes_of_torchrun_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = tmp_path / "run"
-    words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "arimage", "eval", "generate"]
-    assert launched(*words, *options(models, run)) == f"{run}\n"
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    code, said = finish(options(models, run), ENVIRONMENT, launcher=launcher)
+    assert code == 0 and said.count(f"{run}\n") == 1, said
     assert contents(run) == contents(undisturbed)
     ranks = [len(path.read_text().splitlines()) for path in sorted((run / "results").iterdir())]
     assert ranks == [12, 10]
@@ -47,18 +38,19 @@ def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_pa
     assert ranks == [12, 6, 4]
 
 
-def test_two_processes_of_accelerate_generate_the_same_images(models, undisturbed, tmp_path):
+def test_two_processes_of_accelerate_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = tmp_path / "run"
-    words = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "arimage", "eval", "generate"]
-    assert launched(*words, *options(models, run)) == f"{run}\n"
+    launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    code, said = finish(options(models, run), ENVIRONMENT, launcher=launcher)
+    assert code == 0 and said.count(f"{run}\n") == 1, said
     assert contents(run) == contents(undisturbed)
     assert len(list((run / "results").iterdir())) == 2
 
 
-def test_workers_of_ray_generate_the_same_images(models, undisturbed, tmp_path):
+def test_workers_of_ray_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)
-    words = ["arimage", "eval", "generate", *options(models, run), "--engine", "ray", "--workers", "2"]
-    assert launched(*words) == f"{run}\n"
+    code, said = finish(options(models, run, "--engine", "ray", "--workers", "2"), ENVIRONMENT)
+    assert code == 0 and said.endswith(f"{run}\n"), said
     assert contents(run) == contents(undisturbed)
 
 
