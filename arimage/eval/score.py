@@ -331,7 +331,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
             damaged, or a figure is not finite.
     """
     check_metrics(job, metrics)
-    read_metrics(job.run)
+    _ = job.paths, read_metrics(job.run)
     found = {}
     for name in metrics:
         entries = METRICS[name](job)

@@ -208,8 +208,9 @@ def test_a_reference_is_refused_before_anything_is_computed(run, tmp_path, monke
                 score(Job(run, tmp_path / name), [metric])
     (run / "images" / "000003.png").unlink()
     np.savez(tmp_path / "right.npz", arr_0=pictures(40, 1))
-    with pytest.raises(ValueError, match="000003.png is missing"):
-        score(Job(run, tmp_path / "right.npz"), ["kid"])
+    for metric in ("fid", "kid"):
+        with pytest.raises(ValueError, match="000003.png is missing"):
+            score(Job(run, tmp_path / "right.npz"), [metric])
 
 
 def test_references_of_equal_names_and_sizes_are_told_apart(run, tmp_path):

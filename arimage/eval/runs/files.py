@@ -45,7 +45,7 @@ def to_json(content: dict) -> str:
 
 def to_lines(rows: list[dict]) -> bytes:
     """One JSON object per line."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
 
 
 def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:

@@ -53,7 +53,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fork():
-    """Start the command in a process of its own, or in those of a `launcher`, the name of its module and its arguments;
+    """Start the command in a process of its own, or in those of a `launcher` (its module and arguments);
     `process.end()` waits for the exit code and the output."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
