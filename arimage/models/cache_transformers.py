@@ -1,4 +1,4 @@
-"""The key/value cache of a language model that generates images, in the form that decoders of transformers call."""
+"""The key/value cache of a language model that generates images, as decoders of transformers call it."""
 
 import inspect
 from typing import Self
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Cache
 
-from .cache import PlacedCache, place, taken
+from .cache import PlacedCache
 
 
 def cache_argument(decoder: nn.Module) -> str:
@@ -20,18 +20,18 @@ def cache_argument(decoder: nn.Module) -> str:
 
 
 class LanguageCache(PlacedCache, Cache):
-    """A `KeyValueCache` of the prompts, the image, its row ends and a tree, on the device and in the dtype of each layer's first
-    keys.
+    """A cache of the prompts, the image, its row ends and a tree. Each layer has the device and dtype of the first keys written to
+    it.
 
     A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to a scratch
-    slot. It is part of the cache while the token in that slot ends a row.
+    slot. It is seen while the token in that slot ends a row.
 
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
-        places: how many tokens there is room for before the row ends, at the end of which the prompts lie.
+        places: how many places there are for a prompt. Shorter prompts lie at their end.
 
     Attributes:
-        row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, thrown away.
+        row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, nowhere.
     """
 
     def __init__(
@@ -50,21 +50,20 @@ class LanguageCache(PlacedCache, Cache):
         Cache.__init__(self, layers=[])
         columns, count = layout.columns, layout.num_tokens
         self.groups = groups
-        self._inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
+        inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(count, count + scratch if has_row_ends else count, device=device)
-        self.lay_out(places, count, scratch, torch.cat([self._inner_ends, in_scratch]))
-        # Where the row end of each slot lies; nowhere without one.
+        self.lay_out(places, count, scratch, torch.cat([inner_ends, in_scratch]))
+        # The place of each slot's row end; nowhere if it has none.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
         self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
-        self.row_ends[:, self._inner_ends] = True
+        self.row_ends[:, inner_ends] = True
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        prompt = torch.arange(self.prefix - length, self.prefix, device=device)
-        self.write_next_at(prompt.expand(rows, -1), self.prefix)
+        self.write_prompts(rows, length)
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
-        """Indices [rows, Q] of the row ends that belong to slots [B, Q], -1 = nowhere."""
+        """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""
         return self._row_end_of[slots].repeat(self.groups, 1)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,28 +79,25 @@ class LanguageCache(PlacedCache, Cache):
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies nowhere."""
-        super().move(source, target)
-        source, target = self.row_end_index(source), self.row_end_index(target)
-        for layer in (*self.keys, *self.values):
-            place(layer, target.to(layer.device), taken(layer, source.to(layer.device)))
-
-    def reset_rows(self, images: torch.LongTensor) -> None:
-        super().reset_rows(images)
-        self.row_ends.index_fill_(0, images, False)
-        self.row_ends[images[:, None], self._inner_ends] = True
+        for index in (self.index, self.row_end_index):
+            from_index, to_index = index(source), index(target)
+            for layer in (*self.keys, *self.values):
+                place(layer, to_index.to(layer.device), taken(layer, from_index.to(layer.device)))
 
     def expand(self, images: torch.LongTensor) -> None:
+        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
         self.take_rows(self.rows(images))
         self.row_ends = self.row_ends[images]
 
     def take_rows(self, rows: torch.LongTensor) -> None:
+        """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
         self.keys, self.values = (
             [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
         )
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Let `images` [M] be those of `other`, a cache of M images with as many slots. Prompts end together: the shorter ones
-        are padded on the left."""
+        """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together: shorter ones are
+        padded on the left."""
         more, limit = other.first - self.first, self.limit
         if more > 0:
             self.keys, self.values = (
@@ -112,3 +108,13 @@ class LanguageCache(PlacedCache, Cache):
             self._row_end_of += more
         super().put(images, other)
         self.row_ends.index_copy_(0, images, other.row_ends)
+
+
+def place(layer: torch.Tensor, index: torch.LongTensor, states: torch.Tensor) -> None:
+    """Write `states` [rows, heads, Q, head_dim] at `index` [rows, Q] of a layer [rows, heads, size, head_dim]."""
+    layer[torch.arange(len(index), device=index.device)[:, None], :, index] = states.transpose(1, 2)
+
+
+def taken(layer: torch.Tensor, index: torch.LongTensor) -> torch.Tensor:
+    """The states [rows, heads, Q, head_dim] at `index` [rows, Q] of a layer [rows, heads, size, head_dim]."""
+    return layer[torch.arange(len(index), device=index.device)[:, None], :, index].transpose(1, 2)

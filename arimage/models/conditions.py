@@ -1,18 +1,103 @@
-"""What the models of one call have in common, whatever their family."""
+"""The conditions of the images of one call: classes, texts or given tokens."""
 
-import copy
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+
+
+class Conditions:
+    """The conditions of the B images of a call, as the rows that attention sees.
+
+    Without guidance there is one row per image. Under guidance the B rows with a condition are followed by the B rows without it.
+    After `merge`, rows with equal conditions share one copy, and a prefill computes it once.
+
+    Args:
+        values: the conditions by name, [groups * B, ...] each.
+        groups: 1, or 2 under guidance.
+        seen: bool [groups * B, P], which positions of its prefix a row sees; None without a prefix, for which P is 0.
+    """
+
+    def __init__(self, values: dict[str, torch.Tensor], groups: int = 1, seen: torch.BoolTensor | None = None):
+        first = next(iter(values.values()))
+        self.seen = first.new_ones(len(first), 0, dtype=torch.bool) if seen is None else seen
+        self.groups, self._values = groups, values
+        # The index of each row's condition in `_values`. None: row i has condition i.
+        self._index: list[int] | None = None
+
+    @property
+    def images(self) -> int:
+        """B, the number of images."""
+        return len(self.seen) // self.groups
+
+    @property
+    def length(self) -> int:
+        """P, the length of the prefix."""
+        return self.seen.shape[1]
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """The conditions of all rows by name, [groups * B, ...] each."""
+        return self._values if self._index is None else self._at(self._index)
+
+    def _at(self, index: list[int]) -> dict[str, torch.Tensor]:
+        return {name: value[index] for name, value in self._values.items()}
+
+    def merge(self) -> None:
+        """Let rows with equal conditions share one copy. Reads the device."""
+        first, index = distinct_rows(*self._values.values())
+        self._values = self._at(first)
+        self._index = index if self._index is None else [index[i] for i in self._index]
+
+    def to_prefill(self, batch_size: int, shared: bool = True) -> tuple[dict[str, torch.Tensor], Sequence[int]]:
+        """The D conditions to prefill, [D, ...] each, and the index of each row's condition among them. Without `shared` every row
+        has its own.
+
+        Raises:
+            ValueError: if there are not `batch_size` images.
+        """
+        if batch_size != self.images:
+            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {self.images} images")
+        if self._index is None or not shared:
+            return self.values, range(len(self.seen))
+        first, copies = distinct(self._index)
+        return self._at([self._index[row] for row in first]), copies
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The conditions of `images` [M], in this order."""
+        rows = rows_of(images, self.groups, self.images)
+        values, index = self._values, self._index
+        if index is None:
+            values = {name: value[rows] for name, value in values.items()}
+        other = type(self)(values, self.groups, self.seen[rows])
+        other._index = None if index is None else [index[row] for row in rows.tolist()]
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """Let the rows of `images` [M] see the prefixes of `other`, conditions of M images, in place. Prefixes end together, and
+        longer ones make room on the left. Returns whether `seen` is another tensor now.
+
+        `values` stay as they were: they serve prefills, and the prefixes of `other` are already in its cache.
+        """
+        more = other.length - self.length
+        if more > 0:
+            self.seen = F.pad(self.seen, (more, 0))
+        rows = rows_of(images, self.groups, self.images)
+        self.seen.index_copy_(0, rows, F.pad(other.seen, (max(-more, 0), 0)))
+        return more > 0
+
+    def visible_keys(self, prefix: int, image: torch.BoolTensor) -> torch.BoolTensor:
+        """The keys that queries see, bool [groups * B, Q, prefix + K]: those of the prefix, which ends at `prefix`, and those of
+        the image in `image` [B, Q, K]."""
+        keys = F.pad(self.seen, (prefix - self.length, 0))[:, None].expand(-1, image.shape[1], -1)
+        return torch.cat([keys, image.repeat(self.groups, 1, 1)], dim=-1)
 
 
 def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """The condition of B images, each value [B, ...], as that of 2 B rows: the images with their condition, then the same
-    images with `unconditional` set, a bool [2 B], and nothing else of theirs but the values `kept`. Classifier-free guidance
-    computes both."""
+    """The conditions of B images [B, ...] as those of 2 B rows for classifier-free guidance: the images, then the same images
+    without a condition. `unconditional`, bool [2 B], says which is which. Rows without a condition keep the values `kept`, and
+    all else is ones there."""
     doubled = {
         name: torch.cat([value, value if name in kept else torch.ones_like(value)])
         for name, value in condition.items()
@@ -22,8 +107,18 @@ def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] =
     return doubled
 
 
+def spread(cache, copies: Sequence[int], *outputs: torch.Tensor) -> Sequence[torch.Tensor]:
+    """From D prefilled conditions to all rows: expand the cache, and return the outputs [D, ...] as [rows, ...]. Row i has
+    condition `copies[i]`."""
+    if len(outputs[0]) == len(copies):
+        return outputs
+    rows = torch.tensor(copies, device=outputs[0].device)
+    cache.take_rows(rows)
+    return [output[rows] for output in outputs]
+
+
 def distinct(values: Sequence[Hashable]) -> tuple[list[int], list[int]]:
-    """Where each of the different `values` is first, and which of these each value equals."""
+    """The index of the first of each distinct value, and for each value the number of its distinct value."""
     first: dict[Hashable, int] = {}
     for i, value in enumerate(values):
         first.setdefault(value, i)
@@ -32,128 +127,15 @@ def distinct(values: Sequence[Hashable]) -> tuple[list[int], list[int]]:
 
 
 def distinct_rows(*tensors: torch.Tensor) -> tuple[list[int], list[int]]:
-    """`distinct` of the rows of tensors [R, ...], bit by bit. Reads the device."""
+    """`distinct` of the rows of tensors [R, ...], compared bit by bit. Reads the device."""
     count = len(tensors[0])
     bits = [tensor.reshape(count, -1).contiguous().view(torch.uint8).cpu().numpy() for tensor in tensors]
     return distinct([b"".join(part[row].tobytes() for part in bits) for row in range(count)])
 
 
 def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:
-    """The rows [groups * M] of `images` [M] among those of `count` images."""
+    """The rows [groups * M] of `images` [M] among the rows of `count` images."""
     return torch.cat([images + group * count for group in range(groups)])
-
-
-class PrefixModel:
-    """Base of the `TokenModel`s of transformers that read a condition as a prefix of their tokens.
-
-    Args:
-        transformer: the transformer, or what `torch.compile` made of it. Every forward pass calls it.
-        condition: arguments of its `embed_condition`, one row per image.
-        layout: the `Layout` of the image tokens.
-        guided: also compute the logits without the condition.
-        codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
-    """
-
-    predicts_groups: ClassVar[bool] = False
-
-    drafter = None
-    denoises = False
-    block = 1
-
-    def __init__(
-        self,
-        transformer: nn.Module,
-        condition: dict[str, torch.Tensor],
-        layout,
-        *,
-        guided: bool = False,
-        codebook: torch.Tensor | None = None,
-    ):
-        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
-        self.transformer, self.layout, self.groups = transformer, layout, 2 if guided else 1
-        self.num_tokens = layout.num_tokens
-        self.network = transformer
-        self._prefix_mask = transformer.prefix_mask(**condition)
-        # The conditions, and which of them each row has.
-        self._conditions, self._rows = condition, list(range(len(self._prefix_mask)))
-        self.device = self._prefix_mask.device
-        # The tokenizer may be offloaded.
-        self.codebook = None if codebook is None else codebook.to(self.device)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.transformer.config.vocab_size
-
-    def take(self, images: torch.LongTensor) -> Self:
-        """See `TokenModel.take`."""
-        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
-        other._prefix_mask, other._rows = self._prefix_mask[rows], [self._rows[row] for row in rows.tolist()]
-        other.layout = self.layout.take(images)
-        return other
-
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        first, numbers = distinct_rows(*self._conditions.values())
-        self._rows = [numbers[row] for row in self._rows]
-        self._conditions = {name: value[first] for name, value in self._conditions.items()}
-
-    @property
-    def condition(self) -> dict[str, torch.Tensor]:
-        """Arguments of the transformer's `embed_condition` of every row."""
-        return {name: value[self._rows] for name, value in self._conditions.items()}
-
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
-        rows = rows_of(images, self.groups, len(self._prefix_mask) // self.groups)
-        self._prefix_mask.index_copy_(0, rows, other._prefix_mask)
-        self.layout.put(images, other.layout)
-        return False
-
-    def open_prefill(
-        self, kind: type, batch_size: int, layers: int, heads: int, scratch: int
-    ) -> tuple[Any, dict[str, torch.Tensor], list[int]]:
-        """An empty cache of this kind for the different prompts of `batch_size` images, their conditions, and which of them each
-        row has.
-
-        Raises:
-            ValueError: if the model is bound to another number of images.
-        """
-        rows, length = self._prefix_mask.shape
-        if rows != batch_size * self.groups:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
-        first, copies = distinct(self._rows)
-        condition = {name: value[[self._rows[row] for row in first]] for name, value in self._conditions.items()}
-        cache = kind(
-            layers,
-            len(first),
-            heads,
-            self.transformer.head_dim,
-            prefix=length,
-            slots=self.num_tokens,
-            scratch=scratch,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
-        )
-        return cache, condition, copies
-
-    def write_prefix(self, cache, condition: dict[str, torch.Tensor]) -> torch.BoolTensor:
-        """Let the next forward pass write the prefixes, and return which keys of the cache each of their positions sees, [R, P, K]:
-        those before it, and itself, so that what is masked does not become NaN."""
-        mask = self.transformer.prefix_mask(**condition)
-        length = mask.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        own = torch.eye(length, dtype=torch.bool, device=self.device)
-        padding = cache.prefix - length
-        cache.write_next_at(
-            torch.arange(padding, cache.prefix, device=self.device).expand(len(mask), -1), cache.prefix
-        )
-        return F.pad((causal & mask[:, None]) | own, (padding, 0))
-
-    def prefix(self, cache, queries: int) -> torch.BoolTensor:
-        """Which keys before the slots each of so many queries sees, [rows, queries, K]."""
-        padding = cache.prefix - self._prefix_mask.shape[1]
-        return F.pad(self._prefix_mask, (padding, 0))[:, None].expand(-1, queries, -1)
 
 
 def check_image(layout, family: str) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .conditions import Conditions
 from .layers import Linear
 
 
@@ -54,7 +55,7 @@ class DistilledModel:
         layout: Any = None,
         teacher: Any = None,
     ):
-        self.transformer, self.condition = transformer, condition
+        self.transformer, self.conditions = transformer, Conditions(condition)
         self.offsets: Sequence[int] = tuple(offsets)
         self.layout, self.teacher, self.network = layout, teacher, transformer
         self.num_tokens, self.vocab_size = self.offsets[-1], transformer.config.vocab_size
@@ -66,12 +67,12 @@ class DistilledModel:
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `VectorModel.predict`."""
-        return self.transformer(vectors, start=start, **self.condition)
+        return self.transformer(vectors, start=start, **self.conditions.values)
 
     def take(self, images: torch.LongTensor) -> "DistilledModel":
         """See `VectorModel.take`."""
         other = copy.copy(self)
-        other.condition = {name: value[images] for name, value in self.condition.items()}
+        other.conditions = self.conditions.take(images)
         other.noise = None if self.noise is None else self.noise[images]
         other.teacher = None if self.teacher is None else self.teacher.take(images)
         return other

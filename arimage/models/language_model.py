@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .cache_transformers import LanguageCache, cache_argument
-from .conditions import check_raster, distinct, distinct_rows, rows_of
-from .layers import additive
+from .conditions import Conditions, check_raster, spread
+from .layers import additive, causal_mask
 
 
 # Prompts are padded on the left to a multiple of this length: what is compiled for one serves those that are about as long.
@@ -106,12 +106,11 @@ class LanguageTokenModel:
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
         mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
         mask = mask.to(prompt.device).bool()
-        self._mask = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
+        seen = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
+        self.conditions = Conditions({"prompt": prompt, "mask": mask}, groups, seen)
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
         self._groups, self._dtype = groups, prompt.dtype
-        # The prompts with their masks, and which of them each row has.
-        self._prompts, self._rows = (prompt, mask), list(range(rows))
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
@@ -125,16 +124,11 @@ class LanguageTokenModel:
     @torch.no_grad()
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        rows = len(self._mask)
-        if rows != batch_size * self._groups:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self._groups} images")
-        first, copies = distinct(self._rows)
-        prompt, mask = (part[[self._rows[row] for row in first]] for part in self._prompts)
-        length = mask.shape[1]
+        condition, copies = self.conditions.to_prefill(batch_size)
+        mask = condition["mask"]
         cache = LanguageCache(
-            len(mask),
-            length,
-            places=self._mask.shape[1],
+            *mask.shape,
+            places=self.conditions.length,
             batch_size=batch_size,
             layout=self.layout,
             scratch=scratch,
@@ -142,14 +136,9 @@ class LanguageTokenModel:
             has_row_ends=self._row_end is not None,
             device=self.device,
         )
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        # Padding sees itself, so that no row of the mask is empty.
-        visible = (causal & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        visible = F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        hidden = self._run(prompt, positions, F.pad(visible, (cache.prefix - length, 0)), cache)[:, -1]
-        if len(first) < rows:
-            cache.take_rows(torch.tensor(copies, device=self.device))
-            hidden = hidden[copies]
+        (hidden,) = spread(cache, copies, self._run(condition["prompt"], positions, visible, cache)[:, -1])
         return cache, self._logits(hidden)
 
     @torch.no_grad()
@@ -188,11 +177,10 @@ class LanguageTokenModel:
             rank = count + ends.long().cumsum(1) - 1
             last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
         cache.write_next_at(index)
-        prompt = F.pad(self._mask, (cache.prefix - self._mask.shape[1], 0))[:, None].expand(-1, seen.shape[1], -1)
         hidden = self._run(
             embedded.repeat(self._groups, 1, 1),
-            at.repeat(self._groups, 1) + self._mask.sum(1, keepdim=True),
-            torch.cat([prompt, seen.repeat(self._groups, 1, 1)], dim=2),
+            at.repeat(self._groups, 1) + self.conditions.seen.sum(1, keepdim=True),
+            self.conditions.visible_keys(cache.prefix, seen),
             cache,
         )
         if last is not None:
@@ -214,24 +202,17 @@ class LanguageTokenModel:
 
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
-        other, rows = copy.copy(self), rows_of(images, self._groups, len(self._mask) // self._groups)
-        other._mask, other._rows = self._mask[rows], [self._rows[row] for row in rows.tolist()]
+        other = copy.copy(self)
+        other.conditions = self.conditions.take(images)
         return other
 
     def merge_prompts(self) -> None:
         """Prefill equal prompts once. Reads the device."""
-        first, numbers = distinct_rows(*self._prompts)
-        self._rows = [numbers[row] for row in self._rows]
-        self._prompts = tuple(part[first] for part in self._prompts)
+        self.conditions.merge()
 
     def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
-        """See `TokenModel.put`; the longer prompts decide how many places there are."""
-        more = other._mask.shape[1] - self._mask.shape[1]
-        if more > 0:
-            self._mask = F.pad(self._mask, (more, 0))
-        rows = rows_of(images, self._groups, len(self._mask) // self._groups)
-        self._mask.index_copy_(0, rows, F.pad(other._mask, (max(-more, 0), 0)))
-        return more > 0
+        """See `TokenModel.put`."""
+        return self.conditions.put(images, other.conditions)
 
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if ends.device.type == "cpu" and not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Layers that the transformers of this package share."""
+"""Layers and masks that the transformers of this package share."""
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,42 @@ class Linear(nn.Linear):
         return linear(hidden, self.weight, self.bias)
 
 
+class FeedForward(nn.Module):
+    """The gated feed-forward layer of Llama."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float = 0.0):
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.dropout(hidden) if self.training else hidden
+
+
+def init_normal(network: nn.Module, std: float = 0.02) -> None:
+    """Initialise the weights of all linear layers and embeddings with N(0, std), in place."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+
+
+def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
+    """The keys that each of P prefix and `count` image positions sees, bool [B, P + count, P + count]: itself, the image positions
+    before it, and the prefix positions before it that `prefix_mask` [B, P] shows."""
+    batch, start = prefix_mask.shape
+    length = start + count
+    mask = torch.ones(length, length, dtype=torch.bool, device=prefix_mask.device).tril().repeat(batch, 1, 1)
+    mask[:, :, :start] &= prefix_mask[:, None]
+    # A hidden prefix position would see nothing and become NaN.
+    mask.diagonal(dim1=1, dim2=2).fill_(True)
+    return mask
+
+
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """What queries add to their scores [B, 1, Q, K], for all layers: 0 where a key is `visible` [B, Q, K], -inf elsewhere."""
+    """What attention adds to its scores in all layers, [B, 1, Q, K]: 0 for a `visible` key [B, Q, K], -inf for another."""
     return visible.to(dtype).log()[:, None]
 
 
@@ -27,12 +61,12 @@ def attend(
     scale: float | None = None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]; `causal`
-    is its `is_causal`, in place of a mask."""
+    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]. `causal` is
+    its `is_causal`, in place of a mask."""
     slow = query.device.type == "cpu" and query.dtype != torch.float32
     grouped = key.shape[1] < query.shape[1]
     if slow and query.requires_grad and not grouped and not causal:
-        # In training PyTorch's kernel for bfloat16 takes twice as long as plain products, backwards too.
+        # In training PyTorch's bfloat16 kernel takes twice as long as plain products, including the backward pass.
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         scores = (query * scale) @ key.transpose(-1, -2)
         return (scores if mask is None else scores + mask).softmax(-1) @ value

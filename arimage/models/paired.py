@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from .cache import SlotCache
-from .conditions import PrefixModel, check_image
+from .conditions import check_image
+from .prefix import PrefixModel
 
 
 class PairedCache(SlotCache):
@@ -65,10 +66,7 @@ class PairedModel(PrefixModel):
     ):
         check_image(layout, type(transformer).__name__)
         super().__init__(transformer, condition, layout, **settings)
-        self._prefix_mask = F.pad(self._prefix_mask, (0, 1), value=self.keeps_queries)
-
-    def merge_prompts(self) -> None:
-        """Equal prompts have prefixes of their own, which end with the first query of the image's order."""
+        self.conditions.seen = F.pad(self.conditions.seen, (0, 1), value=self.keeps_queries)
 
     def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
         """What tells the transformer the places of ranks [B, Q]: [B, Q, ...]."""
@@ -83,15 +81,14 @@ class PairedModel(PrefixModel):
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
         cache, condition = self._open(batch_size, scratch)
-        (rows, length), count = self._prefix_mask.shape, given.shape[1]
+        (rows, length), count = self.conditions.seen.shape, given.shape[1]
         ranks = torch.arange(count + 1, device=self.device).expand(batch_size, -1)
         slots = torch.where(given < 0, -1, ranks[:, :-1])
         prefix = torch.arange(cache.prefix - length, cache.prefix, device=self.device).expand(rows, -1)
         fed = cache.index(both_places(slots))
         # The first query, which belongs to the prefix, comes behind the tokens.
         cache.write_next_at(torch.cat([prefix[:, :-1], fed[:, :count], prefix[:, -1:], fed[:, count:]], dim=1))
-        image = self._seen(cache, both_places(slots), self._seen_by(cache, slots))
-        seen = torch.cat([self.prefix(cache, 2 * count), image], dim=-1)
+        seen = self._keys(cache, both_places(slots), self._seen_by(cache, slots))
         own = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
         own = F.pad(own, (cache.prefix - length, seen.shape[-1] - cache.prefix)).expand(rows, -1, -1)
         logits = self.transformer(
@@ -109,7 +106,7 @@ class PairedModel(PrefixModel):
         """See `GroupModel.prefill_group`."""
         device = self.device
         cache, condition = self._open(batch_size, scratch)
-        rows, length = self._prefix_mask.shape
+        rows, length = self.conditions.seen.shape
         index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
         # The queries after the first, which belongs to the prefix.
         slots = torch.arange(count - 1, device=device).expand(batch_size, -1)
@@ -122,7 +119,7 @@ class PairedModel(PrefixModel):
         if self.keeps_queries:
             # A query sees those before it, and the first is in the prefix.
             seen &= place <= F.pad(later, (length, 0), value=-1)[..., None]
-        image = self._seen(cache, F.pad(later, (length, 0)), seen)
+        image = cache.seen(F.pad(later, (length, 0)), seen).repeat(self.groups, 1, 1)
         own = torch.ones(length + count - 1, length, dtype=torch.bool, device=device).tril()
         prefix = F.pad(own, (cache.prefix - length, 0)).expand(rows, -1, -1)
         ranks = torch.arange(count, device=device).expand(batch_size, -1)
@@ -153,7 +150,9 @@ class PairedModel(PrefixModel):
     def _open(self, batch_size: int, scratch: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
         """An empty cache, and the conditions of its rows."""
         config = self.transformer.config
-        return self.open_prefill(PairedCache, batch_size, config.num_layers, config.num_attention_heads, scratch)[:2]
+        layers, heads = config.num_layers, config.num_attention_heads
+        # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
+        return self.open_prefill(PairedCache, batch_size, layers, heads, scratch, shared=False)[:2]
 
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None
@@ -195,19 +194,20 @@ class PairedModel(PrefixModel):
         """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q], to `places` [B, T + Q], -1 = nowhere, which
         see those in `seen` [B, T + Q, places]: the logits [G, B, Q, V]."""
         cache.write_next_at(cache.index(places))
-        image = self._seen(cache, places, seen)
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
             at=self._per_row(self.encode(ranks)),
             query_at=self._per_row(self.encode(asked)),
-            mask=torch.cat([self.prefix(cache, image.shape[1]), image], dim=-1),
+            mask=self._keys(cache, places, seen),
             cache=cache,
         )
         return logits.unflatten(0, (self.groups, -1))
 
-    def _seen(self, cache: PairedCache, places: torch.LongTensor, seen: torch.BoolTensor) -> torch.BoolTensor:
-        """Which keys behind the prompt the fed positions at `places` [B, Q], -1 = nowhere, see: [rows, Q, K]."""
-        return cache.seen(places.remainder(len(cache.places)), seen).repeat(self.groups, 1, 1)
+    def _keys(self, cache: PairedCache, places: torch.LongTensor, seen: torch.BoolTensor) -> torch.BoolTensor:
+        """The keys that fed positions see, [rows, Q, K]: they go to `places` [B, Q], -1 = nowhere, and see the prefix and the
+        places in `seen` [B, Q, places]."""
+        image = cache.seen(places.remainder(len(cache.places)), seen)
+        return self.conditions.visible_keys(cache.prefix, image)
 
     def _per_row(self, values: torch.Tensor) -> torch.Tensor:
         return values.repeat(self.groups, *[1] * (values.ndim - 1))

@@ -1,6 +1,7 @@
 """The transformer of ARPG (https://arxiv.org/abs/2503.10568): a causal half reads the tokens known so far, in any order, and in the
 other half queries for any places read what it made of them."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -11,17 +12,10 @@ from torch import nn
 
 from ..kernels.rotary import rotate
 from .cache import SlotCache
-from .conditions import PrefixModel, check_image
-from .layers import Linear, additive, attend
-from .transformer_llamagen import (
-    Block,
-    ClassOrTextCondition,
-    FeedForward,
-    RMSNorm,
-    causal_mask,
-    check_heads,
-    rotary_table,
-)
+from .conditions import check_image
+from .layers import FeedForward, Linear, additive, attend, init_normal
+from .prefix import PrefixModel
+from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
 
 class QueryBlock(nn.Module):
@@ -108,10 +102,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        """Initialise for training: N(0, 0.02), and a head of zeros."""
+        init_normal(self)
         nn.init.normal_(self.query_embedding, std=0.02)
         nn.init.zeros_(self.head.weight)
 
@@ -188,9 +180,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         if order is not None:
             tokens = tokens.gather(1, order)
         prefix_mask = self.prefix_mask(**condition)
-        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
-        grid = (self.config.grid_size,) * 2
-        table = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)
+        start = prefix_mask.shape[1]
+        table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
         places = torch.arange(len(table) - start, device=table.device)[None] if order is None else order
         rotary = table[start:][places]
         return self(
@@ -202,10 +193,6 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             query_mask=mask[:, start - 1 :],
             condition=condition,
         )
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
 
 class ARPGTokenModel(PrefixModel):
@@ -225,23 +212,23 @@ class ARPGTokenModel(PrefixModel):
         check_image(layout, "ARPG")
         super().__init__(transformer, condition, layout, **settings)
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
     def _per_row(self, ranks: torch.LongTensor) -> torch.Tensor:
         """The rotations [rows, Q, head_dim / 2, 2] of ranks [B, Q]."""
-        return self._rotary[self._prefix_mask.shape[1] :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
+        return self._rotary[self.conditions.length :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
 
     def _ask(self, ranks: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The arguments of the transformer that say which ranks [B, Q] are asked for."""
         places = self.layout.places(ranks).repeat(self.groups, 1)
         return {"query_rotary": self._per_row(ranks), "query_places": places}
 
-    def _open(self, batch_size: int, scratch: int) -> tuple[SlotCache, dict[str, torch.Tensor], list[int]]:
+    def _open(
+        self, batch_size: int, scratch: int, shared: bool = True
+    ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
-        config = self.transformer.config
-        return self.open_prefill(
-            SlotCache, batch_size, config.num_layers // 2 + 1, config.num_attention_heads, scratch
-        )
+        layers, heads = self.transformer.config.num_layers // 2 + 1, self.transformer.config.num_attention_heads
+        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch, shared)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
@@ -251,24 +238,21 @@ class ARPGTokenModel(PrefixModel):
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
-        cache, condition, copies = self._open(batch_size, scratch)
         # Images of one prompt have known tokens of their own.
-        cache.take_rows(torch.tensor(copies, device=self.device))
-        condition, length = {name: value[copies] for name, value in condition.items()}, self._prefix_mask.shape[1]
+        cache, condition, rows = self._open(batch_size, scratch, shared=False)
+        length = self.conditions.length
         prefix_seen, prefix_at = self.write_prefix(cache, condition), torch.arange(length, device=self.device)
         ranks = torch.arange(given.shape[1], device=self.device).expand_as(given)
         slots, after = torch.where(given < 0, -1, ranks), (given >= 0).sum(1, keepdim=True)
         at = cache.slots_of(slots, None)
-        first = (prefix_at + cache.prefix - length).expand(len(copies), -1)
+        first = (prefix_at + cache.prefix - length).expand(len(rows), -1)
         cache.write_next_at(torch.cat([first, cache.index(at)], dim=1))
         # The query sees all known tokens, of which the last has the rank before it; without one, the condition only.
-        seen = cache.seen(torch.cat([at, after - 1], dim=1), None).repeat(self.groups, 1, 1)
-        seen = torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1)
+        seen = cache.seen(torch.cat([at, after - 1], dim=1), None)
+        seen = self.conditions.visible_keys(cache.prefix, seen)
         logits = self.transformer(
             given.repeat(self.groups, 1),
-            rotary=torch.cat(
-                [self._rotary[None, :length].expand(len(copies), -1, -1, -1), self._per_row(ranks)], dim=1
-            ),
+            rotary=torch.cat([self._rotary[None, :length].expand(len(rows), -1, -1, -1), self._per_row(ranks)], dim=1),
             mask=torch.cat([F.pad(prefix_seen, (0, seen.shape[-1] - cache.prefix)), seen[:, :-1]], dim=1),
             **self._ask(after),
             query_mask=seen[:, -1:],
@@ -280,10 +264,9 @@ class ARPGTokenModel(PrefixModel):
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
         cache, condition, copies = self._open(batch_size, scratch)
-        length = self._prefix_mask.shape[1]
         mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
         logits = self.transformer(
-            rotary=self._rotary[None, :length],
+            rotary=self._rotary[None, : self.conditions.length],
             mask=mask,
             **self._ask(torch.arange(count, device=self.device).expand(batch_size, -1)),
             query_mask=mask[rows, -1:].expand(-1, count, -1),
@@ -291,7 +274,8 @@ class ARPGTokenModel(PrefixModel):
             condition=condition,
             cache=cache,
         )
-        cache.take_rows(rows)
+        if len(mask) < len(rows):
+            cache.take_rows(rows)
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(
@@ -328,16 +312,12 @@ class ARPGTokenModel(PrefixModel):
 
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.FloatTensor:
         """Feed `tokens` [B, T] of `ranks`, which see the slots `seen` [B, T, K], and ask for the ranks `asked` [B, Q]."""
-        seen, query_seen = (
-            torch.cat([self.prefix(cache, part.shape[1]), part.repeat(self.groups, 1, 1)], dim=-1)
-            for part in (seen, query_seen)
-        )
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._per_row(ranks),
-            mask=seen,
+            mask=self.conditions.visible_keys(cache.prefix, seen),
             **self._ask(asked),
-            query_mask=query_seen,
+            query_mask=self.conditions.visible_keys(cache.prefix, query_seen),
             cache=cache,
         )
         return logits.unflatten(0, (self.groups, -1))

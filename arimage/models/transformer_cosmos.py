@@ -13,8 +13,8 @@ from torch import nn
 
 from ..kernels.rotary import rotate
 from .cache import SlotCache
-from .conditions import distinct, distinct_rows, rows_of
-from .layers import Linear, additive, attend
+from .conditions import Conditions, spread
+from .layers import FeedForward, Linear, additive, attend, init_normal
 
 
 # YaRN as the authors set it: stretched twice, between wavelengths that turn 4 times and once over (frames, rows or columns). They
@@ -111,17 +111,6 @@ class Attention(nn.Module):
         return self.out_proj(attend(query, key, value, mask, causal=causal).transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, hidden):
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -204,10 +193,8 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        """Initialise for training: N(0, 0.02), and a head of zeros."""
+        init_normal(self)
         nn.init.zeros_(self.head.weight)
 
     @property
@@ -383,9 +370,8 @@ class CosmosTokenModel:
             prefix, prompt_embeds = prefix.repeat(2, 1), torch.cat([prompt_embeds, torch.zeros_like(prompt_embeds)])
         self.transformer, self.network, self.layout = transformer, transformer, layout
         self.groups = 2 if guided else 1
-        # The conditions, and which of them each row has.
-        self._conditions = (prefix,) if prompt_embeds is None else (prefix, prompt_embeds)
-        self._rows = list(range(len(prefix)))
+        condition = {"tokens": prefix} if prompt_embeds is None else {"tokens": prefix, "prompt_embeds": prompt_embeds}
+        self.conditions = Conditions(condition, self.groups, seen=torch.ones_like(prefix, dtype=torch.bool))
         self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
         self.device = given.device
         # The tokenizer may be offloaded.
@@ -397,33 +383,25 @@ class CosmosTokenModel:
     def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
         """See `TokenModel.take`."""
         other = copy.copy(self)
-        rows = rows_of(images, self.groups, len(self._rows) // self.groups)
-        other._rows = [self._rows[row] for row in rows.tolist()]
+        other.conditions = self.conditions.take(images)
         other.context = None if self.context is None else self.context[images]
         return other
 
     def merge_prompts(self) -> None:
         """Prefill equal conditions once. Reads the device."""
-        first, numbers = distinct_rows(*self._conditions)
-        self._rows = [numbers[row] for row in self._rows]
-        self._conditions = tuple(part[first] for part in self._conditions)
+        self.conditions.merge()
 
     def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
-        """See `TokenModel.put`. All that a forward pass needs of a condition is in the cache."""
+        """See `TokenModel.put`."""
         if self.context is not None:
             self.context.index_copy_(0, images, other.context)
-        return False
+        return self.conditions.put(images, other.conditions)
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
         """A cache with the given maps in it, and the logits of the first position or block; see `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
-        if len(self._rows) != batch_size * self.groups:
-            raise ValueError(
-                f"batch_size is {batch_size}, but the model is bound to {len(self._rows) // self.groups} videos"
-            )
-        first, copies = distinct(self._rows)
-        prefix, *embeds = (part[[self._rows[row] for row in first]] for part in self._conditions)
-        prompts, length = prefix.shape
+        condition, copies = self.conditions.to_prefill(batch_size)
+        prompts, length = condition["tokens"].shape
         cache = CosmosCache(
             config.num_layers,
             prompts,
@@ -436,21 +414,17 @@ class CosmosTokenModel:
             dtype=self.transformer.dtype,
             device=self.device,
         )
-        places = torch.arange(cache.prefix - length, cache.prefix, device=self.device)
-        cache.write_next_at(places.expand(prompts, -1), cache.prefix)
+        cache.write_prompts(prompts, length)
         logits = self.transformer(
-            prefix,
+            condition["tokens"],
             rotary=self._rotary[None, :length],
             absolute=None if self._absolute is None else self._absolute[None, :length],
             mask=None if block == 1 else F.pad(block_mask(length, block, self.device), (cache.prefix - length, 0)),
-            prompt_embeds=embeds[0] if embeds else None,
+            prompt_embeds=condition.get("prompt_embeds"),
             cache=cache,
             first_query=length - block,
         )
-        logits = logits[:, 0] if block == 1 else logits
-        if len(first) < len(copies):
-            cache.take_rows(torch.tensor(copies, device=self.device))
-            logits = logits[copies]
+        (logits,) = spread(cache, copies, logits[:, 0] if block == 1 else logits)
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(
@@ -463,19 +437,17 @@ class CosmosTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
-        at_slots, length = cache.slots_of(positions, slots), self._conditions[0].shape[1]
+        at_slots, length = cache.slots_of(positions, slots), self.conditions.length
         cache.write_next_at(cache.index(at_slots))
         # A token sees its block up to the last slot.
         last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)
-        seen = cache.seen(last, visible).repeat(self.groups, 1, 1)
-        prefix = torch.arange(cache.prefix, device=self.device) >= cache.prefix - length
         positions = positions.repeat(self.groups, 1)
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
             rotary=self._rotary[length:][positions],
             absolute=None if self._absolute is None else self._absolute[length:][positions],
-            mask=torch.cat([prefix.expand(*seen.shape[:2], -1), seen], dim=-1),
+            mask=self.conditions.visible_keys(cache.prefix, cache.seen(last, visible)),
             cache=cache,
         )
         return logits.unflatten(0, (self.groups, -1))

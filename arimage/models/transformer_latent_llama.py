@@ -9,10 +9,11 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from .cache import SlotCache
-from .conditions import PrefixModel, check_raster
+from .conditions import check_raster, spread
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
-from .layers import Linear, additive
-from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, causal_mask, check_heads, rotary_table
+from .layers import Linear, additive, init_normal
+from .prefix import PrefixModel
+from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
 
 class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
@@ -81,10 +82,8 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         )
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 0.02) everywhere, zeros where blocks of the head are modulated and at its end."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        """Initialise for training: N(0, 0.02), and zeros in the head's modulations and output projection."""
+        init_normal(self)
         head = self.denoising_head
         for layer in (*(block.modulation for block in head.blocks), head.output_modulation, head.output_projection):
             nn.init.zeros_(layer.weight)
@@ -120,14 +119,9 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         """What the head is told of tokens [B, N, token_dim] in raster order, [B, N, hidden_size], each by the condition (arguments of
         `embed_condition`) and the tokens before it. Differentiable, for training."""
         prefix_mask = self.prefix_mask(**condition)
-        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
-        grid = (self.config.grid_size,) * 2
-        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, : len(mask[0])]
-        return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=start - 1)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
+        table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
+        rotary, first_query = table[None, : mask.shape[1]], prefix_mask.shape[1] - 1
+        return self(tokens[:, :-1], rotary=rotary, mask=mask, condition=condition, first_query=first_query)
 
 
 def velocity(tokens: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,7 +161,7 @@ class LatentLlamaModel(PrefixModel):
         super().__init__(transformer, condition, layout, **settings)
         self.drafter, self.dim = drafter, transformer.config.token_dim
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
     def merge_prompts(self) -> None:
         super().merge_prompts()
@@ -189,7 +183,7 @@ class LatentLlamaModel(PrefixModel):
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition in it, and the conditions [G, B, C] of position 0; see `CausalLatentModel.prefill`."""
-        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
         cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
         conditions = self.transformer(
@@ -199,21 +193,18 @@ class LatentLlamaModel(PrefixModel):
             cache=cache,
             first_query=length - 1,
         )
-        if len(conditions) < len(copies):
-            cache.take_rows(torch.tensor(copies, device=self.device))
-            conditions = conditions[copies]
+        (conditions,) = spread(cache, copies, conditions)
         return cache, conditions.squeeze(1).unflatten(0, (self.groups, -1))
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
         slots = cache.slots_of(positions, None)
         cache.write_next_at(cache.index(slots))
-        seen = cache.seen(slots, None).repeat(self.groups, 1, 1)
         conditions = self.transformer(
             tokens.repeat(self.groups, 1, 1),
             # Padding is rotated as the last position.
-            rotary=self._rotary[self._prefix_mask.shape[1] :][positions].repeat(self.groups, 1, 1, 1),
-            mask=torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1),
+            rotary=self._rotary[self.conditions.length :][positions].repeat(self.groups, 1, 1, 1),
+            mask=self.conditions.visible_keys(cache.prefix, cache.seen(slots, None)),
             cache=cache,
         )
         return conditions.unflatten(0, (self.groups, -1))

@@ -11,15 +11,16 @@ from torch import nn
 
 from ..kernels.rotary import rotate
 from .cache import SlotCache
-from .conditions import PrefixModel, check_raster
-from .layers import Linear, additive, attend
+from .conditions import check_raster, spread
+from .layers import FeedForward, Linear, additive, attend, causal_mask, init_normal
+from .prefix import PrefixModel
 
 
 def rotary_table(
     head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device
 ) -> torch.Tensor:
-    """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32; the first half of the angles turns with the
-    row, the second with the column. The prefix rows are zero, so that condition tokens have zero queries and keys."""
+    """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on the row, the
+    second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys."""
     quarter = head_dim // 4
     frequencies = theta ** (-torch.arange(quarter, device=device) * 2.0 / (head_dim // 2))
     row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
@@ -32,17 +33,6 @@ def rotary_table(
     ).flatten(0, 1)
     table = torch.stack([angles.cos(), angles.sin()], dim=-1)
     return F.pad(table, (0, 0, 0, 0, prefix, 0))
-
-
-def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
-    """Which positions each sees [B, P + count, P + count]: itself and, before it, tokens and the prefix where `prefix_mask` [B, P]."""
-    batch, start = prefix_mask.shape
-    length = start + count
-    mask = torch.ones(length, length, dtype=torch.bool, device=prefix_mask.device).tril().repeat(batch, 1, 1)
-    mask[:, :, :start] &= prefix_mask[:, None]
-    # A masked condition token would see nothing and become NaN.
-    mask.diagonal(dim1=1, dim2=2).fill_(True)
-    return mask
 
 
 class RMSNorm(nn.Module):
@@ -76,19 +66,6 @@ class Attention(nn.Module):
         return self.dropout(hidden) if self.training else hidden
 
 
-class FeedForward(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
-        super().__init__()
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, hidden):
-        hidden = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return self.dropout(hidden) if self.training else hidden
-
-
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -118,7 +95,7 @@ class CaptionProjection(nn.Module):
 
 
 def check_heads(hidden_size: int, num_attention_heads: int) -> None:
-    """Refuse heads whose width the rotary embedding cannot have."""
+    """Refuse heads whose width does not suit the rotary embedding."""
     if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
         raise ValueError(
             f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
@@ -126,13 +103,17 @@ def check_heads(hidden_size: int, num_attention_heads: int) -> None:
 
 
 class ClassOrTextCondition:
-    """The prefix of a transformer whose config says "class" or "text" (`conditioning`)."""
+    """The prefix of a transformer: a class or a text, as `conditioning` in its config says."""
 
     config: Any
     dtype: torch.dtype
 
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
     def add_condition(self) -> None:
-        """Add the parameters that the config asks for."""
+        """Add the parameters of the condition."""
         config = self.config
         if config.conditioning not in ("class", "text"):
             raise ValueError(f'conditioning is {config.conditioning!r}: give "class" or "text"')
@@ -155,7 +136,7 @@ class ClassOrTextCondition:
         Args:
             class_labels: [B], for "class".
             prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
-            unconditional: [B]; the condition of these images is replaced by the learned "none".
+            unconditional: bool [B], which images get the learned "no condition" in place of theirs.
         """
         if self.config.conditioning == "class":
             if unconditional is not None:
@@ -166,12 +147,19 @@ class ClassOrTextCondition:
         return self.caption_projection(caption, unconditional)
 
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
-        """Which prefix positions are visible [B, P]. Those of a prompt stay visible where its text is replaced by "none", as in
-        the original."""
+        """Which prefix positions are visible, bool [B, P]. As in the original, a prompt's positions stay visible without its text."""
         if self.config.conditioning == "class":
             return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
         assert prompt_attention_mask is not None
         return prompt_attention_mask.bool()
+
+    def teacher_forcing(self, prefix_mask: torch.BoolTensor, count: int) -> tuple[torch.Tensor, torch.BoolTensor]:
+        """For a prefix that is visible where `prefix_mask` [B, P] and `count` tokens on the trained grid: the `rotary_table` of the
+        prefix and the whole grid, and the `causal_mask`."""
+        grid = (self.config.grid_size,) * 2
+        theta, device = self.config.rope_theta, prefix_mask.device
+        table = rotary_table(self.head_dim, grid, prefix_mask.shape[1], theta, device)
+        return table, causal_mask(prefix_mask, count)
 
 
 class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
@@ -179,14 +167,14 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
     Args:
         conditioning (`str`): "class" or "text".
-        grid_size (`int`): tokens along each side of the image that the weights were trained for.
-        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
+        grid_size (`int`): tokens along each side of the images that the weights were trained on.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width of a
             head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size (`int`): image tokens.
-        num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 120 in the published text models, 1 for classes, or for texts of
-            which the state of the last token alone is read.
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix: 120 in the published text models, 1 for classes and for models that
+            read only the state of the last text token.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
     """
@@ -222,10 +210,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 0.02) everywhere, a zero head."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        """Initialise for training: N(0, 0.02), and a head of zeros."""
+        init_normal(self)
         nn.init.zeros_(self.head.weight)
 
     def forward(
@@ -242,17 +228,17 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """One forward pass over a prefix, over tokens, or over both: logits [B, T - first_query, vocab_size] in float32.
+        """One forward pass over a prefix, tokens, or both: logits [B, T - first_query, vocab_size] in float32.
 
         Args:
             tokens: image tokens [B, Q]; -1 is a token that is not known yet.
             rotary: rows of `rotary_table` for the T fed positions, [B or 1, T, head_dim / 2, 2].
-            mask: bool [B, T, K], which keys each query sees: those of the T fed positions, or the first of `cache`.
+            mask: bool [B, T, K], which keys each query sees: those of the T fed positions, or the first K of `cache`.
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
-            cache: keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
+            cache: the keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
             first_query: leave out the logits of the positions before it.
             return_features: also return the head's inputs [B, T - first_query, hidden_size].
-            denoiser: a `LlamaGenDenoiser`; where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of `tokens` and
+            denoiser: a `LlamaGenDenoiser`. Where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of `tokens` and
                 adapts the blocks. Not together with a prefix.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
@@ -276,33 +262,27 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid: position
-        j sees the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
-        `return_features` and `cache` as in `forward`."""
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid. The logits of
+        position j see the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
+        `return_features` and `cache` are those of `forward`."""
         prefix_mask = self.prefix_mask(**condition)
-        start, mask = prefix_mask.shape[1], causal_mask(prefix_mask, tokens.shape[1] - 1)
-        grid = (self.config.grid_size,) * 2
-        rotary = rotary_table(self.head_dim, grid, start, self.config.rope_theta, tokens.device)[None, : len(mask[0])]
+        table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
         return self(
             tokens[:, :-1],
-            rotary=rotary,
+            rotary=table[None, : mask.shape[1]],
             mask=mask,
             condition=condition,
             cache=cache,
-            first_query=start - 1,
+            first_query=prefix_mask.shape[1] - 1,
             return_features=return_features,
         )
 
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
-
 
 class LlamaGenTokenModel(PrefixModel):
-    """A `TokenModel` (see `arimage.decoding.contract.models`): a `LlamaGenTransformer` with the conditions of one call.
+    """A `LlamaGenTransformer` with the conditions of one call, as a `TokenModel` (see `arimage.decoding.contract.models`).
 
     Args:
-        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.
+        transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in raster order.
         drafter, denoiser: a `LlamaGenDrafter` and a `LlamaGenDenoiser` of this transformer.
 
     Raises:
@@ -311,7 +291,7 @@ class LlamaGenTokenModel(PrefixModel):
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
 
-    # It generates images, which continue none.
+    # Images do not continue a frame.
     context = None
 
     def __init__(
@@ -329,11 +309,11 @@ class LlamaGenTokenModel(PrefixModel):
         self.drafter, self.denoiser = drafter, denoiser
         self.denoises = denoiser is not None and self.codebook is not None
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self._prefix_mask.shape[1], theta, self.device)
+        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
     def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config, length = self.transformer.config, self._prefix_mask.shape[1]
+        config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
         cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
         outputs = self.transformer(
@@ -344,9 +324,7 @@ class LlamaGenTokenModel(PrefixModel):
             first_query=length - 1,
             return_features=True,
         )
-        if len(outputs[0]) < len(copies):
-            cache.take_rows(torch.tensor(copies, device=self.device))
-            outputs = (output[copies] for output in outputs)
+        outputs = spread(cache, copies, *outputs)
         logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 
@@ -369,13 +347,11 @@ class LlamaGenTokenModel(PrefixModel):
             noisy["denoiser"] = self.denoiser
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
-        seen = cache.seen(at_slots, visible).repeat(self.groups, 1, 1)
-        length = self._prefix_mask.shape[1]
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
-            rotary=self._rotary[length:][positions].repeat(self.groups, 1, 1, 1),
-            mask=torch.cat([self.prefix(cache, seen.shape[1]), seen], dim=-1),
+            rotary=self._rotary[self.conditions.length :][positions].repeat(self.groups, 1, 1, 1),
+            mask=self.conditions.visible_keys(cache.prefix, cache.seen(at_slots, visible)),
             cache=cache,
             return_features=True,
             **noisy,

@@ -7,15 +7,7 @@ from torch import nn
 
 from .distilled import VectorHead, known_flags
 from .layers import Linear, additive
-from .transformer_llamagen import (
-    Block,
-    ClassOrTextCondition,
-    LlamaGenTransformer,
-    RMSNorm,
-    causal_mask,
-    check_heads,
-    rotary_table,
-)
+from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
 
 
 class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
@@ -99,16 +91,15 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             start: how many tokens are known.
             condition: arguments of `embed_condition`.
         """
-        config, prefix, visible = self.config, self.embed_condition(**condition), self.prefix_mask(**condition)
+        prefix, visible = self.embed_condition(**condition), self.prefix_mask(**condition)
         count, width = visible.shape[1], vectors.shape[1]
         hidden = torch.cat([prefix, self.input_projection(vectors.to(self.dtype))], dim=1)
         hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
         hidden = self.embedding_dropout(hidden)
-        head_dim = config.hidden_size // config.num_attention_heads
-        rotary = rotary_table(head_dim, (config.grid_size,) * 2, count, config.rope_theta, vectors.device)[None]
-        scores = additive(causal_mask(visible, width), hidden.dtype)
+        table, mask = self.teacher_forcing(visible, width)
+        scores = additive(mask, hidden.dtype)
         for block in self.blocks:
-            hidden = block(hidden, rotary, scores)
+            hidden = block(hidden, table[None], scores)
         hidden = hidden[:, count:]
         mean = (prefix * visible[..., None]).sum(1) / visible.sum(1, keepdim=True)
         return self.vector_head(hidden, mean.to(prefix.dtype)).float(), self.head(self.norm(hidden)).float()

@@ -10,7 +10,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from .conditions import rows_of
+from .conditions import Conditions
 from .denoising_head import diffusion_tables
 from .layers import Linear, additive, attend
 
@@ -173,13 +173,14 @@ class MARLatentModel:
         config = transformer.config
         self.num_tokens, self.dim = config.grid_size**2, config.token_dim
         self.layout = layout
-        none = torch.full_like(class_labels, config.num_classes)
-        self._labels = torch.cat([class_labels, none]) if guided else class_labels
+        if guided:
+            class_labels = torch.cat([class_labels, torch.full_like(class_labels, config.num_classes)])
+        self.conditions = Conditions({"class_labels": class_labels}, self.groups)
 
     def take(self, images: torch.LongTensor) -> "MARLatentModel":
         """See `LatentModel.take`."""
         other = copy.copy(self)
-        other._labels = self._labels[rows_of(images, self.groups, len(self._labels) // self.groups)]
+        other.conditions = self.conditions.take(images)
         other.drafter = None if self.drafter is None else self.drafter.take(images)
         return other
 
@@ -188,7 +189,8 @@ class MARLatentModel:
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
         tokens, visible = tokens.repeat(self.groups, 1, 1), visible.repeat(self.groups, 1)
-        return self.transformer(tokens, visible, count, self._labels, padded=padded).unflatten(0, (self.groups, -1))
+        conditions = self.transformer(tokens, visible, count, padded=padded, **self.conditions.values)
+        return conditions.unflatten(0, (self.groups, -1))
 
     def denoise(
         self,

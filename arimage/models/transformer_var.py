@@ -14,8 +14,8 @@ from torch import nn
 
 from ..kernels.linear import linear
 from .cache import GrowingCache
-from .conditions import distinct, distinct_rows, rows_of, with_unconditional
-from .layers import Linear, attend
+from .conditions import Conditions, spread, with_unconditional
+from .layers import Linear, attend, init_normal
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -197,9 +197,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         """Initialise for training: N(0, 1 / (3 hidden_size)), captions projected at their own magnitude, a residual stream
         that starts as that of a plain transformer, a zero head."""
         std = (3 * self.config.hidden_size) ** -0.5
+        init_normal(self, std)
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         for embedding in (self.start_position, self.position_embedding):
@@ -341,31 +340,31 @@ class VARScaleModel:
         refiner: "VARScaleModel | None" = None,
     ):
         condition = with_unconditional(condition) if guided else condition
-        self.transformer, self.vq, self.condition = transformer, vq, condition
-        self.groups = 2 if guided else 1
+        self.transformer, self.vq, self.groups = transformer, vq, 2 if guided else 1
+        self.conditions = Conditions(condition, self.groups, seen=transformer.prefix_mask(**condition))
         self.scales = tuple(transformer.config.scales)
         self.num_tokens = sum(side**2 for side in self.scales)
         self.vocab_size = transformer.config.vocab_size
         self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
         self.codebook = vq.code_vectors().to(self.device, torch.float32)
-        # Rows of equal numbers have equal conditions.
-        self._rows = list(range(len(next(iter(condition.values())))))
         self._levels = transformer.levels(self.device)
-        self._prefix_mask = transformer.prefix_mask(**condition)
+
+    @property
+    def condition(self) -> dict[str, torch.Tensor]:
+        """Arguments of the transformer's `embed_condition` for every row."""
+        return self.conditions.values
 
     def take(self, images: torch.LongTensor) -> "VARScaleModel":
         """See `ScaleModel.take`."""
-        other, rows = copy.copy(self), rows_of(images, self.groups, len(self._rows) // self.groups)
-        other.condition = {name: value[rows] for name, value in self.condition.items()}
-        other._rows = [self._rows[row] for row in rows.tolist()]
-        other._prefix_mask = None if self._prefix_mask is None else self._prefix_mask[rows]
+        other = copy.copy(self)
+        other.conditions = self.conditions.take(images)
         other.refiner = None if self.refiner is None else self.refiner.take(images)
         return other
 
     def merge_prompts(self) -> None:
         """Prefill equal conditions once. Reads the device."""
-        _, self._rows = distinct_rows(*self.condition.values())
+        self.conditions.merge()
         if self.refiner is not None:
             self.refiner.merge_prompts()
 
@@ -380,21 +379,15 @@ class VARScaleModel:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
         them; see `ScaleModel.prefill`."""
         config = self.transformer.config
-        rows = len(self._rows)
-        if rows != batch_size * self.groups:
-            raise ValueError(f"batch_size is {batch_size}, but the model is bound to {rows // self.groups} images")
-        condition, different, copies = self.condition, rows, []
-        # The latents behind equal conditions differ.
-        if not latents:
-            first, copies = distinct(self._rows)
-            condition, different = {name: value[first] for name, value in condition.items()}, len(first)
+        # With latents, images of equal conditions differ.
+        condition, copies = self.conditions.to_prefill(batch_size, shared=not latents)
         prefix_mask = self.transformer.prefix_mask(**condition)
         cache = GrowingCache(
             config.num_layers,
-            different,
+            len(next(iter(condition.values()))),
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
-            prefix=0 if prefix_mask is None else prefix_mask.shape[1],
+            prefix=self.conditions.length,
             slots=self.num_tokens,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -411,17 +404,15 @@ class VARScaleModel:
             cache=cache,
             first_query=fed.start,
         )
-        if different < rows:
-            cache.take_rows(torch.tensor(copies, device=self.device))
-            logits = logits[copies]
+        (logits,) = spread(cache, copies, logits)
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
         fed = self._tokens(scale)
         mask = None
-        if self._prefix_mask is not None:
-            mask = F.pad(self._prefix_mask, (0, fed.stop), value=True)[:, None, None]
+        if self.conditions.length:
+            mask = F.pad(self.conditions.seen, (0, fed.stop), value=True)[:, None, None]
         logits = self.transformer(
             self._inputs(scale, latents), levels=self._levels[fed], mask=mask, cache=cache, first=fed.start
         )

@@ -106,15 +106,6 @@ def test_a_move_copies_slots_of_each_image_and_nothing_to_nowhere(kind):
 
 
 @KINDS
-def test_reset_rows_are_empty_and_the_others_as_before(kind):
-    cache, _, _ = filled(kind)
-    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))
-    expected[:, :, :, [0, 2]] = 0
-    cache.reset_rows(torch.tensor([2, 0]))
-    assert torch.equal(image_slots(cache), expected.flatten(2, 3))
-
-
-@KINDS
 def test_expanded_images_are_copies(kind):
     cache, _, _ = filled(kind)
     images = torch.tensor([0, 0, 2, 1, 1])
@@ -122,11 +113,9 @@ def test_expanded_images_are_copies(kind):
     cache.expand(images)
     assert torch.equal(image_slots(cache), expected)
     # Copies are independent of each other.
-    cache.reset_rows(torch.tensor([1]))
-    kept = image_slots(cache).unflatten(2, (GROUPS, len(images)))
-    assert not kept[:, :, :, 1].any() and torch.equal(
-        kept[:, :, :, 0], expected.unflatten(2, (GROUPS, -1))[:, :, :, 0]
-    )
+    cache.move(torch.tensor([[4]] * 5), torch.tensor([[-1], [1], [-1], [-1], [-1]]))
+    before, after = (slots.unflatten(2, (GROUPS, -1)) for slots in (expected, image_slots(cache)))
+    assert [torch.equal(before[:, :, :, i], after[:, :, :, i]) for i in range(5)] == [True, False, True, True, True]
 
 
 def test_row_ends_follow_their_images():
@@ -134,8 +123,6 @@ def test_row_ends_follow_their_images():
     cache.row_ends[1] = True
     cache.expand(torch.tensor([1, 0]))
     assert cache.row_ends.sum(1).tolist() == [SLOTS + 1, 1]
-    cache.reset_rows(torch.tensor([0]))
-    assert cache.row_ends.nonzero().tolist() == [[0, 2], [1, 2]]
 
 
 def test_modulations_follow_their_images():

@@ -110,7 +110,6 @@ def run_tokens(model, groups=2):
     logits = model.forward(tokens[:, :SCRATCH], positions[:, :SCRATCH], cache, visible=visible, slots=slots)
     assert_logits(logits, SCRATCH, model.vocab_size, groups=groups)
     cache.move(slots, positions[:, :SCRATCH])
-    cache.reset_rows(torch.zeros(1, dtype=torch.long))
     cache.expand(torch.zeros(BATCH, dtype=torch.long))
     assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, groups=groups)
 

@@ -1,0 +1,122 @@
+"""`Conditions`, which every model of a call holds: merged, taken and replaced rows, and what they prefill."""
+
+import pytest
+import tiny
+import torch
+
+from arimage.models.conditions import Conditions, distinct_rows, spread, with_unconditional
+
+
+# Images 0 and 2 have one condition, and without it all rows are equal.
+VALUES = {"labels": torch.tensor([4, 7, 4]), "embeds": torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])}
+
+
+def guided(seen=((0, 1), (1, 1), (0, 1))):
+    seen = torch.tensor(seen, dtype=torch.bool)
+    return Conditions(with_unconditional(VALUES), groups=2, seen=torch.cat([seen, torch.ones_like(seen)]))
+
+
+def labels(conditions):
+    values = conditions.values
+    return torch.where(values["unconditional"], -1, values["labels"]).tolist()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_images_are_taken_in_any_order_and_more_than_once(merged):
+    conditions = guided()
+    if merged:
+        conditions.merge()
+    for images, expected in (([1, 0, 0, 2], [7, 4, 4, 4]), ([2], [4])):
+        taken = conditions.take(torch.tensor(images))
+        assert taken.images == len(images) and labels(taken) == expected + [-1] * len(images)
+        assert torch.equal(taken.seen, conditions.seen[[*images, *(3 + i for i in images)]])
+    assert labels(conditions) == [4, 7, 4, -1, -1, -1]
+    # What is taken may be taken from again.
+    assert labels(conditions.take(torch.tensor([1, 0])).take(torch.tensor([1]))) == [4, -1]
+
+
+def test_equal_conditions_are_prefilled_once_after_a_merge():
+    conditions = guided()
+    values, copies = conditions.to_prefill(3)
+    assert list(copies) == list(range(6)) and values["labels"].tolist() == [4, 7, 4, 1, 1, 1]
+    conditions.merge()
+    for _ in range(2):
+        values, copies = conditions.to_prefill(3)
+        assert copies == [0, 1, 0, 2, 2, 2] and values["embeds"].tolist() == [[1, 2], [3, 4], [1, 1]]
+        assert labels(conditions) == [4, 7, 4, -1, -1, -1]
+        conditions.merge()
+    values, copies = conditions.take(torch.tensor([2, 1])).to_prefill(2)
+    assert copies == [0, 1, 2, 2] and values["labels"].tolist() == [4, 7, 1]
+    # Rows that must differ have copies of their own.
+    values, copies = conditions.to_prefill(3, shared=False)
+    assert list(copies) == list(range(6)) and values["labels"].tolist() == [4, 7, 4, 1, 1, 1]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_another_number_of_images_is_refused(merged):
+    conditions = guided()
+    if merged:
+        conditions.merge()
+    with pytest.raises(ValueError, match="batch_size is 6, .* 3 images"):
+        conditions.to_prefill(6)
+
+
+def test_replaced_rows_see_other_prefixes_in_place():
+    conditions, other = guided(), guided(((1, 0), (1, 0), (1, 0)))
+    seen = conditions.seen
+    assert not conditions.put(torch.tensor([2, 0]), other.take(torch.tensor([0, 1])))
+    assert conditions.seen is seen and seen.int().tolist() == [[1, 0], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]
+
+
+def test_prefixes_of_different_length_end_together():
+    short, long = guided(), Conditions(VALUES, seen=torch.tensor([[1, 1, 0, 1]] * 3, dtype=torch.bool))
+    long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
+    assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
+    images = torch.tensor([1])
+    assert short.put(images, long.take(images)) and short.length == 4
+    assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
+    long.put(images, guided().take(images))
+    assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2
+
+
+def test_queries_see_the_prefix_of_their_row_and_the_image():
+    image = torch.tensor([[[1, 0, 0], [1, 1, 0]]] * 3, dtype=torch.bool)
+    keys = guided().visible_keys(3, image)
+    assert keys.shape == (6, 2, 6)
+    assert keys[0].int().tolist() == [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
+    assert keys[4].int().tolist() == [[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]]
+
+
+def test_conditions_without_a_prefix_have_one_of_no_length():
+    conditions = Conditions(VALUES).take(torch.tensor([1, 1]))
+    assert (conditions.length, conditions.images) == (0, 2)
+    assert not conditions.put(torch.tensor([0]), Conditions(VALUES).take(torch.tensor([2])))
+
+
+def test_outputs_and_caches_are_spread_over_the_rows():
+    taken = []
+
+    class Cache:
+        take_rows = taken.append
+
+    outputs = torch.tensor([[1.0], [2.0]]), torch.tensor([10, 20])
+    same = spread(Cache, [0, 1], *outputs)
+    assert taken == [] and all(a is b for a, b in zip(same, outputs, strict=True))
+    first, second = spread(Cache, [1, 0, 1], *outputs)
+    assert (first.tolist(), second.tolist(), taken[0].tolist()) == ([[2], [1], [2]], [20, 10, 20], [1, 0, 1])
+
+
+def test_rows_are_compared_bit_by_bit():
+    zeros = torch.tensor([0.0, -0.0, float("nan"), float("nan")]).bfloat16()
+    assert distinct_rows(zeros) == ([0, 1, 2], [0, 1, 2, 2])
+    assert distinct_rows(zeros, torch.tensor([1, 1, 1, 2])) == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+def test_an_any_order_model_may_be_bound_to_an_image_twice(family):
+    model = tiny.any_order_pipeline(family).prepare(class_labels=[1, 2], guidance_scale=2.0).model
+    model = model.take(torch.tensor([0, 0, 1]))
+    cache, logits = model.prefill(3)
+    assert torch.equal(logits[:, 0], logits[:, 1]) and not torch.equal(logits[:, 0], logits[:, 2])
+    assert len(cache.keys[0]) == 6
