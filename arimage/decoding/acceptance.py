@@ -145,7 +145,7 @@ class NeighbourAcceptance:
         def accepts(p, q, x, uniform):
             p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
             bound = p_x * self.delta if self.relative else torch.full_like(p_x, self.delta)
-            mass, _ = neighbour_mass(p, x, table, bound)
+            mass = neighbour_mass(p, x, table, bound)
             return (uniform * q_x < p_x + mass) & (p_x > 0)
 
         return accepts

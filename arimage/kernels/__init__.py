@@ -1,4 +1,4 @@
-"""Kernels: one folder per operation, with its definition in torch and its form in Triton. Inference only."""
+"""Kernels: one folder per operation, with a reference in torch and an implementation in Triton. Inference only."""
 
 from importlib.util import find_spec
 
@@ -9,5 +9,5 @@ _TRITON = find_spec("triton") is not None
 
 
 def runs_triton(tensor: torch.Tensor) -> bool:
-    """Whether an operation on this tensor takes its Triton form: on a GPU, where Triton is installed."""
+    """Whether an operation on this tensor runs its Triton implementation: on a GPU, if Triton is installed."""
     return tensor.is_cuda and _TRITON

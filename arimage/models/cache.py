@@ -11,15 +11,17 @@ from .conditions import rows_of
 class RowCache:
     """Base of the caches: keys and values of the images of one call.
 
-    Images are the B images of the call. Rows are what attention sees: the images, under guidance followed by the same images
-    without a condition. Slots name the places of tokens as decodings do: slot 0 holds the first image token, and -1 is nowhere.
+    Images are the B images of the call. Rows are what attention sees: the images, under guidance followed by the same
+    images without a condition. Slots name the places of tokens as decodings do: slot 0 holds the first image token,
+    and -1 is nowhere.
 
     Attributes:
         keys, values: per layer, [rows, heads, size, head_dim].
         length: how many keys the queries of the current forward pass attend to, which is the width of their mask.
         prefix: where the prompt ends along the third dimension of the keys. All slots lie after it.
         groups: rows per image.
-        places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last entry is nowhere.
+        places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last entry is
+            nowhere.
     """
 
     keys: Sequence[torch.Tensor]
@@ -41,8 +43,8 @@ class RowCache:
 class PlacedCache(RowCache):
     """A cache whose tokens are written at any slot.
 
-    Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one place for what is
-    thrown away; and the image slots, of which queries attend to the first `limit`.
+    Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one
+    place for what is thrown away; and the image slots, of which queries attend to the first `limit`.
 
     Attributes:
         prompt: how many tokens the prompts have.
@@ -60,12 +62,13 @@ class PlacedCache(RowCache):
         self.prefix, self.size, self.limit = self.first - between, self.first + slots, slots
         places = torch.arange(self.prefix + len(owners), self.size, device=owners.device)
         self.places = places.roll(-scratch - 1)
-        # The slot at each place after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is empty.
+        # The slot at each place after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
+        # empty.
         self._slots = torch.cat([owners, torch.arange(len(places), device=owners.device).roll(scratch + 1)])
 
     def write_next_at(self, index: torch.LongTensor, length: int | None = None) -> None:
-        """Let the next forward pass write at `index` [rows, Q] and attend to the first `length` keys, by default to all up to the
-        limit."""
+        """Let the next forward pass write at `index` [rows, Q] and attend to the first `length` keys, by default to
+        all up to the limit."""
         self._rows, self._index = torch.arange(len(index), device=index.device)[:, None], index
         self.length = self.first + self.limit if length is None else length
 
@@ -80,8 +83,8 @@ class PlacedCache(RowCache):
         return own.remainder(len(self.places))
 
     def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
-        """The keys between the prompt and the limit that queries at `slots` [B, Q] see, bool [B, Q, K]; see `TokenModel.forward`.
-        A row end is seen where its owner is."""
+        """The keys between the prompt and the limit that queries at `slots` [B, Q] see, bool [B, Q, K]; see
+        `TokenModel.forward`. A row end is seen where its owner is."""
         if visible is None:
             return self._slots[: self.first + self.limit - self.prefix] <= slots[..., None]
         nowhere = (slots == len(self.places) - 1)[..., None]
@@ -91,7 +94,8 @@ class PlacedCache(RowCache):
         return torch.cat(parts, dim=-1)
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not longer."""
+        """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not
+        longer."""
         rows, first = self.rows(images), self.size - other.size
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
             mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
@@ -107,7 +111,8 @@ class PlacedCache(RowCache):
 
 
 class StackedCache(RowCache):
-    """A cache in two tensors, keys and values [layers, rows, heads, size, head_dim], whose layers have one shape and device."""
+    """A cache in two tensors, keys and values [layers, rows, heads, size, head_dim], whose layers have one shape and
+    device."""
 
     keys: torch.Tensor
     values: torch.Tensor

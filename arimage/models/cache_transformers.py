@@ -20,18 +20,19 @@ def cache_argument(decoder: nn.Module) -> str:
 
 
 class LanguageCache(PlacedCache, Cache):
-    """A cache of the prompts, the image, its row ends and a tree. Each layer has the device and dtype of the first keys written to
-    it.
+    """A cache of the prompts, the image, its row ends and a tree. Each layer has the device and dtype of the first
+    keys written to it.
 
-    A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to a scratch
-    slot. It is seen while the token in that slot ends a row.
+    A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to
+    a scratch slot. It is seen while the token in that slot ends a row.
 
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
         places: how many places there are for a prompt. Shorter prompts lie at their end.
 
     Attributes:
-        row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last, nowhere.
+        row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last,
+            nowhere.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class LanguageCache(PlacedCache, Cache):
         return self.write(layer_idx, key_states, value_states)
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
-        """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies nowhere."""
+        """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
+        nowhere."""
         for index in (self.index, self.row_end_index):
             from_index, to_index = index(source), index(target)
             for layer in (*self.keys, *self.values):
@@ -96,8 +98,8 @@ class LanguageCache(PlacedCache, Cache):
         )
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together: shorter ones are
-        padded on the left."""
+        """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together:
+        shorter ones are padded on the left."""
         more, limit = other.first - self.first, self.limit
         if more > 0:
             self.keys, self.values = (

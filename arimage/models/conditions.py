@@ -10,8 +10,8 @@ import torch.nn.functional as F
 class Conditions:
     """The conditions of the B images of a call, as the rows that attention sees.
 
-    Without guidance there is one row per image. Under guidance the B rows with a condition are followed by the B rows without it.
-    After `merge`, rows with equal conditions share one copy, and a prefill computes it once.
+    Without guidance there is one row per image. Under guidance the B rows with a condition are followed by the B rows
+    without it. After `merge`, rows with equal conditions share one copy, and a prefill computes it once.
 
     Args:
         values: the conditions by name, [groups * B, ...] each.
@@ -51,8 +51,8 @@ class Conditions:
         self._index = index if self._index is None else [index[i] for i in self._index]
 
     def to_prefill(self, batch_size: int, shared: bool = True) -> tuple[dict[str, torch.Tensor], Sequence[int]]:
-        """The D conditions to prefill, [D, ...] each, and the index of each row's condition among them. Without `shared` every row
-        has its own.
+        """The D conditions to prefill, [D, ...] each, and the index of each row's condition among them. Without
+        `shared` every row has its own.
 
         Raises:
             ValueError: if there are not `batch_size` images.
@@ -75,8 +75,8 @@ class Conditions:
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """Let the rows of `images` [M] see the prefixes of `other`, conditions of M images, in place. Prefixes end together, and
-        longer ones make room on the left. Returns whether `seen` is another tensor now.
+        """Let the rows of `images` [M] see the prefixes of `other`, conditions of M images, in place. Prefixes end
+        together, and longer ones make room on the left. Returns whether `seen` is another tensor now.
 
         `values` stay as they were: they serve prefills, and the prefixes of `other` are already in its cache.
         """
@@ -88,16 +88,16 @@ class Conditions:
         return more > 0
 
     def visible_keys(self, prefix: int, image: torch.BoolTensor) -> torch.BoolTensor:
-        """The keys that queries see, bool [groups * B, Q, prefix + K]: those of the prefix, which ends at `prefix`, and those of
-        the image in `image` [B, Q, K]."""
+        """The keys that queries see, bool [groups * B, Q, prefix + K]: those of the prefix, which ends at `prefix`,
+        and those of the image in `image` [B, Q, K]."""
         keys = F.pad(self.seen, (prefix - self.length, 0))[:, None].expand(-1, image.shape[1], -1)
         return torch.cat([keys, image.repeat(self.groups, 1, 1)], dim=-1)
 
 
 def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """The conditions of B images [B, ...] as those of 2 B rows for classifier-free guidance: the images, then the same images
-    without a condition. `unconditional`, bool [2 B], says which is which. Rows without a condition keep the values `kept`, and
-    all else is ones there."""
+    """The conditions of B images [B, ...] as those of 2 B rows for classifier-free guidance: the images, then the same
+    images without a condition. `unconditional`, bool [2 B], says which is which. Rows without a condition keep the
+    values `kept`, and all else is ones there."""
     doubled = {
         name: torch.cat([value, value if name in kept else torch.ones_like(value)])
         for name, value in condition.items()
@@ -108,8 +108,8 @@ def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] =
 
 
 def spread(cache, copies: Sequence[int], *outputs: torch.Tensor) -> Sequence[torch.Tensor]:
-    """From D prefilled conditions to all rows: expand the cache, and return the outputs [D, ...] as [rows, ...]. Row i has
-    condition `copies[i]`."""
+    """From D prefilled conditions to all rows: expand the cache, and return the outputs [D, ...] as [rows, ...]. Row i
+    has condition `copies[i]`."""
     if len(outputs[0]) == len(copies):
         return outputs
     rows = torch.tensor(copies, device=outputs[0].device)

@@ -1,4 +1,5 @@
-"""A denoiser for LlamaGen: lets the transformer read drafts that are still noise, as in SJD2 (https://arxiv.org/abs/2510.08994)."""
+"""A denoiser for LlamaGen, with which the transformer reads drafts that are still noise, as in SJD2
+(https://arxiv.org/abs/2510.08994)."""
 
 import math
 
@@ -12,12 +13,12 @@ from .layers import Linear
 from .transformer_llamagen import LlamaGenTransformer, RMSNorm
 
 
-# The noise level is told by so many waves.
+# How many frequencies encode the noise level.
 _WAVES = 4
 
 
 class Adapter(nn.Module):
-    """Adds to the output of a block what follows from its input; nothing before it is trained."""
+    """A low-rank branch next to a block, from the block's input to its output. It starts as zero."""
 
     def __init__(self, hidden_size: int, rank: int, eps: float):
         super().__init__()
@@ -31,12 +32,12 @@ class Adapter(nn.Module):
 
 
 class LlamaGenDenoiser(ModelMixin, ConfigMixin):
-    """Embeds noisy vectors for the transformer, and adapts its blocks at their positions. All other positions compute what they
-    compute without it.
+    """Embeds noisy vectors for the transformer and adapts its blocks at their positions. Other positions are not
+    changed.
 
     Args:
-        codebook_dim (`int`): width of the vectors, that of the image tokenizer's codebook.
-        hidden_size, num_layers (`int`): those of the transformer.
+        codebook_dim (`int`): width of the vectors in the image tokenizer's codebook.
+        hidden_size, num_layers (`int`): the transformer's.
         rank (`int`): width of the adapters.
     """
 
@@ -58,12 +59,13 @@ class LlamaGenDenoiser(ModelMixin, ConfigMixin):
     def for_transformer(
         cls, transformer: LlamaGenTransformer, codebook_dim: int, rank: int = 64
     ) -> "LlamaGenDenoiser":
-        """A denoiser to be trained."""
+        """A denoiser to train."""
         names = ("hidden_size", "num_layers", "norm_eps")
         return cls(codebook_dim=codebook_dim, rank=rank, **{name: transformer.config[name] for name in names})
 
     def embed(self, vectors: torch.FloatTensor, noise: torch.FloatTensor) -> torch.Tensor:
-        """Embeddings [B, Q, hidden_size] of the vectors [B, Q, codebook_dim] with noise [B, Q] of a level in (0, 1]."""
+        """Embeddings [B, Q, hidden_size] of vectors [B, Q, codebook_dim] whose noise levels are `noise` [B, Q] in (0,
+        1]."""
         angles = math.pi * noise[..., None] * 2.0 ** torch.arange(_WAVES, device=noise.device)
         inputs = torch.cat([vectors, angles.cos(), angles.sin()], dim=-1).to(self.dtype)
         return self.out_proj(F.silu(self.vector_proj(inputs)))

@@ -1,5 +1,5 @@
-"""The head of models of continuous tokens: a small network that denoises one token, given what the transformer says of it (MAR,
-https://arxiv.org/abs/2406.11838)."""
+"""The head of models of continuous tokens: a small network that denoises one token, given the transformer's output for
+it (MAR, https://arxiv.org/abs/2406.11838)."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from torch import nn
 from .layers import Linear
 
 
-# Width of the sines and cosines of the time.
+# Width of the sines and cosines that encode the timestep.
 FREQUENCIES = 256
 
 
@@ -35,15 +35,16 @@ class HeadBlock(nn.Module):
 class DenoisingHead(ModelMixin, ConfigMixin):
     """The denoising head of MAR. The defaults are those of the published MAR-B.
 
-    It predicts the noise in a token, and where between its least and its largest value the log-variance of a denoising step lies.
-    `from_pretrained` keeps its weights in float32: the first steps multiply its errors by up to 20,000.
+    It predicts the noise in a token and, with `learned_variance`, the log-variance of the denoising step, between its
+    smallest and its largest value. `from_pretrained` keeps its weights in float32: the first steps multiply its errors
+    by up to 20,000.
 
     Args:
         token_dim (`int`): D, the width of a token.
-        condition_dim (`int`): C, the width of what the transformer says of it.
+        condition_dim (`int`): C, the width of the transformer's output.
         hidden_size, num_layers (`int`): the head's shape.
         num_train_timesteps (`int`): the diffusion steps of training.
-        learned_variance (`bool`): whether it predicts a place of the log-variance at all.
+        learned_variance (`bool`): whether it predicts the log-variance.
     """
 
     _keep_in_fp32_modules = [
@@ -76,12 +77,12 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         self.output_projection = Linear(hidden_size, (1 + learned_variance) * token_dim)
 
     def forward(self, tokens: torch.Tensor, timesteps: torch.Tensor, conditions: torch.Tensor) -> torch.FloatTensor:
-        """The predicted noise, or what a head was trained to predict of it, and if it is learned the place of the log-variance (-1
-        the least, 1 the largest), float32 [..., D or 2 D].
+        """The predicted noise (or velocity, if the head was trained for it) and, with `learned_variance`, the place of
+        the log-variance between its smallest value (-1) and its largest (1), float32 [..., D or 2 D].
 
         Args:
             tokens: noisy tokens [..., D].
-            timesteps: of training, 0 .. num_train_timesteps - 1, broadcast to [...].
+            timesteps: steps of training, 0 .. num_train_timesteps - 1, broadcast to [...].
             conditions: [..., C].
         """
         ranks = torch.arange(FREQUENCIES // 2, device=tokens.device)
@@ -99,13 +100,13 @@ class DenoisingHead(ModelMixin, ConfigMixin):
 
 @dataclass(frozen=True)
 class DiffusionTables:
-    """A diffusion of S steps, tables in double precision; step 0 has the least noise and is taken last.
+    """The coefficients of a diffusion of S steps in double precision. Step 0 has the least noise and is taken last.
 
     Attributes:
-        timesteps: the step of training of each step.
-        alphas_cumprod, betas: of the S steps.
-        log_variances: the least log-variance of each step, that of the posterior.
-        mean_of_clean, mean_of_noisy: how much of the predicted token and of the noisy one the next mean holds.
+        timesteps: the step of training that each step stands for.
+        alphas_cumprod, betas: the noise schedule.
+        log_variances: the smallest log-variance of each step: the posterior's.
+        mean_of_clean, mean_of_noisy: the weights of the predicted and of the noisy token in the next mean.
     """
 
     timesteps: tuple[int, ...]
@@ -116,14 +117,15 @@ class DiffusionTables:
     mean_of_noisy: tuple[float, ...]
 
     def middle_std(self, step: int) -> float:
-        """The geometric mean of the least and the largest standard deviation of a step, for heads that learn none."""
+        """The geometric mean of the smallest and the largest standard deviation of a step, for heads that predict
+        none."""
         return math.exp((self.log_variances[step] + math.log(self.betas[step])) / 4)
 
     def transition(
         self, step: int, tokens: torch.Tensor, noise: torch.Tensor, place: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation [..., D] of the tokens after `step`, from those before it and the two predictions of a
-        `DenoisingHead`, all [..., D] in float32."""
+        """Mean and standard deviation [..., D] of the tokens after `step`, from the tokens before it and the two
+        predictions of a `DenoisingHead`, all [..., D] in float32."""
         kept = self.alphas_cumprod[step]
         clean = kept**-0.5 * tokens - (1 / kept - 1) ** 0.5 * noise
         mean = self.mean_of_clean[step] * clean + self.mean_of_noisy[step] * tokens
@@ -133,14 +135,18 @@ class DiffusionTables:
 
 
 def _kept(time: float) -> float:
-    """The share of the variance of a token that the cosine schedule keeps at `time` in 0 .. 1."""
+    """The share of a token's variance that the cosine schedule keeps at `time` in 0 .. 1."""
     return math.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
 
 
 @functools.lru_cache(maxsize=256)
 def diffusion_tables(num_diffusion_steps: int | tuple[int, ...], num_train_timesteps: int = 1000) -> DiffusionTables:
-    """The tables of the cosine schedule with some of the steps of training: so many at equal distances, or of several numbers
-    that many in each of equal parts of the training steps, from the least noise to the most.
+    """The tables of the cosine schedule for some of the steps of training.
+
+    Args:
+        num_diffusion_steps: how many steps, at equal distances. Several numbers: how many in each of equal parts of
+            the training steps, from the least noise to the most.
+        num_train_timesteps: the steps of training.
 
     Raises:
         ValueError: if a part has fewer steps of training than it should give, or there are fewer than two steps.
@@ -151,8 +157,8 @@ def diffusion_tables(num_diffusion_steps: int | tuple[int, ...], num_train_times
         size = num_train_timesteps // len(counts) + (part < num_train_timesteps % len(counts))
         if not 1 <= count <= size or sum(counts) < 2:
             raise ValueError(
-                f"num_diffusion_steps is {num_diffusion_steps}: give at least 2 steps, and up to {size} in a part of the "
-                f"{num_train_timesteps} steps of training"
+                f"num_diffusion_steps is {num_diffusion_steps}: give at least 2 steps, and up to {size} in a part of "
+                f"the {num_train_timesteps} steps of training"
             )
         distance = (size - 1) / max(count - 1, 1)
         chosen += [first + round(i * distance) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) have in common, whatever their teacher."""
+"""What the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share, for every teacher."""
 
 import copy
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from .layers import Linear
 
 
 class VectorHead(nn.Module):
-    """From hidden states [B, T, C] to vectors [B, T, D], normalised, scaled and shifted by the class embedding [B, C]."""
+    """Turns hidden states [B, T, C] into vectors [B, T, D]. The class embedding [B, C] scales and shifts the
+    normalised states."""
 
     def __init__(self, hidden_size: int, codebook_dim: int):
         super().__init__()
@@ -26,21 +27,22 @@ class VectorHead(nn.Module):
 
 
 def known_flags(start: int, count: int, device: torch.device, prefix: int = 1) -> torch.LongTensor:
-    """1 for the `prefix` (a class, or a text) and the vectors before `start`, 0 for the noise after them: [prefix + count]."""
+    """Int64 [prefix + count]: 1 for the `prefix` positions of a class or text and the vectors before `start`, 0 for
+    the noise."""
     return (torch.arange(prefix + count, device=device) < prefix + start).long()
 
 
 class DistilledModel:
-    """A `VectorModel` (see `arimage.decoding.contract.models`): a student with the conditions of one call.
+    """A student with the conditions of one call, as a `VectorModel` (see `arimage.decoding.contract.models`).
 
     Args:
-        transformer: a `LlamaGenDDTransformer` or `VARDDTransformer`, or what `torch.compile` made of it. Every forward pass
-            calls it.
+        transformer: a `LlamaGenDDTransformer` or `VARDDTransformer`, or what `torch.compile` made of it. Every forward
+            pass calls it.
         condition: arguments of its forward pass, one row per image, such as class_labels [B].
-        offsets: how many vectors come before each level, and their number N as the last.
+        offsets: how many vectors come before each level, then the number N of all.
         codebook: the vectors of the tokens [V, D].
-        layout: the `Layout` of the tokens; None for maps.
-        teacher: the `TokenModel` or `ScaleModel` that the student learned from, bound to the same images.
+        layout: the `Layout` of the tokens; None for token maps.
+        teacher: the `TokenModel` or `ScaleModel` that the student was distilled from, bound to the same images.
     """
 
     kind: ClassVar[Literal["vectors"]] = "vectors"

@@ -1,5 +1,5 @@
-"""A drafter for LlamaGen in the manner of EAGLE (https://arxiv.org/abs/2401.15077): one decoder layer that continues the
-transformer's features."""
+"""A drafter for LlamaGen like EAGLE (https://arxiv.org/abs/2401.15077): one decoder layer that predicts the
+transformer's next features."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,13 @@ from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer
 
 
 class LlamaGenDrafter(ModelMixin, ConfigMixin):
-    """Predicts the feature of a token's position from the token and the feature of the position before; the transformer's own
-    head then predicts the next token. Embedding, final norm and head belong to the transformer, not to this module.
+    """Predicts the feature at a token's position from the token and the feature at the position before. The
+    transformer's own head then predicts the next token. Embedding, final norm and head belong to the transformer, not
+    to this module.
 
     Args:
-        hidden_size, intermediate_size, num_attention_heads (`int`): the layer's shape; `hidden_size` is the transformer's.
+        hidden_size, intermediate_size, num_attention_heads (`int`): the layer's shape. `hidden_size` is the
+            transformer's.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         dropout (`float`): of residual branches, in training.
     """
@@ -38,7 +40,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
     @classmethod
     def for_transformer(cls, transformer: LlamaGenTransformer) -> "LlamaGenDrafter":
-        """A drafter to be trained. Its layer starts as the transformer's last, its input as the sum of token and feature."""
+        """A drafter to train. Its layer starts as the transformer's last layer, and its input as the sum of token and
+        feature."""
         names = (
             "hidden_size",
             "intermediate_size",
@@ -70,8 +73,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
         Args:
             embedded: embeddings of the tokens [B, T, hidden_size].
-            features: the features that those tokens were sampled from [B, T, hidden_size].
-            rotary, mask, cache: as in `LlamaGenTransformer.forward`.
+            features: the features that these tokens were sampled from [B, T, hidden_size].
+            rotary, mask, cache: see `LlamaGenTransformer.forward`.
         """
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
         return self.block(hidden, rotary, additive(mask, hidden.dtype), cache, 0)
@@ -79,8 +82,9 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
     ) -> tuple[torch.FloatTensor, torch.Tensor]:
-        """Logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the first T tokens [B, T] of an
-        image, from the features that these were sampled from. Differentiable, for training."""
+        """Teacher-forced logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the first T
+        tokens [B, T] of an image, from the features that the tokens were sampled from. Differentiable, for
+        training."""
         length = tokens.shape[1]
         grid = (transformer.config.grid_size,) * 2
         rotary = rotary_table(self.head_dim, grid, 0, self.config.rope_theta, tokens.device)[None, :length]
@@ -95,7 +99,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
 
 class LlamaGenDraftModel:
-    """A `DraftModel` (see `arimage.decoding.contract.models`): a `LlamaGenDrafter` bound to the images of one call."""
+    """A `LlamaGenDrafter` bound to the images of one call, as a `DraftModel` (see
+    `arimage.decoding.contract.models`)."""
 
     def __init__(self, drafter: LlamaGenDrafter, model: LlamaGenTokenModel):
         self.drafter, self.model = drafter, model
@@ -127,7 +132,8 @@ class LlamaGenDraftModel:
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> tuple[torch.FloatTensor, torch.Tensor]:
-        """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see `DraftModel.forward`."""
+        """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see
+        `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))

@@ -1,4 +1,4 @@
-"""Language models that generate images: any decoder of transformers, with the prompts of one call."""
+"""Language models that generate images: any decoder of transformers with the prompts of one call."""
 
 import copy
 from collections.abc import Callable
@@ -14,13 +14,14 @@ from .conditions import Conditions, check_raster, spread
 from .layers import additive, causal_mask
 
 
-# Prompts are padded on the left to a multiple of this length: what is compiled for one serves those that are about as long.
+# Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one
+# length.
 PROMPT_MULTIPLE = 32
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The part of a head that computes the logits of `count` image tokens, whose ids in the language model begin at `first`. Only
-    these rows of the weight are multiplied, unless it is offloaded or packed by quantisation."""
+    """The part of a head that computes the logits of `count` image tokens, whose ids in the language model start at
+    `first`. It multiplies only these rows of the weight, unless the weight is offloaded or quantised."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
@@ -32,44 +33,47 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
 
 
 class LanguageTokenModel:
-    """A `TokenModel` (see `arimage.decoding.contract.models`): a decoder of transformers bound to the prompts of one call.
+    """A decoder of transformers with the prompts of one call, as a `TokenModel` (see
+    `arimage.decoding.contract.models`).
 
-    Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so the
-    unconditional rows may be shorter than the conditional ones: after a prompt of T tokens the image token at position p
-    stands at T + p, or at T + p + p // columns where rows are ended by a token.
+    Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so
+    the unconditional rows may be shorter than the conditional ones: after a prompt of T tokens, image token p has
+    position T + p, or T + p + p // columns if a token ends each row.
 
-    A row end costs no forward pass: it is fed right after the token that completes a row, in the same forward pass, and the
-    logits of the next position are those after it. That of the last row is never fed. On the CPU a forward pass is longer by
-    the row ends in it; on an accelerator, where counting them would wait for the device, and in a compiled step, whose shapes
-    are fixed, by as many as there might be.
+    A row end costs no forward pass of its own: it is fed in the same pass as the token that completes the row, right
+    after it, and its logits are those of the next position. The row end of the last row is never fed. On the CPU a
+    forward pass is longer by the row ends in it. On an accelerator, where counting them would wait for the device, and
+    in a compiled step, whose shapes are fixed, it is longer by the largest number possible.
 
-    Unknown tokens (-1) are embedded as zeros; at the end of a row only the row-end token is visible.
+    Unknown tokens (-1) are embedded as zeros. If one ends a row, only its row-end token is visible.
 
     Args:
-        decoder: a base model such as `ChameleonModel`, `LlamaModel` or `Emu3TextModel`, called with `inputs_embeds`,
-            `position_ids`, a 4-D additive `attention_mask` and a cache: "sdpa" and "eager" attention. Its layers may lie on
-            several devices.
-        embed: from image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
-        head: from the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see `code_head`.
+        decoder: a base model such as `ChameleonModel`, `LlamaModel` or `Emu3TextModel` with "sdpa" or "eager"
+            attention. It is called with `inputs_embeds`, `position_ids`, a 4-D additive `attention_mask` and a cache.
+            Its layers may lie on several devices.
+        embed: maps image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
+        head: maps the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see
+            `code_head`.
         layout: the `Layout` of the image, (rows, columns) in raster order.
-        input_ids, inputs_embeds: the prompts, int64 [groups * B', P] or [groups * B', P, D], up to the last token before the
-            first image token (size and begin-of-image tokens included): one of the two. The conditional rows of all B'
-            prompts come first, then, with two groups, the unconditional ones in the same order.
-        attention_mask: [groups * B', P], 0 for padding, which is never seen; None = no padding.
-        row_end: id of the token that ends a row; None where rows just follow each other.
+        input_ids, inputs_embeds: the prompts, int64 [groups * B', P] or [groups * B', P, D], up to the last token
+            before the first image token, with size and begin-of-image tokens. Give one of the two. The conditional
+            rows of all B' prompts come first, then, with two groups, the unconditional rows in the same order.
+        attention_mask: [groups * B', P], 0 for padding, which is never seen; None without padding.
+        row_end: id of the token that ends a row; None if there is none.
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
 
     Raises:
-        ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one kind of prompt
-            is given, the rows are not `groups` of equal size, or a prompt is padded on the right.
+        ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one of
+            `input_ids` and `inputs_embeds` is given, the rows are not `groups` of equal size, or a prompt is padded on
+            the right.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
     predicts_groups: ClassVar[bool] = False
 
-    # It generates images, which continue none.
+    # Images do not continue a frame.
     context = None
     denoises = False
     block = 1
@@ -93,7 +97,7 @@ class LanguageTokenModel:
         attention = decoder.config._attn_implementation
         if attention not in ("sdpa", "eager"):
             raise ValueError(
-                f"the decoder has {attention!r} attention, which takes no mask of its own for each query: load it with "
+                f"the decoder has {attention!r} attention, which takes no mask per query: load it with "
                 'attn_implementation="sdpa"'
             )
         if (input_ids is None) == (inputs_embeds is None):
@@ -101,7 +105,9 @@ class LanguageTokenModel:
         prompt = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         rows, length = prompt.shape[:2]
         if groups not in (1, 2) or rows % groups:
-            raise ValueError(f"{rows} prompts are not {groups} groups: give one for each image, under guidance two")
+            raise ValueError(
+                f"{rows} prompts are not {groups} groups: give one per image, and two per image under guidance"
+            )
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
         mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
@@ -165,7 +171,7 @@ class LanguageTokenModel:
             )
             cache.row_ends.scatter_(1, at_slots, ends)
             count, room = tokens.shape[1], self._room_for_row_ends(ends, slots is not None)
-            # The queries that row ends are fed behind, in order, then as many others as there is room for.
+            # The queries that end a row, in order, then as many others as there is room for.
             after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
             ended = ends.gather(1, after)
             end_slots = torch.where(ended, at_slots.gather(1, after), -1)
@@ -188,12 +194,12 @@ class LanguageTokenModel:
         return self._logits(hidden)
 
     def _with_row_ends(self, cache, seen, tokens, at_slots, after, end_slots) -> torch.BoolTensor:
-        """What tokens at `at_slots` [B, Q], which see `seen` [B, Q, K], and row ends after the tokens `after` [B, R], at
-        `end_slots`, see: [B, Q + R, K]."""
-        by_end, behind = seen.gather(1, after[..., None].expand(-1, -1, seen.shape[2])), len(cache.owners)
+        """The keys that tokens and row ends see, bool [B, Q + R, K]. Tokens at `at_slots` [B, Q] see `seen` [B, Q, K];
+        the row ends follow the tokens `after` [B, R] and belong to `end_slots` [B, R]."""
+        by_end, count = seen.gather(1, after[..., None].expand(-1, -1, seen.shape[2])), len(cache.owners)
         there = cache.row_ends[:, None, cache.owners]
-        seen[..., :behind] &= there & (cache.owners != at_slots[..., None])
-        by_end[..., :behind] &= there & (end_slots >= 0)[..., None]
+        seen[..., :count] &= there & (cache.owners != at_slots[..., None])
+        by_end[..., :count] &= there & (end_slots >= 0)[..., None]
         # An unknown token carries no information, unlike its row end.
         keys = torch.arange(cache.prefix, cache.first + cache.limit, device=self.device)
         unknown = torch.where(tokens.gather(1, after) < 0, cache.places[end_slots], -1)
@@ -217,7 +223,7 @@ class LanguageTokenModel:
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if ends.device.type == "cpu" and not torch.compiler.is_compiling():
             return int(ends.sum(1).max())
-        # Queries that go to the slots of their positions are of different positions.
+        # Queries without slots have different positions, so that each row ends once.
         return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:

@@ -37,8 +37,8 @@ def init_normal(network: nn.Module, std: float = 0.02) -> None:
 
 
 def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
-    """The keys that each of P prefix and `count` image positions sees, bool [B, P + count, P + count]: itself, the image positions
-    before it, and the prefix positions before it that `prefix_mask` [B, P] shows."""
+    """The keys that each of P prefix and `count` image positions sees, bool [B, P + count, P + count]: itself, the
+    image positions before it, and the prefix positions before it that `prefix_mask` [B, P] shows."""
     batch, start = prefix_mask.shape
     length = start + count
     mask = torch.ones(length, length, dtype=torch.bool, device=prefix_mask.device).tril().repeat(batch, 1, 1)
@@ -49,7 +49,8 @@ def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
 
 
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """What attention adds to its scores in all layers, [B, 1, Q, K]: 0 for a `visible` key [B, Q, K], -inf for another."""
+    """What attention adds to its scores in all layers, [B, 1, Q, K]: 0 for a `visible` key [B, Q, K], -inf for
+    another."""
     return visible.to(dtype).log()[:, None]
 
 
@@ -61,8 +62,8 @@ def attend(
     scale: float | None = None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D]. `causal` is
-    its `is_causal`, in place of a mask."""
+    """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D].
+    `causal` is its `is_causal`, in place of a mask."""
     slow = query.device.type == "cpu" and query.dtype != torch.float32
     grouped = key.shape[1] < query.shape[1]
     if slow and query.requires_grad and not grouped and not causal:

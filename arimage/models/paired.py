@@ -1,5 +1,5 @@
-"""What LPD and RandAR have in common: a forward pass feeds tokens, and queries that ask for the tokens of other places, through the
-same layers."""
+"""What LPD and RandAR share: tokens, and queries for the tokens of other places, go through the same layers in one
+forward pass."""
 
 from typing import ClassVar, Literal
 
@@ -13,8 +13,8 @@ from .prefix import PrefixModel
 
 
 class PairedCache(SlotCache):
-    """A `SlotCache` with two places per slot: 2 s for the token of rank s, and 2 s + 1 for the query of the rank after it. So the
-    places of an image are in the order of the sequence x_0, q_1, x_1, q_2, ..., where q_0 belongs to the prompt."""
+    """A `SlotCache` with two places per slot: 2 s for the token of rank s, and 2 s + 1 for the query of rank s + 1.
+    The places of an image hold the sequence x_0, q_1, x_1, q_2, ..., and q_0 belongs to the prompt."""
 
     def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
         super().lay_out(prompt, 2 * slots, 2 * scratch, owners)
@@ -22,7 +22,7 @@ class PairedCache(SlotCache):
 
     @property
     def limit(self) -> int:
-        """To how many places of the image forward passes attend; set to a number of slots."""
+        """How many places of the image forward passes attend to. Set it to a number of slots."""
         return self._limit
 
     @limit.setter
@@ -34,18 +34,18 @@ class PairedCache(SlotCache):
 
 
 def both_places(slots: torch.LongTensor) -> torch.LongTensor:
-    """The places [B, 2 Q] of slots [B, Q] in a `PairedCache`, those of tokens first; -1 stays nowhere."""
+    """The places [B, 2 Q] of slots [B, Q] in a `PairedCache`: tokens first, then queries. -1 stays nowhere."""
     return torch.cat([torch.where(slots < 0, -1, 2 * slots + query) for query in (0, 1)], dim=1)
 
 
 class PairedModel(PrefixModel):
     """Base of the `GroupModel`s (see `arimage.decoding.contract.models`) whose transformer takes tokens, then queries.
 
-    A family's transformer is called with the prefix or tokens, `at` and `query_at` from `encode`, and a mask of both; it returns
-    the logits of the queries.
+    The transformer is called with a prefix or tokens, with `at` and `query_at` from `encode`, and with one mask for
+    tokens and queries. It returns the logits of the queries.
 
     Args:
-        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in any order.
+        transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in any order.
 
     Raises:
         ValueError: if the layout has three dimensions.
@@ -69,14 +69,14 @@ class PairedModel(PrefixModel):
         self.conditions.seen = F.pad(self.conditions.seen, (0, 1), value=self.keeps_queries)
 
     def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
-        """What tells the transformer the places of ranks [B, Q]: [B, Q, ...]."""
+        """The places of ranks [B, Q] as the transformer takes them, [B, Q, ...]."""
         raise NotImplementedError
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
     ) -> tuple[PairedCache, torch.FloatTensor]:
-        """A cache with the condition and the known tokens `given` in it, and the logits [G, B, V] of the rank after them; see
-        `TokenModel.prefill`."""
+        """A cache with the condition and the known tokens `given`, and the logits [G, B, V] of the rank after them;
+        see `TokenModel.prefill`."""
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
@@ -86,7 +86,7 @@ class PairedModel(PrefixModel):
         slots = torch.where(given < 0, -1, ranks[:, :-1])
         prefix = torch.arange(cache.prefix - length, cache.prefix, device=self.device).expand(rows, -1)
         fed = cache.index(both_places(slots))
-        # The first query, which belongs to the prefix, comes behind the tokens.
+        # The first query, which belongs to the prefix, comes after the tokens.
         cache.write_next_at(torch.cat([prefix[:, :-1], fed[:, :count], prefix[:, -1:], fed[:, count:]], dim=1))
         seen = self._keys(cache, both_places(slots), self._seen_by(cache, slots))
         own = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
@@ -117,7 +117,7 @@ class PairedModel(PrefixModel):
         seen = group.repeat(batch_size, length + count - 1, 1)
         seen[:, : length - 1] = False
         if self.keeps_queries:
-            # A query sees those before it, and the first is in the prefix.
+            # A query sees the queries before it, of which the first is in the prefix.
             seen &= place <= F.pad(later, (length, 0), value=-1)[..., None]
         image = cache.seen(F.pad(later, (length, 0)), seen).repeat(self.groups, 1, 1)
         own = torch.ones(length + count - 1, length, dtype=torch.bool, device=device).tril()
@@ -143,12 +143,12 @@ class PairedModel(PrefixModel):
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
         at_slots = positions if slots is None else torch.where(positions < 0, -1, slots)
         seen = self._seen_by(cache, at_slots, visible)
-        # Padding reads the first rank, and the last rank asks for itself.
+        # Padding reads rank 0, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
         return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
 
     def _open(self, batch_size: int, scratch: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
-        """An empty cache, and the conditions of its rows."""
+        """An empty cache and the conditions of its rows."""
         config = self.transformer.config
         layers, heads = config.num_layers, config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
@@ -157,8 +157,8 @@ class PairedModel(PrefixModel):
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None
     ) -> torch.BoolTensor:
-        """Which places the tokens at `slots` [B, Q], -1 = nowhere, and the queries after them see: [B, 2 Q, places]; see
-        `TokenModel.forward`."""
+        """The places that the tokens at `slots` [B, Q], -1 = nowhere, and the queries after them see, bool [B, 2 Q,
+        places]; see `TokenModel.forward`."""
         place = torch.arange(cache.slots + cache.scratch, device=self.device)
         if visible is None:
             known = place // 2 <= slots[..., None]
@@ -179,7 +179,7 @@ class PairedModel(PrefixModel):
         known, asked = ranks.split([fed, count], dim=1)
         asks, group = place % 2 == 1, (place > 2 * last) & (place < 2 * (last + count))
         if self.keeps_queries:
-            # The queries of the tokens that are fed come again, each behind the token before it.
+            # The queries of the fed tokens come again, each after the token before it.
             asked = ranks[:, 1:]
             places = torch.cat([2 * known, 2 * asked - 1], dim=1)
             seen = (place <= places[..., None]) & ((place <= 2 * last) | asks)
@@ -191,8 +191,8 @@ class PairedModel(PrefixModel):
         return self._run(tokens, known, asked, places, seen, cache)[:, :, -count:]
 
     def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.FloatTensor:
-        """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q], to `places` [B, T + Q], -1 = nowhere, which
-        see those in `seen` [B, T + Q, places]: the logits [G, B, Q, V]."""
+        """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q]; return the logits [G, B, Q, V] of
+        the queries. They go to `places` [B, T + Q], -1 = nowhere, and see the places in `seen` [B, T + Q, places]."""
         cache.write_next_at(cache.index(places))
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
@@ -204,8 +204,8 @@ class PairedModel(PrefixModel):
         return logits.unflatten(0, (self.groups, -1))
 
     def _keys(self, cache: PairedCache, places: torch.LongTensor, seen: torch.BoolTensor) -> torch.BoolTensor:
-        """The keys that fed positions see, [rows, Q, K]: they go to `places` [B, Q], -1 = nowhere, and see the prefix and the
-        places in `seen` [B, Q, places]."""
+        """The keys that fed positions see, [rows, Q, K]: they go to `places` [B, Q], -1 = nowhere, and see the prefix
+        and the places in `seen` [B, Q, places]."""
         image = cache.seen(places.remainder(len(cache.places)), seen)
         return self.conditions.visible_keys(cache.prefix, image)
 
@@ -214,8 +214,8 @@ class PairedModel(PrefixModel):
 
 
 def teacher_forcing_mask(group_sizes: list[int], keeps_queries: bool, device: torch.device) -> torch.BoolTensor:
-    """Which of a condition, N - 1 tokens and N queries each of them sees, bool [2 N, 2 N], where the tokens are generated in
-    groups of these sizes."""
+    """What a condition, N - 1 tokens and N queries see of each other, bool [2 N, 2 N], for tokens that are generated
+    in groups of these sizes."""
     group = torch.arange(len(group_sizes), device=device).repeat_interleave(torch.tensor(group_sizes, device=device))
     fed, count = group[:-1], len(group)
     mask = torch.zeros(2 * count, 2 * count, dtype=torch.bool, device=device)

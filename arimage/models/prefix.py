@@ -74,7 +74,8 @@ class PrefixModel:
     def open_prefill(
         self, kind: type, batch_size: int, layers: int, heads: int, scratch: int, shared: bool = True
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind for the conditions that a prefill computes, and these; see `Conditions.to_prefill`.
+        """An empty cache of this kind for the conditions that a prefill computes, and these; see
+        `Conditions.to_prefill`.
 
         Raises:
             ValueError: if the model is bound to another number of images.
@@ -95,8 +96,8 @@ class PrefixModel:
         return cache, condition, copies
 
     def write_prefix(self, cache, condition: dict[str, torch.Tensor]) -> torch.BoolTensor:
-        """Let the next forward pass write the prefixes [R, P] to the cache. Returns which keys each of their positions sees,
-        [R, P, K]: the visible ones before it, and itself."""
+        """Let the next forward pass write the prefixes [R, P] to the cache. Returns which keys each of their positions
+        sees, [R, P, K]: the visible ones before it, and itself."""
         mask = self.transformer.prefix_mask(**condition)
         cache.write_prompts(*mask.shape)
         return F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))

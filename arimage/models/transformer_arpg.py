@@ -1,5 +1,5 @@
-"""The transformer of ARPG (https://arxiv.org/abs/2503.10568): a causal half reads the tokens known so far, in any order, and in the
-other half queries for any places read what it made of them."""
+"""The transformer of ARPG (https://arxiv.org/abs/2503.10568): a causal half reads the known tokens in any order, and
+in the other half queries for any places attend to its outputs."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -19,7 +19,7 @@ from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_he
 
 
 class QueryBlock(nn.Module):
-    """A block of the second half: queries attend to keys and values that all its blocks share, and not to each other."""
+    """A block of the second half: queries attend to keys and values that all its blocks share, not to each other."""
 
     def __init__(self, config):
         super().__init__()
@@ -40,25 +40,27 @@ class QueryBlock(nn.Module):
 
 
 class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
-    """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the published ARPG-L.
+    """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the
+    published ARPG-L.
 
     Args:
         conditioning (`str`): "class" or "text".
-        grid_size (`int`): tokens along each side of the image that the weights were trained for.
-        hidden_size, intermediate_size, num_attention_heads (`int`): the shape of a block; the width of a head must be a multiple
-            of 4.
-        num_layers (`int`): blocks of both halves together; an even number.
+        grid_size (`int`): tokens along each side of the images that the weights were trained on.
+        hidden_size, intermediate_size, num_attention_heads (`int`): the shape of a block. The width of a head must be
+            a multiple of 4.
+        num_layers (`int`): blocks of both halves together, an even number.
         vocab_size (`int`): image tokens.
-        num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 1 for classes, or for texts of which the state of the last token
-            alone is read.
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix: 1 for classes and for models that read only the state of
+            the last text token.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
-        place_embeddings (`bool`): whether a query begins with a vector of its place. Without them, as published, all places get
-            the same first logits, since their queries read the condition alone: enough for a class, little for a caption that
-            decides what is where.
-        condition_copies (`int`): how often the condition stands in the prefix, 1 as published. Each copy has a vector of its own
-            added, so that they come to tell of different parts of the image, and a query attends to those of its place.
+        place_embeddings (`bool`): whether queries start with an embedding of their place. Without it, as published,
+            all places get the same first logits, since queries see only the condition. That is enough for a class, but
+            not for a caption that says what is where.
+        condition_copies (`int`): how often the prefix repeats the condition, 1 as published. Each copy has an
+            embedding of its own added, so that copies can describe different parts of the image and a query can attend
+            to those of its place.
     """
 
     _no_split_modules = ["Block", "QueryBlock"]
@@ -108,7 +110,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         nn.init.zeros_(self.head.weight)
 
     def embed_condition(self, **condition) -> torch.Tensor:
-        """See `ClassOrTextCondition.embed_condition`; the copies of a token follow each other."""
+        """See `ClassOrTextCondition.embed_condition`. The copies of a token follow each other."""
         embedded = super().embed_condition(**condition)
         if self.copy_embedding is None:
             return embedded
@@ -133,19 +135,20 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
     ) -> torch.FloatTensor:
-        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [R, Q, vocab_size] in float32,
-        where R is B unless `query_rows` is given.
+        """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
+        [R, Q, vocab_size] in float32, where R is B unless `query_rows` is given.
 
         Args:
             tokens: image tokens [B, T]; -1 is a token that is not known yet.
             rotary: rows of `rotary_table` for the fed positions, [B or 1, P + T, head_dim / 2, 2].
-            mask: bool [B, P + T, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
-            query_rotary: rows of `rotary_table` for the places that are asked for, [R or 1, Q, head_dim / 2, 2].
-            query_places: these places, [R or 1, Q].
+            mask: bool [B, P + T, K], which keys each fed position sees: those of the fed positions, or the first K of
+                `cache`.
+            query_rotary: rows of `rotary_table` for the queried places, [R or 1, Q, head_dim / 2, 2].
+            query_places: the queried places, [R or 1, Q].
             query_mask: bool [R, Q, K], which keys each query sees.
-            query_rows: which of the B rows the queries of each row read, [R].
+            query_rows: the index of the row among B that the queries of each row attend to, [R].
             condition: arguments of `embed_condition`; the prefix comes before `tokens`.
-            cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
+            cache: the keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
@@ -173,10 +176,10 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     def predict(
         self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
     ) -> torch.FloatTensor:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
-        of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
-        tokens of the ranks before r. An order [B, K] of fewer places gives the logits [B, K, vocab_size] of its ranks.
-        Differentiable, for training."""
+        """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
+        trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
+        `embed_condition`) and the tokens of the ranks before it. An order [B, K] of fewer places gives the logits [B,
+        K, vocab_size] of its ranks. Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
         prefix_mask = self.prefix_mask(**condition)
@@ -196,10 +199,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
 
 class ARPGTokenModel(PrefixModel):
-    """A `GroupModel` (see `arimage.decoding.contract.models`): an `ARPGTransformer` with the conditions and the orders of one call.
+    """An `ARPGTransformer` with the conditions and the orders of one call, as a `GroupModel` (see
+    `arimage.decoding.contract.models`).
 
     Args:
-        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in any order.
+        transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in any order.
 
     Raises:
         ValueError: if the layout has three dimensions.
@@ -219,7 +223,7 @@ class ARPGTokenModel(PrefixModel):
         return self._rotary[self.conditions.length :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
 
     def _ask(self, ranks: torch.LongTensor) -> dict[str, torch.Tensor]:
-        """The arguments of the transformer that say which ranks [B, Q] are asked for."""
+        """The transformer's arguments for queries of ranks [B, Q]."""
         places = self.layout.places(ranks).repeat(self.groups, 1)
         return {"query_rotary": self._per_row(ranks), "query_places": places}
 
@@ -233,8 +237,8 @@ class ARPGTokenModel(PrefixModel):
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
     ) -> tuple[SlotCache, torch.FloatTensor]:
-        """A cache with the condition and the known tokens `given` in it, and the logits [G, B, V] of the rank after them; see
-        `TokenModel.prefill`."""
+        """A cache with the condition and the known tokens `given`, and the logits [G, B, V] of the rank after them;
+        see `TokenModel.prefill`."""
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
@@ -247,7 +251,7 @@ class ARPGTokenModel(PrefixModel):
         at = cache.slots_of(slots, None)
         first = (prefix_at + cache.prefix - length).expand(len(rows), -1)
         cache.write_next_at(torch.cat([first, cache.index(at)], dim=1))
-        # The query sees all known tokens, of which the last has the rank before it; without one, the condition only.
+        # The query sees all known tokens, the last of which is the rank before it, or only the condition.
         seen = cache.seen(torch.cat([at, after - 1], dim=1), None)
         seen = self.conditions.visible_keys(cache.prefix, seen)
         logits = self.transformer(
@@ -291,7 +295,7 @@ class ARPGTokenModel(PrefixModel):
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
         seen = cache.seen(at_slots, visible)
-        # Padding reads the first rank, and the last rank asks for itself.
+        # Padding reads rank 0, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
         return self._run(tokens, ranks, seen, (ranks + 1).clamp(max=self.num_tokens - 1), seen, cache)
 
@@ -307,11 +311,12 @@ class ARPGTokenModel(PrefixModel):
         return self._run(tokens, fed, seen, asked, query_seen, cache)
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
-        """See `GroupModel.guidance_progress`: the authors count the group itself."""
+        """See `GroupModel.guidance_progress`. The authors count the group itself."""
         return torch.full((count,), (rank + count) / self.num_tokens, device=self.device)
 
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.FloatTensor:
-        """Feed `tokens` [B, T] of `ranks`, which see the slots `seen` [B, T, K], and ask for the ranks `asked` [B, Q]."""
+        """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`
+        [B, Q]."""
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
             rotary=self._per_row(ranks),

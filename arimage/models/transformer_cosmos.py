@@ -1,5 +1,6 @@
-"""The autoregressive transformer of Cosmos-Predict1 (https://arxiv.org/abs/2501.03575): a Llama decoder over the tokens of a video
-in raster order, frame after frame, with positions in three dimensions and, for text, cross-attention."""
+"""The autoregressive transformer of Cosmos-Predict1 (https://arxiv.org/abs/2501.03575): a Llama decoder over the
+tokens of a video in raster order, frame after frame, with three-dimensional positions and, for text,
+cross-attention."""
 
 import copy
 import math
@@ -17,20 +18,20 @@ from .conditions import Conditions, spread
 from .layers import FeedForward, Linear, additive, attend, init_normal
 
 
-# YaRN as the authors set it: stretched twice, between wavelengths that turn 4 times and once over (frames, rows or columns). They
-# count rows and columns alike.
+# The authors' YaRN settings: positions are stretched twice, with a ramp between the frequencies that turn 4 times and
+# once over the lengths below (frames, rows, columns). The authors use one length for rows and columns.
 YARN_SCALE, YARN_FAST, YARN_SLOW = 2, 4, 1
 YARN_LENGTHS = (3, 40, 40)
 
 
 def axis_widths(width: int) -> tuple[int, int, int]:
-    """How much of a vector of `width` the positions along time, rows and columns take."""
+    """How many dimensions of a vector of `width` encode the position along time, rows and columns."""
     side = width // 6 * 2
     return width - 2 * side, side, side
 
 
 def axis_table(shape: tuple[int, int, int], frequencies: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The angles [T, H, W, F] of every place in a grid, per axis with frequencies [F]."""
+    """The angles [T, H, W, F] of every place in a grid, one tensor per axis with frequencies [F]."""
     tables = []
     for axis, (size, frequency) in enumerate(zip(shape, frequencies, strict=True)):
         angles = torch.outer(torch.arange(size, device=frequency.device).to(frequency), frequency)
@@ -43,7 +44,7 @@ def axis_table(shape: tuple[int, int, int], frequencies: list[torch.Tensor]) -> 
 def rotary_table(
     head_dim: int, shape: tuple[int, int, int], theta: float, yarn: bool, device: torch.device
 ) -> torch.Tensor:
-    """Cosines and sines [T * H * W, head_dim / 2, 2] in float32 of a grid of (frames, rows, columns)."""
+    """Cosines and sines [T * H * W, head_dim / 2, 2] in float32 for a grid of (frames, rows, columns)."""
     frequencies = []
     for width, length in zip(axis_widths(head_dim), YARN_LENGTHS, strict=True):
         frequency = theta ** (-torch.arange(0, width, 2, device=device) / width)
@@ -57,8 +58,8 @@ def rotary_table(
 
 
 def position_table(width: int, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """Sines and cosines [T * H * W, width] of a grid of (frames, rows, columns), which the authors round to bfloat16 in every
-    dtype."""
+    """Absolute positions [T * H * W, width], sines and cosines, for a grid of (frames, rows, columns). The authors
+    round them to bfloat16 in every dtype."""
     frequencies = [
         10000 ** (-torch.arange(part // 2, dtype=torch.float64, device=device) / (part // 2))
         for part in axis_widths(width)
@@ -68,7 +69,8 @@ def position_table(width: int, shape: tuple[int, int, int], device: torch.device
 
 
 def block_mask(length: int, block: int, device: torch.device) -> torch.BoolTensor:
-    """Which of `length` tokens each of them sees, [1, length, length]: those of its own block and of the blocks before."""
+    """Bool [1, length, length], which of `length` tokens each of them sees: those of its own block and of the blocks
+    before."""
     number = torch.arange(length, device=device) // block
     return (number <= number[:, None])[None]
 
@@ -84,7 +86,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention to the tokens themselves, or to a text that is `context_dim` wide."""
+    """Attention to the tokens themselves, or to text embeddings of width `context_dim`."""
 
     def __init__(self, config, context_dim: int | None = None):
         super().__init__()
@@ -107,7 +109,7 @@ class Attention(nn.Module):
         return self.k_norm(key), value
 
     def gather(self, query, key, value, mask=None, causal=False) -> torch.Tensor:
-        """What the queries [B, heads, Q, head_dim] see: [B, Q, hidden_size]."""
+        """The attention output [B, Q, hidden_size] of queries [B, heads, Q, head_dim]."""
         return self.out_proj(attend(query, key, value, mask, causal=causal).transpose(1, 2).flatten(2))
 
 
@@ -129,7 +131,7 @@ class Block(nn.Module):
         value = value.transpose(1, 2)
         if cache is not None:
             cached = cache.write(layer, key, value)
-            # Without a mask all that is seen is fed in this pass.
+            # Without a mask, queries see only what this pass feeds.
             key, value = (key, value) if mask is None else cached
         hidden = hidden + self.attention.gather(query, key, value, mask, causal=mask is None)
         if text is not None:
@@ -141,22 +143,24 @@ class Block(nn.Module):
 class CosmosTransformer(ModelMixin, ConfigMixin):
     """The next-token transformer of Cosmos-Predict1. The defaults are the published 4B.
 
-    Heads are rotated in neighbouring pairs, where the original rotates their halves: the converter orders the weights.
+    RoPE rotates neighbouring pairs of a head's dimensions, where the original rotates its halves: the converter
+    reorders the weights.
 
     Args:
-        shape (`tuple[int, int, int]`): frames, rows and columns of the token maps that the weights were trained for.
-        hidden_size, intermediate_size, num_layers, num_attention_heads, num_key_value_heads (`int`): the decoder's shape.
+        shape (`tuple[int, int, int]`): frames, rows and columns of the token maps that the weights were trained on.
+        hidden_size, intermediate_size, num_layers, num_attention_heads, num_key_value_heads (`int`): the decoder's
+            shape.
         head_dim (`int`): width of a head, even.
-        vocab_size (`int`): tokens of a video.
-        context_dim (`int`, *optional*): width of the text embeddings, of models with text; None without cross-attention. A model
-            with text begins with a token of its own, and adds absolute positions before every block.
-        embeddings (`int`, *optional*): rows of the embedding, `vocab_size` of them for the tokens of a video; by default as many
-            as there must be.
-        yarn (`bool`): whether the positions are those of YaRN (https://arxiv.org/abs/2309.00071).
-        block_tokens (`int`): how many consecutive tokens are predicted together, such as those of a row, each by the token
-            `block_tokens` before it: Next Block Prediction (https://arxiv.org/abs/2502.07737). A token sees its whole block and
-            the blocks before. The tokens of a block are independent of each other, given those before it. It divides the tokens of
-            a frame; 1 is one token after the other.
+        vocab_size (`int`): video tokens.
+        context_dim (`int`, *optional*): width of the text embeddings; None for models without text. A model with text
+            starts a video with a special token and adds absolute positions before every block.
+        embeddings (`int`, *optional*): rows of the embedding table, of which the first `vocab_size` are video tokens;
+            by default as many as needed.
+        yarn (`bool`): whether RoPE uses YaRN (https://arxiv.org/abs/2309.00071).
+        block_tokens (`int`): how many consecutive tokens, such as those of a row, are predicted together, each by the
+            token `block_tokens` before it: Next Block Prediction (https://arxiv.org/abs/2502.07737). A token sees its
+            whole block and the blocks before. Given those, the tokens of a block are independent. It must divide the
+            tokens of a frame; 1 predicts one token after the other.
     """
 
     _no_split_modules = ["Block"]
@@ -185,7 +189,8 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         least = vocab_size + (context_dim is not None)
         if head_dim % 2 or (embeddings or least) < least:
             raise ValueError(
-                f"head_dim is {head_dim} and embeddings {embeddings}: give an even width, and at least {least} embeddings"
+                f"head_dim is {head_dim} and embeddings {embeddings}: give an even head_dim, and at least {least} "
+                "embeddings"
             )
         self.token_embedding = nn.Embedding(embeddings or least, hidden_size)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
@@ -202,8 +207,8 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         return self.config.context_dim is not None
 
     def read_text(self, prompt_embeds: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What every block's cross-attention reads of texts [B, S, context_dim]: keys and values [B, key_value_heads, S,
-        head_dim] per block. All S places are read, those behind a prompt too, as in the original, where they are zero."""
+        """The keys and values [B, key_value_heads, S, head_dim] of every block's cross-attention for texts [B, S,
+        context_dim]. As in the original, all S places are attended to, with zeros after the end of a prompt."""
         prompt_embeds = prompt_embeds.to(self.dtype)
         texts = []
         for block in self.blocks:
@@ -212,15 +217,16 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         return texts
 
     def positions(self, shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of a grid of (frames, rows, columns): the cosines and sines of `rotary_table`, and for text the absolute positions [P,
-        hidden_size], None otherwise. With text the first rows are those of the tokens that begin a video, `block_tokens` of them."""
+        """For a grid of (frames, rows, columns): the `rotary_table`, and the absolute positions [P, hidden_size] of a
+        model with text, else None. With text, the first `block_tokens` rows belong to the tokens that start a
+        video."""
         config, block = self.config, self.config.block_tokens
         rotary = rotary_table(config.head_dim, shape, config.rope_theta, config.yarn, device)
         if not self.reads_text:
             return rotary, None
         absolute = position_table(config.hidden_size, shape, device)
         if block > 1:
-            # The tokens that begin a video are one and the same: by their positions they know which token they predict.
+            # The tokens that start a video are equal: their positions say which token each predicts.
             return torch.cat([rotary[:block], rotary]), torch.cat([absolute[:block], absolute])
         begin = torch.zeros_like(rotary[:1])
         begin[..., 0] = 1
@@ -237,14 +243,15 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         cache: "CosmosCache | None" = None,
         first_query: int = 0,
     ) -> torch.FloatTensor:
-        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 of the tokens `block_tokens` after each of those fed.
+        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 for the tokens `block_tokens` after the
+        fed ones.
 
         Args:
-            tokens: [B, Q]; -1 is a token that is not known yet, `vocab_size` the token that begins a video.
+            tokens: [B, Q]; -1 is a token that is not known yet, `vocab_size` the token that starts a video.
             rotary, absolute: rows of `positions` for the fed tokens, [B or 1, Q, ...].
-            mask: bool [B, Q, K], which of the first K keys of `cache` each query sees. Without it a query sees the fed tokens up
-                to its own.
-            prompt_embeds: text embeddings [B, S, context_dim], where `cache` does not hold what cross-attention reads of them.
+            mask: bool [B, Q, K], which of the first K keys of `cache` each query sees. Without it a query sees the fed
+                tokens up to itself.
+            prompt_embeds: text embeddings [B, S, context_dim], if their keys and values are not in `cache` yet.
             cache: the keys and values of the fed tokens are written to it, see `SlotCache.write_next_at`, and those of
                 `prompt_embeds`.
             first_query: leave out the logits of the tokens before it.
@@ -265,8 +272,9 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         return self.head(self.norm(hidden[:, first_query:])).float()
 
     def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.FloatTensor:
-        """Teacher-forced logits in float32 of videos [B, t, h, w] given all tokens before, or before their block: [B, N, vocab_size]
-        of every token with text [B, S, context_dim], without it those of all but the first block. Differentiable, for training."""
+        """Teacher-forced logits [B, N, vocab_size] in float32 of videos [B, t, h, w], each token given all tokens
+        before it, or before its block. N counts all tokens with text [B, S, context_dim], and all but the first block
+        without. Differentiable, for training."""
         block = self.config.block_tokens
         rotary, absolute = self.positions(tuple(tokens.shape[1:]), tokens.device)
         fed = tokens.flatten(1)
@@ -291,10 +299,10 @@ def _check_blocks(block: int, shape: tuple[int, int]) -> None:
 
 
 class CosmosCache(SlotCache):
-    """A `SlotCache` that also holds what the cross-attention reads.
+    """A `SlotCache` that also holds the keys and values of the cross-attention.
 
     Attributes:
-        texts: keys and values [rows, heads, S, head_dim] per layer; None of a model without text.
+        texts: keys and values [rows, heads, S, head_dim] per layer; None for a model without text.
     """
 
     texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -312,21 +320,22 @@ class CosmosCache(SlotCache):
 
 
 class CosmosTokenModel:
-    """A `TokenModel` (see `arimage.decoding.contract.models`): a `CosmosTransformer` with the conditions of one call.
+    """A `CosmosTransformer` with the conditions of one call, as a `TokenModel` (see
+    `arimage.decoding.contract.models`).
 
-    The token maps that are given are the prefix, so that they cost one prefill and no step.
+    The given token maps are the prefix, so that they cost one prefill and no step.
 
     Args:
         transformer: the `CosmosTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         layout: the `Layout` of the tokens to generate, (frames, rows, columns) in raster order.
-        given: tokens of the maps before, [B, t, rows, columns], one row per video; t may be 0 with text only.
+        given: the tokens of the maps before them, [B, t, rows, columns], one row per video; t may be 0 only with text.
         prompt_embeds: text embeddings [B, S, context_dim], for a model with text.
-        guided: also compute the logits without the text, for which all embeddings are zero.
+        guided: also compute the logits without the text, which are those of zero embeddings.
         codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
 
     Raises:
-        ValueError: if the layout has not three dimensions, has an order, does not fit the given maps or the blocks of the model, or
-            a text is missing or not read by the model.
+        ValueError: if the layout does not have three dimensions, has an order, or does not fit the given maps or the
+            blocks of the model; or if a text is missing, or the model reads none.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
@@ -363,10 +372,10 @@ class CosmosTokenModel:
         if transformer.reads_text:
             prefix = F.pad(prefix, (self.block, 0), value=transformer.config.vocab_size)
         if not prefix.shape[1]:
-            raise ValueError("given holds no map, and without text the first token is never predicted: give one")
+            raise ValueError("given holds no map, and a model without text cannot predict the first token: give a map")
         if guided:
             if prompt_embeds is None:
-                raise ValueError("guided needs a model with text, which guidance leaves out: give guided=False")
+                raise ValueError("guided needs a model with text: give guided=False")
             prefix, prompt_embeds = prefix.repeat(2, 1), torch.cat([prompt_embeds, torch.zeros_like(prompt_embeds)])
         self.transformer, self.network, self.layout = transformer, transformer, layout
         self.groups = 2 if guided else 1
@@ -398,7 +407,8 @@ class CosmosTokenModel:
         return self.conditions.put(images, other.conditions)
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
-        """A cache with the given maps in it, and the logits of the first position or block; see `TokenModel.prefill`."""
+        """A cache with the given maps in it, and the logits of the first position or block; see
+        `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
         condition, copies = self.conditions.to_prefill(batch_size)
         prompts, length = condition["tokens"].shape
@@ -439,7 +449,7 @@ class CosmosTokenModel:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
         at_slots, length = cache.slots_of(positions, slots), self.conditions.length
         cache.write_next_at(cache.index(at_slots))
-        # A token sees its block up to the last slot.
+        # A token sees its whole block.
         last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)
         positions = positions.repeat(self.groups, 1)
         logits = self.transformer(

@@ -1,5 +1,5 @@
-"""A Llama decoder over continuous tokens in raster order, with a head that denoises the next one: the kind of model that SphereAR
-(https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711) are."""
+"""A Llama decoder over continuous tokens in raster order with a head that denoises the next token, like SphereAR
+(https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711)."""
 
 from typing import ClassVar, Literal, Self
 
@@ -17,24 +17,24 @@ from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_he
 
 
 class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
-    """A next-token transformer of continuous tokens and its denoising head, conditioned on a class or on text.
+    """A next-token transformer for continuous tokens with its denoising head, conditioned on a class or on text.
 
-    The head predicts the velocity of a token, sqrt(a) noise - sqrt(1 - a) token where a is the share of the token's variance that is
-    left, and the standard deviations of the denoising steps are fixed. `from_pretrained` keeps the head in float32.
+    The head predicts the velocity sqrt(a) noise - sqrt(1 - a) token, where a is the remaining share of the token's
+    variance. The standard deviations of the denoising steps are fixed. `from_pretrained` keeps the head in float32.
 
     Args:
         conditioning (`str`): "class" or "text".
         grid_size (`int`): tokens along each side of the image.
-        patch_size (`int`): a token is a square of so many places of the image tokenizer along each side.
+        patch_size (`int`): latent pixels of the image tokenizer along each side of a token.
         token_dim (`int`): D, the width of a token: channels of the image tokenizer times the area of a patch.
-        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
-            head must be a multiple of 4.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width
+            of a head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         head_hidden_size, num_head_layers (`int`): the denoising head's shape.
         num_train_timesteps (`int`): the diffusion steps of training.
-        num_classes (`int`): classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix; 1 for classes, or for texts of which the state of the last token
-            alone is read.
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
+        num_condition_tokens (`int`): length of the prefix: 1 for classes and for models that read only the state of
+            the last text token.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of residual branches, in training.
     """
@@ -99,12 +99,12 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         cache: SlotCache | None = None,
         first_query: int = 0,
     ) -> torch.Tensor:
-        """One forward pass over a prefix, over tokens, or over both: what the head is told of the token after each position,
-        [B, T - first_query, hidden_size].
+        """One forward pass over a prefix, tokens, or both: conditions of the denoising head [B, T - first_query,
+        hidden_size] for the token after each position.
 
         Args:
             tokens: [B, Q, token_dim].
-            rotary, mask, condition, cache, first_query: as in `LlamaGenTransformer.forward`.
+            rotary, mask, condition, cache, first_query: see `LlamaGenTransformer.forward`.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
@@ -116,8 +116,9 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         return self.norm(hidden[:, first_query:])
 
     def predict(self, tokens: torch.Tensor, **condition) -> torch.Tensor:
-        """What the head is told of tokens [B, N, token_dim] in raster order, [B, N, hidden_size], each by the condition (arguments of
-        `embed_condition`) and the tokens before it. Differentiable, for training."""
+        """Teacher-forced conditions of the denoising head [B, N, hidden_size] for tokens [B, N, token_dim] in raster
+        order. Each sees the condition (arguments of `embed_condition`) and the tokens before it. Differentiable, for
+        training."""
         prefix_mask = self.prefix_mask(**condition)
         table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
         rotary, first_query = table[None, : mask.shape[1]], prefix_mask.shape[1] - 1
@@ -125,22 +126,24 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
 
 def velocity(tokens: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy tokens that keep the share `kept` of the variance of `tokens`, and the velocity that a head should predict for them."""
+    """Noisy tokens that keep the share `kept` of the variance of `tokens`, and the velocity that the head should
+    predict."""
     return kept.sqrt() * tokens + (1 - kept).sqrt() * noise, kept.sqrt() * noise - (1 - kept).sqrt() * tokens
 
 
 def coefficients(tables: DiffusionTables, step: int) -> tuple[float, float]:
-    """How much of the noisy token and of the predicted velocity the mean after `step` holds."""
+    """The weights of the noisy token and of the predicted velocity in the mean after `step`."""
     kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
     return clean * kept**0.5 + tables.mean_of_noisy[step], -clean * (1 - kept) ** 0.5
 
 
 class LatentLlamaModel(PrefixModel):
-    """A `CausalLatentModel` (see `arimage.decoding.contract.models`): a `LatentLlamaTransformer` with the conditions of one call.
+    """A `LatentLlamaTransformer` with the conditions of one call, as a `CausalLatentModel` (see
+    `arimage.decoding.contract.models`).
 
     Args:
-        transformer, condition, layout, settings: see `PrefixModel`; the layout is (rows, columns) in raster order.
-        drafter: the same of a smaller transformer, with the same conditions.
+        transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in raster order.
+        drafter: a `LatentLlamaModel` of a smaller transformer with the same conditions.
 
     Raises:
         ValueError: if the layout has three dimensions, or an order.
@@ -182,7 +185,8 @@ class LatentLlamaModel(PrefixModel):
         return super().put(images, other)
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
-        """A cache with the condition in it, and the conditions [G, B, C] of position 0; see `CausalLatentModel.prefill`."""
+        """A cache with the condition in it, and the conditions [G, B, C] of position 0; see
+        `CausalLatentModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
         cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
@@ -241,7 +245,7 @@ class LatentLlamaModel(PrefixModel):
         return diffusion_tables(num_diffusion_steps, self.transformer.config.num_train_timesteps)
 
     def _mean(self, tokens, timesteps, conditions, guidance, of_token, of_velocity):
-        """The mean of what follows noisy `tokens` [..., D] by `conditions` [G, ..., C]."""
+        """The mean of the tokens after the step, from noisy `tokens` [..., D] and `conditions` [G, ..., C]."""
         head = self.transformer.denoising_head
         velocity = head(tokens.expand(self.groups, *tokens.shape), timesteps, conditions)
         guided = velocity[0] if self.groups == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])

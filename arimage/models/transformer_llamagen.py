@@ -1,5 +1,5 @@
-"""The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order, after a
-prefix of one class embedding or of projected text embeddings."""
+"""The transformer of LlamaGen (https://arxiv.org/abs/2406.06525): a Llama decoder over image tokens in raster order,
+after a prefix of one class embedding or of projected text embeddings."""
 
 from typing import Any, ClassVar, Literal
 
@@ -19,8 +19,9 @@ from .prefix import PrefixModel
 def rotary_table(
     head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device
 ) -> torch.Tensor:
-    """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on the row, the
-    second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys."""
+    """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on
+    the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and
+    keys."""
     quarter = head_dim // 4
     frequencies = theta ** (-torch.arange(quarter, device=device) * 2.0 / (head_dim // 2))
     row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
@@ -147,15 +148,16 @@ class ClassOrTextCondition:
         return self.caption_projection(caption, unconditional)
 
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
-        """Which prefix positions are visible, bool [B, P]. As in the original, a prompt's positions stay visible without its text."""
+        """Which prefix positions are visible, bool [B, P]. As in the original, a prompt's positions stay visible
+        without its text."""
         if self.config.conditioning == "class":
             return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
         assert prompt_attention_mask is not None
         return prompt_attention_mask.bool()
 
     def teacher_forcing(self, prefix_mask: torch.BoolTensor, count: int) -> tuple[torch.Tensor, torch.BoolTensor]:
-        """For a prefix that is visible where `prefix_mask` [B, P] and `count` tokens on the trained grid: the `rotary_table` of the
-        prefix and the whole grid, and the `causal_mask`."""
+        """For a prefix that is visible where `prefix_mask` [B, P] and `count` tokens on the trained grid: the
+        `rotary_table` of the prefix and the whole grid, and the `causal_mask`."""
         grid = (self.config.grid_size,) * 2
         theta, device = self.config.rope_theta, prefix_mask.device
         table = rotary_table(self.head_dim, grid, prefix_mask.shape[1], theta, device)
@@ -168,13 +170,13 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     Args:
         conditioning (`str`): "class" or "text".
         grid_size (`int`): tokens along each side of the images that the weights were trained on.
-        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width of a
-            head must be a multiple of 4.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width
+            of a head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size (`int`): image tokens.
         num_classes (`int`): number of classes; one more embedding stands for "no class".
-        num_condition_tokens (`int`): length of the prefix: 120 in the published text models, 1 for classes and for models that
-            read only the state of the last text token.
+        num_condition_tokens (`int`): length of the prefix: 120 in the published text models, 1 for classes and for
+            models that read only the state of the last text token.
         caption_dim (`int`): width of the text embeddings.
         dropout (`float`): of embeddings and residual branches, in training.
     """
@@ -238,8 +240,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             cache: the keys and values of the T fed positions are written to it, see `SlotCache.write_next_at`.
             first_query: leave out the logits of the positions before it.
             return_features: also return the head's inputs [B, T - first_query, hidden_size].
-            denoiser: a `LlamaGenDenoiser`. Where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of `tokens` and
-                adapts the blocks. Not together with a prefix.
+            denoiser: a `LlamaGenDenoiser`. Where `noise` [B, Q] is not 0, it embeds `vectors` [B, Q, D] in place of
+                `tokens` and adapts the blocks. Not together with a prefix.
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
@@ -262,9 +264,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid. The logits of
-        position j see the condition (arguments of `embed_condition`) and the tokens before j. Differentiable, for training.
-        `return_features` and `cache` are those of `forward`."""
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid.
+        The logits of position j see the condition (arguments of `embed_condition`) and the tokens before j.
+        Differentiable, for training. `return_features` and `cache` are those of `forward`."""
         prefix_mask = self.prefix_mask(**condition)
         table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
         return self(
@@ -279,7 +281,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
 
 class LlamaGenTokenModel(PrefixModel):
-    """A `LlamaGenTransformer` with the conditions of one call, as a `TokenModel` (see `arimage.decoding.contract.models`).
+    """A `LlamaGenTransformer` with the conditions of one call, as a `TokenModel` (see
+    `arimage.decoding.contract.models`).
 
     Args:
         transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in raster order.
@@ -340,7 +343,8 @@ class LlamaGenTokenModel(PrefixModel):
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
     ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward` and `DenoisingModel.forward`."""
+        """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward` and
+        `DenoisingModel.forward`."""
         noisy = {}
         if vectors is not None and noise is not None:
             noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)

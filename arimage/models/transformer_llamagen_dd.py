@@ -1,4 +1,5 @@
-"""The student of LlamaGen in Distilled Decoding (https://arxiv.org/abs/2412.17153): from noise to all tokens in one forward pass."""
+"""The student of LlamaGen in Distilled Decoding (https://arxiv.org/abs/2412.17153): all tokens from noise in one
+forward pass."""
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -11,20 +12,21 @@ from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransform
 
 
 class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
-    """The decoder of LlamaGen, fed with vectors instead of tokens: those of known tokens, then noise. It returns the vectors of all
-    tokens in one causal forward pass, each at the position of its noise. The defaults are the published LlamaGen-DD-B.
+    """The decoder of LlamaGen, fed with vectors instead of tokens: the vectors of known tokens, then noise. One causal
+    forward pass turns the noise at each position into the vector of its token. The defaults are the published
+    LlamaGen-DD-B.
 
     Args:
         grid_size (`int`): tokens along each side of the image.
-        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
-            head must be a multiple of 4.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width
+            of a head must be a multiple of 4.
         num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
         conditioning (`str`): "class" or "text", as in the teacher.
-        num_classes (`int`): classes.
+        num_classes (`int`): number of classes.
         num_condition_tokens, caption_dim (`int`): length of the prefix and width of the text embeddings, for "text".
-        codes_until (`int`, *optional*): how many tokens, from the first, the checkpoint takes from its code head; the rest are
-            vectors. For `FewStepDecoding`.
+        codes_until (`int`, *optional*): how many of the first tokens the checkpoint takes from its code head; the rest
+            are vectors. For `FewStepDecoding`.
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
@@ -64,8 +66,8 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
 
     @classmethod
     def for_teacher(cls, teacher: LlamaGenTransformer, codebook: torch.Tensor) -> "LlamaGenDDTransformer":
-        """A student to be trained, with the weights of its teacher, in float32. Vectors of the `codebook` [V, codebook_dim] mean to
-        it about what their tokens mean to the teacher."""
+        """A student to train, in float32, with the weights of its teacher. Its input projection is fitted so that the
+        vectors of the `codebook` [V, codebook_dim] give about the embeddings that their tokens have in the teacher."""
         shape = {name: value for name, value in teacher.config.items() if not name.startswith("_")}
         count, width = codebook.shape
         student = cls(**shape, codebook_dim=width, codes_until=teacher.config.grid_size**2)
@@ -83,11 +85,11 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     def forward(
         self, vectors: torch.Tensor, *, start: int, **condition: torch.Tensor
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their codes, in
-        float32.
+        """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their
+        codes, in float32.
 
         Args:
-            vectors: [B, N, codebook_dim] in raster order, those of known tokens before `start` and noise from it on.
+            vectors: [B, N, codebook_dim] in raster order: known tokens before `start`, noise from there on.
             start: how many tokens are known.
             condition: arguments of `embed_condition`.
         """

@@ -1,5 +1,5 @@
-"""The transformer of LPD (https://arxiv.org/abs/2507.01957): tokens of any places, and queries for other places that see each
-other."""
+"""The transformer of LPD (https://arxiv.org/abs/2507.01957): tokens at any places, and queries for other places that
+see each other."""
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +48,10 @@ class LPDTransformer(ModelMixin, ConfigMixin):
     """The any-order transformer of LPD, conditioned on a class. The defaults are the published LPD-L.
 
     Args:
-        grid_size (`int`): tokens along each side of the image that the weights were trained for.
+        grid_size (`int`): tokens along each side of the images that the weights were trained on.
         hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the shape of the blocks.
         vocab_size (`int`): image tokens.
-        num_classes (`int`): classes.
+        num_classes (`int`): number of classes.
         dropout (`float`): of residual branches, in training.
     """
 
@@ -78,7 +78,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         self.no_class_embedding = nn.Parameter(torch.zeros(hidden_size))
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.query_embedding = nn.Parameter(torch.zeros(hidden_size))
-        # That of the condition, then those of the places.
+        # One for the condition, then one per place.
         self.position_embedding = nn.Parameter(torch.zeros(1 + grid_size**2, hidden_size))
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
@@ -88,7 +88,8 @@ class LPDTransformer(ModelMixin, ConfigMixin):
     def embed_condition(
         self, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None
     ) -> torch.Tensor:
-        """Prefix embeddings [B, 1, hidden_size] of `class_labels` [B], or of no class where `unconditional` [B]."""
+        """Prefix embeddings [B, 1, hidden_size] of `class_labels` [B], or of no class where `unconditional` [B] is
+        True."""
         embedded = self.class_embedding(class_labels)
         if unconditional is not None:
             embedded = torch.where(unconditional[:, None], self.no_class_embedding, embedded)
@@ -108,14 +109,16 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
     ) -> torch.FloatTensor:
-        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [B, Q, vocab_size] in float32.
+        """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
+        [B, Q, vocab_size] in float32.
 
         Args:
             tokens: image tokens [B, T] at the places `at` [B, T]; -1 is a token that is not known yet.
-            query_at: the places [B, Q] that are asked for.
-            mask: bool [B, P + T + Q, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
+            query_at: the queried places [B, Q].
+            mask: bool [B, P + T + Q, K], which keys each fed position sees: those of the fed positions, or the first K
+                of `cache`.
             condition: arguments of `embed_condition`; the prefix comes first.
-            cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
+            cache: the keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
         """
         parts = []
         if condition is not None:
@@ -139,9 +142,10 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         group_sizes: list[int] | None = None,
         **condition,
     ) -> torch.FloatTensor:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
-        of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
-        tokens of the groups before its own, of one token each or of `group_sizes`. Differentiable, for training."""
+        """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
+        trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
+        `embed_condition`) and the tokens of the groups before its own. Groups have one token each, or `group_sizes`.
+        Differentiable, for training."""
         batch, count = tokens.shape
         at = torch.arange(count, device=tokens.device).expand(batch, -1) if order is None else order
         mask = teacher_forcing_mask(group_sizes or [1] * count, False, tokens.device)
@@ -159,7 +163,8 @@ class LPDTransformer(ModelMixin, ConfigMixin):
 
 
 class LPDTokenModel(PairedModel):
-    """A `GroupModel` (see `arimage.decoding.contract.models`): an `LPDTransformer` with the conditions and the orders of one call."""
+    """An `LPDTransformer` with the conditions and the orders of one call, as a `GroupModel` (see
+    `arimage.decoding.contract.models`)."""
 
     keeps_queries = False
 
@@ -167,5 +172,5 @@ class LPDTokenModel(PairedModel):
         return self.layout.places(ranks)
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
-        """See `GroupModel.guidance_progress`: the authors count the ranks before."""
+        """See `GroupModel.guidance_progress`. The authors count the ranks before."""
         return (rank + torch.arange(count, device=self.device)) / self.num_tokens

@@ -1,5 +1,5 @@
-"""The transformer of MAR (https://arxiv.org/abs/2406.11838): masked generation of continuous tokens in any order, conditioned on
-a class."""
+"""The transformer of MAR (https://arxiv.org/abs/2406.11838): masked generation of continuous tokens in any order,
+conditioned on a class."""
 
 import copy
 from typing import ClassVar, Literal
@@ -36,21 +36,21 @@ class Block(nn.Module):
 class MARTransformer(ModelMixin, ConfigMixin):
     """The masked transformer of MAR. The defaults are the published MAR-B of 256 pixels.
 
-    An encoder reads the tokens that are known, a decoder then says something of every token. Both also read `num_buffers`
-    tokens that carry the class.
+    The encoder reads the known tokens, and the decoder outputs a condition per token for the denoising head. Both also
+    read `num_buffers` tokens that carry the class.
 
     Args:
-        num_classes (`int`): classes; the label `num_classes` stands for no class in particular.
+        num_classes (`int`): number of classes; the label `num_classes` stands for "no class".
         token_dim (`int`): D, the width of a token: channels of the image tokenizer times the area of a patch.
-        patch_size (`int`): a token is a square of so many places of the image tokenizer along each side.
+        patch_size (`int`): latent pixels of the image tokenizer along each side of a token.
         grid_size (`int`): tokens along each side of an image.
         num_buffers (`int`): tokens that carry the class.
         hidden_size, num_layers, num_attention_heads (`int`): the encoder's shape.
-        decoder_hidden_size, num_decoder_layers, num_decoder_attention_heads (`int`): the decoder's.
-        mlp_ratio (`float`): of both.
+        decoder_hidden_size, num_decoder_layers, num_decoder_attention_heads (`int`): the decoder's shape.
+        mlp_ratio (`float`): width of the feed-forward layers of both, as a multiple of their hidden size.
 
     Raises:
-        ValueError: if heads cannot share a width.
+        ValueError: if a width is not a multiple of its heads.
     """
 
     _no_split_modules = ["Block"]
@@ -101,16 +101,16 @@ class MARTransformer(ModelMixin, ConfigMixin):
         *,
         padded: bool = False,
     ) -> torch.Tensor:
-        """What the denoising head is told of every token, [B, N, decoder_hidden_size].
+        """One forward pass: conditions of the denoising head [B, N, decoder_hidden_size], one per token.
 
         Args:
-            tokens: [B, N, token_dim]; those that are not visible may be anything finite.
-            visible: bool [B, N], which of them are known.
-            count: the most visible tokens of an image.
+            tokens: [B, N, token_dim]; invisible ones may have any finite values.
+            visible: bool [B, N], which tokens are known.
+            count: the largest number of visible tokens in an image.
             class_labels: int64 [B].
             padded: whether some images have fewer visible tokens than `count`.
         """
-        # The visible ones first, row by row.
+        # Visible tokens first, row by row.
         places = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True)[:, :count]
         hidden = self._encode(tokens, places, visible.gather(1, places) if padded else None, class_labels)
         buffers, hidden = hidden.split([self.config.num_buffers, count], dim=1)
@@ -125,7 +125,8 @@ class MARTransformer(ModelMixin, ConfigMixin):
         return self.decoder_norm(hidden)[:, self.config.num_buffers :] + self.output_position
 
     def _encode(self, tokens, places, seen, class_labels):
-        """The buffers and the tokens at `places` [B, L], [B, buffers + L, decoder_hidden_size]; `seen` [B, L] are not padding."""
+        """The encoded buffers and tokens at `places` [B, L]: [B, buffers + L, decoder_hidden_size]. `seen` [B, L] is
+        False for padding."""
         config = self.config
         none = (class_labels == config.num_classes)[:, None]
         vector = torch.where(
@@ -144,15 +145,16 @@ class MARTransformer(ModelMixin, ConfigMixin):
 
 
 class MARLatentModel:
-    """A `MaskedLatentModel` (see `arimage.decoding.contract.models`): a `MARTransformer` and its head with the classes of one call.
+    """A `MARTransformer` and its head with the classes of one call, as a `MaskedLatentModel` (see
+    `arimage.decoding.contract.models`).
 
     Args:
         transformer: the `MARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
-        head: the `DenoisingHead`, likewise.
+        head: the `DenoisingHead`, or what `torch.compile` made of it.
         class_labels: int64 [B], one per image.
         layout: the `Layout` of the tokens.
-        guided: also compute what no class in particular gives.
-        drafter: the same of a smaller transformer, with the same classes.
+        guided: also compute the conditions without a class.
+        drafter: a `MARLatentModel` of a smaller transformer with the same classes.
     """
 
     kind: ClassVar[Literal["masked_latents"]] = "masked_latents"

@@ -1,4 +1,4 @@
-"""The transformer of RandAR (https://arxiv.org/abs/2412.01827): LlamaGen's, in which a token that names its place comes before
+"""The transformer of RandAR (https://arxiv.org/abs/2412.01827): LlamaGen's, with a token that names the place before
 each image token."""
 
 import torch
@@ -17,11 +17,11 @@ class RandARTransformer(ModelMixin, ConfigMixin):
     """The any-order transformer of RandAR, conditioned on a class. The defaults are the published RandAR-L.
 
     Args:
-        grid_size (`int`): tokens along each side of the image that the weights were trained for.
-        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape; the width of a
-            head must be a multiple of 4.
+        grid_size (`int`): tokens along each side of the images that the weights were trained on.
+        hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width
+            of a head must be a multiple of 4.
         vocab_size (`int`): image tokens.
-        num_classes (`int`): classes; one more embedding stands for "no class".
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
@@ -75,15 +75,17 @@ class RandARTransformer(ModelMixin, ConfigMixin):
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
     ) -> torch.FloatTensor:
-        """One forward pass over a prefix, over tokens, or over both, and over queries: their logits [B, Q, vocab_size] in float32.
+        """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
+        [B, Q, vocab_size] in float32.
 
         Args:
             tokens: image tokens [B, T]; -1 is a token that is not known yet.
-            at: rows of `rotary_table` for their places, [B, T, head_dim / 2, 2].
-            query_at: those for the places that are asked for, [B, Q, head_dim / 2, 2].
-            mask: bool [B, P + T + Q, K], which keys each fed position sees: those of the fed positions, or the first of `cache`.
+            at: rows of `rotary_table` for the places of the tokens, [B, T, head_dim / 2, 2].
+            query_at: rows of `rotary_table` for the queried places, [B, Q, head_dim / 2, 2].
+            mask: bool [B, P + T + Q, K], which keys each fed position sees: those of the fed positions, or the first K
+                of `cache`.
             condition: arguments of `embed_condition`; the prefix comes first.
-            cache: keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
+            cache: the keys and values of the fed positions are written to it, see `SlotCache.write_next_at`.
         """
         parts, rotary = [], []
         if condition is not None:
@@ -106,9 +108,9 @@ class RandARTransformer(ModelMixin, ConfigMixin):
     def predict(
         self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
     ) -> torch.FloatTensor:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid, by rank: that
-        of rank r, at the place `order[b, r]` (None: raster order), sees the condition (arguments of `embed_condition`) and the
-        tokens of the ranks before r. Differentiable, for training."""
+        """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
+        trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
+        `embed_condition`) and the tokens of the ranks before it. Differentiable, for training."""
         batch, count = tokens.shape
         places = torch.arange(count, device=tokens.device).expand(batch, -1) if order is None else order
         grid = (self.config.grid_size,) * 2
@@ -127,8 +129,9 @@ class RandARTransformer(ModelMixin, ConfigMixin):
 
 
 class RandARTokenModel(PairedModel):
-    """A `GroupModel` (see `arimage.decoding.contract.models`): a `RandARTransformer` with the conditions and the orders of one call. The
-    fed tokens of a group see those before them only, in the authors' code too."""
+    """A `RandARTransformer` with the conditions and the orders of one call, as a `GroupModel` (see
+    `arimage.decoding.contract.models`). As in the authors' code, each fed token of a group sees only those before
+    it."""
 
     keeps_queries = True
 
@@ -141,5 +144,5 @@ class RandARTokenModel(PairedModel):
         return self._rotary[self.layout.places(ranks)]
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
-        """See `GroupModel.guidance_progress`: the authors count the groups before."""
+        """See `GroupModel.guidance_progress`. The authors count the groups before."""
         return torch.full((count,), rank / self.num_tokens, device=self.device)

@@ -1,5 +1,5 @@
-"""The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms, conditioned on
-a class or, as an extension, on text."""
+"""The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms,
+conditioned on a class or, as an extension, on text."""
 
 import copy
 import math
@@ -19,8 +19,9 @@ from .layers import Linear, attend, init_normal
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
-    """What each of the P prefix and T image tokens sees, [B or 1, 1, P + T, P + T]: the tokens of its own scale and of those
-    before (`levels` [T]), and the positions of the prefix that `prefix_mask` [B, P] allows. The prefix sees itself."""
+    """The keys that each of P prefix and T image tokens sees, bool [B or 1, 1, P + T, P + T]: image tokens of its own
+    scale and of those before (`levels` [T]), and the prefix positions that `prefix_mask` [B, P] shows. The prefix sees
+    itself."""
     prefix = 0 if prefix_mask is None else prefix_mask.shape[1]
     levels = F.pad(levels, (prefix, 0), value=-1)
     visible = levels[:, None] >= levels
@@ -33,7 +34,7 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 
 
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Normalise `hidden` [B, T, C], then scale and shift it by what the condition gives [B, 1, C]."""
+    """Normalise `hidden` [B, T, C], then apply the `scale` and `shift` [B, 1, C] of the condition."""
     return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale)
 
 
@@ -45,7 +46,7 @@ class Attention(nn.Module):
         self.out_proj = Linear(hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
         width = hidden_size // num_heads
-        # Vectors whose mean square is 1 are longer than unit vectors by the root of their width.
+        # `rms_norm` makes vectors longer than unit vectors by the root of their width.
         self.softmax_scale = 1 / width if qk_norm else 0.25 / math.sqrt(width)
         self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
 
@@ -76,7 +77,7 @@ class FeedForward(nn.Module):
 
 
 class Offset(nn.Module):
-    """A block's own share of the modulation where all blocks share the layer that makes it from the condition."""
+    """A block's own offset to the modulation, for models whose blocks share the layer that computes it."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -102,8 +103,8 @@ class Block(nn.Module):
 
 
 class CaptionProjection(nn.Module):
-    """Projects text embeddings [B, P, D] to a prefix [B, P, C], and their mean to the vector [B, C] that stands for the whole
-    text, or the learned one of no text."""
+    """Projects text embeddings [B, P, D] to a prefix [B, P, C], and their mean to a vector [B, C] of the whole text,
+    which is replaced by a learned one where there is no text."""
 
     def __init__(self, caption_dim: int, hidden_size: int):
         super().__init__()
@@ -114,7 +115,7 @@ class CaptionProjection(nn.Module):
 
     def forward(self, prompt_embeds, prompt_attention_mask, unconditional):
         mask = prompt_attention_mask[..., None].to(prompt_embeds.dtype)
-        # What lies behind the padding may be anything.
+        # Padding may hold any values.
         embeds = prompt_embeds.masked_fill(mask == 0, 0)
         prefix = self.fc2(F.gelu(self.fc1(embeds), approximate="tanh"))
         vector = self.pool((prefix * mask).sum(1) / mask.sum(1))
@@ -131,21 +132,22 @@ class Float32Linear(nn.Linear):
 class VARTransformer(ModelMixin, ConfigMixin):
     """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
 
-    An image is K maps of tokens, from coarse to fine; all tokens of a map are predicted in one forward pass from the sum of
-    the maps before it. With `conditioning="text"` the mean of the projected caption takes the place of the class, and its tokens
-    stand before the image as a prefix that every image token sees.
+    An image is K maps of tokens, from coarse to fine. All tokens of a map are predicted in one forward pass from the
+    sum of the maps before it. With `conditioning="text"` the mean of the projected caption takes the place of the
+    class, and the caption's tokens are a prefix that every image token sees.
 
     Args:
         conditioning (`str`): "class" or "text".
-        num_classes (`int`): classes; one more embedding stands for "no class".
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
         caption_dim (`int`, *optional*): width of the text embeddings.
-        num_condition_tokens (`int`): length of the text embeddings; 0 for classes, 1 for texts of which the state of the last
-            token alone is read.
+        num_condition_tokens (`int`): length of the text embeddings: 0 for classes, 1 for models that read only the
+            state of the last text token.
         vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
         scales (`tuple[int]`): tokens along each side of the K maps.
         hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
-        shared_adaln (`bool`): one layer makes the modulations of all blocks, as in the published VAR-d36 of 512 pixels.
-        qk_norm (`bool`): queries and keys of unit length, with a learned scale per head, as in all published models.
+        shared_adaln (`bool`): one layer computes the modulations of all blocks, as in the published VAR-d36 of 512
+            pixels.
+        qk_norm (`bool`): normalise queries and keys, with a learned scale per head, as in all published models.
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
@@ -194,8 +196,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         self.head = Float32Linear(hidden_size, vocab_size)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 1 / (3 hidden_size)), captions projected at their own magnitude, a residual stream
-        that starts as that of a plain transformer, a zero head."""
+        """Initialise for training: N(0, 1 / (3 hidden_size)), caption projections that keep magnitudes, modulations
+        that start as those of a plain transformer, and a head of zeros."""
         std = (3 * self.config.hidden_size) ** -0.5
         init_normal(self, std)
         for module in self.modules():
@@ -208,7 +210,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
                 projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
             nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
         if self.config.conditioning == "text":
-            # Captions differ little at first, and the modulations see nothing else of them.
+            # Captions differ little at first, and modulations see only their projected mean.
             for linear in (self.caption_projection.fc1, self.caption_projection.fc2, self.caption_projection.pool):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         nn.init.zeros_(self.head.weight)
@@ -225,7 +227,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
         Args:
             class_labels: [B], for "class".
             prompt_embeds: [B, P, caption_dim], right-padded, for "text", with `prompt_attention_mask` [B, P].
-            unconditional: [B]; the condition of these images is replaced by the learned "none".
+            unconditional: bool [B], which images get the learned "no condition" in place of theirs.
         """
         if self.config.conditioning == "class":
             if unconditional is not None:
@@ -235,15 +237,16 @@ class VARTransformer(ModelMixin, ConfigMixin):
         return self.caption_projection(prompt_embeds.to(self.dtype), prompt_attention_mask, unconditional)
 
     def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
-        """Which prefix positions may be seen [B, P], those of no text by none; None for classes, which have no prefix."""
+        """Which prefix positions are visible, bool [B, P]: none of rows without text. None for classes, which have no
+        prefix."""
         if prompt_attention_mask is None:
             return None
         mask = prompt_attention_mask.bool()
         return mask if unconditional is None else mask & ~unconditional[:, None]
 
     def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """What the condition [B, hidden_size] sets in each block (two gates, two scales, two shifts) and before the head (a scale
-        and a shift): each [B, 1, hidden_size]. The layers give what is added to a scale of 1."""
+        """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
+        per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
         condition = F.silu(vector)
         before_head = self.head_modulation(condition)
         if self.shared_modulation is not None:
@@ -269,8 +272,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         """One forward pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
 
         Args:
-            inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the first scale,
-                which start from the condition alone, are left out.
+            inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the
+                first scale, which start from the condition alone, are left out.
             levels: which scale each token belongs to, [T].
             mask: bool [B or 1, 1, Q, K], what the fed tokens see, prefix included; None = everything.
             condition: arguments of `embed_condition`, in the forward pass over the first scale.
@@ -309,23 +312,23 @@ class VARTransformer(ModelMixin, ConfigMixin):
         return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
 
     def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
-        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition (arguments
-        of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the first, which has n
-        tokens. The inputs may end after any scale. Differentiable, for training."""
+        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition
+        (arguments of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the
+        first, which has n tokens. The inputs may end after any scale. Differentiable, for training."""
         levels = self.levels(inputs.device)[: self.config.scales[0] ** 2 + inputs.shape[1]]
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
 
 class VARScaleModel:
-    """A `ScaleModel` (see `arimage.decoding.contract.models`): a `VARTransformer` with the conditions of one call.
+    """A `VARTransformer` with the conditions of one call, as a `ScaleModel` (see `arimage.decoding.contract.models`).
 
     Args:
         transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         vq: the `VARVQModel` that adds up the maps.
         condition: arguments of `VARTransformer.embed_condition`, one row per image.
         guided: also compute the logits without the condition.
-        refiner: a smaller model of the same images, for `ScaleModel.refiner`.
+        refiner: a smaller model with the same conditions, for `ScaleModel.refiner`.
     """
 
     kind: ClassVar[Literal["scales"]] = "scales"
@@ -376,8 +379,8 @@ class VARScaleModel:
         return self.vq.scale_input(scale, latents).repeat(self.groups, 1, 1)
 
     def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
-        """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last of
-        them; see `ScaleModel.prefill`."""
+        """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
+        of them; see `ScaleModel.prefill`."""
         config = self.transformer.config
         # With latents, images of equal conditions differ.
         condition, copies = self.conditions.to_prefill(batch_size, shared=not latents)

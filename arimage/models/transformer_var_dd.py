@@ -1,4 +1,5 @@
-"""The student of VAR in Distilled Decoding (https://arxiv.org/abs/2412.17153): from noise to all token maps in one forward pass."""
+"""The student of VAR in Distilled Decoding (https://arxiv.org/abs/2412.17153): all token maps from noise in one
+forward pass."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from .transformer_var import Attention, FeedForward, Float32Linear, layer_norm
 
 
 class Block(nn.Module):
-    """A block of VAR that is told once more which vectors are known."""
+    """A block of VAR that adds an embedding of which vectors are known."""
 
     def __init__(self, config):
         super().__init__()
@@ -31,18 +32,18 @@ class Block(nn.Module):
 
 
 class VARDDTransformer(ModelMixin, ConfigMixin):
-    """The transformer of VAR, fed with vectors instead of sums of maps: those of known maps, then noise. It returns the vectors of
-    all maps in one forward pass, each at the position of its noise. A vector sees the class, the coarser maps and itself, not the
-    rest of its own map. The defaults are the published VAR-DD-d16.
+    """The transformer of VAR, fed with vectors instead of sums of maps: the vectors of known maps, then noise. One
+    forward pass turns the noise at each position into the vector of its token. A vector sees the class, the coarser
+    maps and itself, but not the rest of its own map. The defaults are the published VAR-DD-d16.
 
     Args:
-        num_classes (`int`): classes.
+        num_classes (`int`): number of classes.
         vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
         scales (`tuple[int]`): tokens along each side of the maps.
         hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
-        qk_norm (`bool`): queries and keys of unit length, with a learned scale per head, as in all published models.
-        codes_until (`int`, *optional*): how many maps, from the first, the checkpoint takes from its code head; the rest are
-            vectors. For `FewStepDecoding`.
+        qk_norm (`bool`): normalise queries and keys, with a learned scale per head, as in all published models.
+        codes_until (`int`, *optional*): how many of the first maps the checkpoint takes from its code head; the rest
+            are vectors. For `FewStepDecoding`.
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
@@ -93,12 +94,12 @@ class VARDDTransformer(ModelMixin, ConfigMixin):
     def forward(
         self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their codes, in
-        float32.
+        """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their
+        codes, in float32.
 
         Args:
-            vectors: [B, N, codebook_dim] of all maps from coarse to fine, those of known tokens before `start` and noise from
-                it on.
+            vectors: [B, N, codebook_dim] of all maps from coarse to fine: known tokens before `start`, noise from
+                there on.
             class_labels: ids of classes [B].
             start: how many tokens are known.
         """

@@ -23,7 +23,8 @@ from .tiling import TilingMixin
 
 
 class FiniteScalarQuantizer(nn.Module):
-    """Rounds every channel to one of a few levels. A code numbers the combinations of all channels, the first varying fastest."""
+    """Rounds every channel to one of a few levels. A code is the number of a combination of levels, the first channel
+    varying fastest."""
 
     def __init__(self, levels: tuple[int, ...]):
         super().__init__()
@@ -34,34 +35,35 @@ class FiniteScalarQuantizer(nn.Module):
         self.register_buffer("basis", basis, persistent=False)
 
     def encode(self, latents: torch.Tensor) -> torch.LongTensor:
-        """Latents [..., D] of any size to codes [...], computed in float32."""
+        """Codes [...] of latents [..., D], computed in float32. Latents may have any magnitude."""
         half = (self.levels - 1) * 1.001 / 2
         offset = torch.where(self.levels % 2 == 0, 0.5, 0.0)
         bounded = (latents.float() + (offset / half).atanh()).tanh() * half - offset
         return ((bounded.round().long() + self.levels // 2) * self.basis).sum(-1)
 
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Codes [...] to their vectors [..., D], float32 in [-1, 1]."""
+        """The vectors [..., D] of codes [...], float32 in [-1, 1]."""
         return (codes[..., None] // self.basis % self.levels - self.levels // 2) / (self.levels // 2).float()
 
 
 class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
-    """Turns videos into maps of tokens and back. The defaults are the published DV8x16x16.
+    """Encodes videos to token maps and decodes them. The defaults are the published DV8x16x16.
 
-    A video of 1 + k * f frames, f = `temporal_compression_ratio`, becomes 1 + k maps: the first map is the first frame alone, each
-    other one the next f frames. A single image is a video of one frame. Both directions are causal: the maps of the first frames
-    are the first maps of the whole video, and the first maps give its first frames.
+    A video of 1 + k * f frames, f = `temporal_compression_ratio`, becomes 1 + k maps: the first map is the first frame
+    alone, and each other map is the next f frames. A single image is a video of one frame. Both directions are causal:
+    encoding the first frames gives the first maps of the whole video, and decoding the first maps gives its first
+    frames.
 
     Args:
-        encoder_block_out_channels (`tuple[int, ...]`), decoder_block_out_channels (`tuple[int, ...]`): widths of the first
-            convolution and of the levels, from the pixels to the latents.
+        encoder_block_out_channels (`tuple[int, ...]`), decoder_block_out_channels (`tuple[int, ...]`): widths of the
+            first convolution and of the resolution levels, from pixels to latents.
         latent_channels (`int`): channels between the convolutions and the projection to the levels.
         num_layers (`int`): residual blocks per level in the encoder; the decoder has one more.
-        attention_resolutions (`tuple[int, ...]`), resolution (`int`): levels of these sizes have attention, in a video of
-            `resolution` pixels.
+        attention_resolutions (`tuple[int, ...]`), resolution (`int`): the sizes of the levels with attention, for a
+            video of `resolution` pixels.
         patch_size (`int`): side of the wavelet patches.
-        spatial_compression_ratio (`int`), temporal_compression_ratio (`int`): pixels per token along each side, and frames per
-            map.
+        spatial_compression_ratio (`int`), temporal_compression_ratio (`int`): pixels per token along each side, and
+            frames per map.
         levels (`tuple[int, ...]`): how many values each channel of a token may have; 64,000 tokens by default.
     """
 
@@ -123,14 +125,15 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         return (frames - 1) // factor + 1
 
     def num_frames(self, maps: int) -> int:
-        """How many frames so many maps are."""
+        """How many frames `maps` maps have."""
         return (maps - 1) * self.config.temporal_compression_ratio + 1
 
     @apply_forward_hook
     def encode(self, video: torch.Tensor) -> torch.LongTensor:
-        """Videos [B, 3, T, H, W] in [-1, 1] to tokens [B, t, h, w], T = 1 + (t - 1) * f, H and W multiples of `scale_factor`.
+        """Tokens [B, t, h, w] of videos [B, 3, T, H, W] in [-1, 1], with T = 1 + (t - 1) * f and H and W multiples of
+        `scale_factor`.
 
-        In bfloat16, in which the authors run it, tokens next to a rounding boundary differ from those in float32.
+        In bfloat16, which the authors use, tokens next to a rounding boundary differ from those in float32.
 
         Raises:
             ValueError: if the number of frames, the height or the width does not fit.
@@ -139,30 +142,31 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         height, width = video.shape[-2:]
         if height % self.scale_factor or width % self.scale_factor:
             raise ValueError(
-                f"frames of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of {self.scale_factor}"
+                f"frames of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of "
+                f"{self.scale_factor}"
             )
         encoded = self.in_tiles(self.encoder, video, before=self.scale_factor, after=1)
         return self.quantizer.encode(self.quant_conv(encoded).movedim(1, -1))
 
     def code_vectors(self) -> torch.Tensor:
-        """The vectors of all tokens [V, len(levels)], float32; those of neighbours differ in one channel."""
+        """The vectors of all tokens [V, len(levels)], float32."""
         return self.quantizer.decode(torch.arange(self.codebook_size, device=self.quantizer.levels.device))
 
     def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Tokens [B, t, h, w] to what the decoder reads, [B, latent_channels, t, h, w]."""
+        """The decoder's inputs [B, latent_channels, t, h, w] for tokens [B, t, h, w]."""
         return self.post_quant_conv(self.quantizer.decode(codes).movedim(-1, 1).to(self.dtype))
 
     def enable_framewise_decoding(self) -> None:
-        """Decode one map after the other, in the memory that one needs. The frames are the same, up to rounding (1e-5)."""
+        """Decode one map after the other, in the memory of one map. The frames are the same up to rounding (1e-5)."""
         self.use_framewise_decoding = True
 
     def disable_framewise_decoding(self) -> None:
-        """Decode all maps at once again."""
+        """Decode all maps at once."""
         self.use_framewise_decoding = False
 
     @apply_forward_hook
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Tokens [B, t, h, w] to videos [B, 3, 1 + (t - 1) * f, h * s, w * s], nominally in [-1, 1], not clamped."""
+        """Videos [B, 3, 1 + (t - 1) * f, h * s, w * s] of tokens [B, t, h, w], nominally in [-1, 1], not clamped."""
         network = self._decode_framewise if self.use_framewise_decoding else self.decoder
         return self.in_tiles(network, self.lookup(codes), before=1, after=self.scale_factor)
 
@@ -171,30 +175,30 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         return torch.cat([stream(part) for part in latents.split(1, dim=2)], dim=2)
 
     def stream(self) -> "CosmosFrameStream":
-        """Decodes the maps of videos one after another as they are generated, see `CosmosFrameStream`."""
+        """A decoder for maps that are generated one after another, see `CosmosFrameStream`."""
         return CosmosFrameStream(self)
 
 
 class CosmosFrameStream:
-    """Decodes maps to frames as soon as they are there. What it returns is what `decode` makes of them in the whole video, up to
-    rounding, since no frame depends on later maps. It keeps what the next maps need of those before."""
+    """Decodes maps to frames as soon as they are generated. The frames equal those of `decode` for the whole video up
+    to rounding, since no frame depends on later maps. It keeps the activations that the next maps need."""
 
     def __init__(self, vq: CosmosVideoTokenizer):
         self._vq, self._decoder = vq, CausalDecoder(vq.decoder)
 
     @torch.no_grad()
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
-        """The frames [B, 3, T, h * s, w * s] of the next t >= 1 maps [B, t, h, w] of the same B videos: T = t * f, of which the
-        first map of a video makes one frame."""
+        """The frames [B, 3, T, h * s, w * s] of the next t >= 1 maps [B, t, h, w] of the same B videos. T = t * f,
+        where the first map of a video counts as one frame."""
         return self._decoder(self._vq.lookup(codes))
 
 
 class CausalDecoder:
-    """A `CosmosDecoder3d` that is fed the maps of videos in several parts."""
+    """A `CosmosDecoder3d` for the maps of videos that come in several parts."""
 
     def __init__(self, decoder: CosmosDecoder3d):
         self._decoder = decoder
-        # What the layers that look back have seen last.
+        # The last inputs of the layers that look back.
         self._past: dict[nn.Module, torch.Tensor] = {}
 
     def __call__(self, latents: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Image tokenizers one image, or one part of an image, at a time, so that the memory they need is bounded."""
+"""Slicing and tiling: image tokenizers run on one image or one part of an image at a time, in bounded memory."""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,18 +7,19 @@ import torch
 
 
 TILE_TOKENS = 32
-"""Default height and width of a tile, in tokens: 512 pixels for a tokenizer of 16 pixels per token."""
+"""Default height and width of a tile in tokens: 512 pixels for a tokenizer with 16 pixels per token."""
 
 Network = Callable[[torch.Tensor], torch.Tensor]
 
 
 def tile_starts(length: int, tile: int, stride: int) -> list[int]:
-    """Where the tiles along an axis begin. All have the same length: the last one is moved back to end where the axis ends."""
+    """The starts of the tiles along an axis. All tiles have the same length: the last one is moved back to end with
+    the axis."""
     return [*range(0, length - tile, stride), length - tile]
 
 
 def ramp(length: int, device: torch.device) -> torch.Tensor:
-    """Weights [length] that fall linearly towards both ends and are never 0."""
+    """Positive weights [length] that fall linearly towards both ends."""
     place = torch.arange(length, device=device, dtype=torch.float32) + 0.5
     return torch.minimum(place, length - place)
 
@@ -31,14 +32,15 @@ def tiled(
     before: int,
     after: int,
 ) -> torch.Tensor:
-    """`network` of images, computed in overlapping tiles that fade into each other.
+    """Apply `network` to images in overlapping tiles and blend the results.
 
     Args:
-        network (`Callable`): turns [..., rows * before, columns * before] into [..., rows * after, columns * after], where the
-            dimensions in front may change.
+        network (`Callable`): maps [..., rows * before, columns * before] to [..., rows * after, columns * after]; the
+            leading dimensions may change.
         images (`torch.Tensor`): its input.
-        tile (`tuple[int, int]`), stride (`tuple[int, int]`): rows and columns of a tile, and from one tile to the next, in tokens.
-        before (`int`), after (`int`): cells per token along each side of the input and of the result.
+        tile (`tuple[int, int]`), stride (`tuple[int, int]`): rows and columns of a tile, and from one tile to the
+            next, in tokens.
+        before (`int`), after (`int`): pixels per token along each side of the input and of the result.
     """
     rows, columns = (length // before for length in images.shape[-2:])
     tile_rows, tile_columns = min(tile[0], rows), min(tile[1], columns)
@@ -67,10 +69,10 @@ def check_multiple(name: str, value: int, factor: int) -> int:
 
 
 class TilingMixin:
-    """`enable_slicing` and `enable_tiling` of a tokenizer, with the names and the meaning that they have in diffusers.
+    """`enable_slicing` and `enable_tiling` for a tokenizer, with the names and meaning of diffusers.
 
-    The tokenizer has a `scale_factor`, pixels per token along each side, and calls its networks through `in_slices` and
-    `in_tiles`. The settings are not part of its config, and are not saved.
+    The tokenizer has a `scale_factor`, pixels per token along each side, and calls its networks through `in_slices`
+    and `in_tiles`. The settings are not part of its config and are not saved.
     """
 
     scale_factor: int
@@ -79,14 +81,15 @@ class TilingMixin:
     use_tiling = False
 
     def enable_slicing(self) -> None:
-        """Encode and decode the images of a batch one after the other, in the memory that one needs.
+        """Encode and decode the images of a batch one after the other, in the memory of one image.
 
-        The results are the same, up to the rounding of convolutions that torch computes in another way for another batch (1e-6).
+        The results are the same up to rounding (1e-6), since torch computes convolutions in another way for another
+        batch size.
         """
         self.use_slicing = True
 
     def disable_slicing(self) -> None:
-        """Encode and decode a batch at once again."""
+        """Encode and decode a batch at once."""
         self.use_slicing = False
 
     def enable_tiling(
@@ -96,25 +99,26 @@ class TilingMixin:
         tile_sample_stride_height: int | None = None,
         tile_sample_stride_width: int | None = None,
     ) -> None:
-        """Decode, and where the tokenizer can, encode images that are larger than a tile in overlapping tiles.
+        """Decode images larger than a tile in overlapping tiles, and encode them so where the tokenizer can.
 
-        Peak memory is then that of one tile and of the image itself. Where tiles overlap, they fade into each other linearly.
-        An image that fits into one tile is not divided, and its result is the same as without tiling.
+        Peak memory is then that of one tile and of the image itself. Overlapping tiles are blended linearly. An image
+        that fits into one tile is not divided, and its result is the same as without tiling.
 
-        Tiles differ from the whole, since attention and group norms see a tile instead of the image: the larger the tiles, the
-        less. For `emoji-llamagen` at 256x256 pixels, four times the size that it was trained on, the PSNR between pixels decoded
-        in tiles and at once is 35 dB with the default tiles of 128 pixels, and 31 dB with 64. The PSNR between them and the image
-        that was encoded is the same, 26 dB. Encoding in tiles changes a third of the token ids there, for others that decode
-        almost as well (25.7 dB instead of 25.9).
+        Results differ from those without tiling, since attention and group norms see a tile instead of the image.
+        Larger tiles differ less. For `emoji-llamagen` at 256x256 pixels, four times the size that it was trained on,
+        the PSNR between pixels decoded in tiles and at once is 35 dB with the default tiles of 128 pixels, and 31 dB
+        with tiles of 64. Both have the same PSNR to the encoded image, 26 dB. Encoding in tiles changes a third of the
+        token ids there; the others decode almost as well (25.7 dB instead of 25.9).
 
         Args:
-            tile_sample_min_height (`int`, *optional*), tile_sample_min_width (`int`, *optional*): size of a tile in pixels. By
-                default 32 times `scale_factor`.
-            tile_sample_stride_height (`int`, *optional*), tile_sample_stride_width (`int`, *optional*): pixels from one tile to
-                the next. By default three quarters of the size of a tile, so that a quarter of it overlaps.
+            tile_sample_min_height (`int`, *optional*), tile_sample_min_width (`int`, *optional*): size of a tile in
+                pixels, by default 32 times `scale_factor`.
+            tile_sample_stride_height (`int`, *optional*), tile_sample_stride_width (`int`, *optional*): pixels from
+                one tile to the next, by default three quarters of the size of a tile.
 
         Raises:
-            ValueError: if an argument is not a positive multiple of `scale_factor`, or a stride is larger than its tile.
+            ValueError: if an argument is not a positive multiple of `scale_factor`, or a stride is larger than its
+                tile.
         """
         factor = self.scale_factor
         settings = {}
@@ -134,17 +138,18 @@ class TilingMixin:
         self.use_tiling = True
 
     def disable_tiling(self) -> None:
-        """Encode and decode whole images again."""
+        """Encode and decode whole images."""
         self.use_tiling = False
 
     def in_slices(self, network: Network, images: torch.Tensor) -> torch.Tensor:
-        """`network` of images or latents [B, ...], one after the other if slicing is enabled."""
+        """Apply `network` to images or latents [B, ...], one after the other if slicing is enabled."""
         if self.use_slicing and len(images) > 1:
             return torch.cat([network(image) for image in images.split(1)])
         return network(images)
 
     def in_tiles(self, network: Network, images: torch.Tensor, before: int, after: int) -> torch.Tensor:
-        """`in_slices`, and in tiles too if tiling is enabled and the image is larger than one. Arguments as in `tiled`."""
+        """`in_slices`, and also in tiles if tiling is enabled and the images are larger than a tile. See `tiled` for
+        the arguments."""
         if self.use_tiling:
             tile, stride = (
                 (height // self.scale_factor, width // self.scale_factor)
@@ -159,7 +164,7 @@ class TilingMixin:
 
 
 class Tiling(TilingMixin):
-    """Slicing and tiling of a tokenizer that is a class of diffusers or transformers, which have neither for it."""
+    """Slicing and tiling for a tokenizer class of diffusers or transformers that has neither."""
 
     def __init__(self, scale_factor: int):
         self.scale_factor = scale_factor

@@ -1,4 +1,4 @@
-"""Encoding and decoding of single images by Emu3's image tokenizer, which is one of videos."""
+"""Encoding and decoding of single images with Emu3's video tokenizer."""
 
 import torch
 import torch.nn.functional as F
@@ -6,17 +6,19 @@ from transformers import Emu3VQVAE
 
 
 def encode_latents(vq: Emu3VQVAE, pixels: torch.Tensor) -> torch.Tensor:
-    """What `vq.encode` quantises of images [B, 3, H, W] in [-1, 1], by `vq.quantize(latents[:, None])[:, 0]`: [B, D, h, w]."""
+    """The latents [B, D, h, w] of images [B, 3, H, W] in [-1, 1] that `vq.encode` quantises, with
+    `vq.quantize(latents[:, None])[:, 0]`."""
     frames = pixels[:, None].repeat(1, vq.config.temporal_downsample_factor, 1, 1, 1)
     hidden = vq.encoder(frames.to(vq.dtype)).permute(0, 2, 1, 3, 4)
     return vq.quant_conv(hidden)[:, :, 0]
 
 
 def decode_image(vq: Emu3VQVAE, tokens: torch.LongTensor) -> torch.Tensor:
-    """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]: what `vq.decode` returns, for a quarter of its work.
+    """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]: the first frame of `vq.decode`, at a quarter of
+    its work.
 
-    The tokenizer is one of videos, whose tokens are four frames each. Its convolutions in time do not see later frames, and
-    everything else works frame by frame, so the image, which is the first frame, needs none of the others.
+    A token of this video tokenizer stands for four frames, of which an image is the first. The convolutions in time do
+    not see later frames, and all other layers work frame by frame, so the other frames need not be computed.
     """
     decoder = vq.decoder
     vectors = vq.quantize.embedding(tokens).permute(0, 3, 1, 2)[:, :, None]

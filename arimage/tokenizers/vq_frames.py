@@ -1,4 +1,4 @@
-"""An image tokenizer for videos: every frame is a map of tokens of its own."""
+"""An image tokenizer for videos: every frame becomes a token map."""
 
 from typing import Self
 
@@ -10,8 +10,8 @@ from .vq_llamagen import LlamaGenVQModel
 
 
 class FramewiseVQModel(LlamaGenVQModel):
-    """A `LlamaGenVQModel` that takes videos, frame by frame: T frames are T maps, and no frame depends on another. Its weights and
-    settings are those of the image tokenizer."""
+    """A `LlamaGenVQModel` for videos, frame by frame: T frames are T maps, and no frame depends on another. Weights
+    and settings are those of the image tokenizer."""
 
     @property
     def codebook_size(self) -> int:
@@ -19,22 +19,23 @@ class FramewiseVQModel(LlamaGenVQModel):
         return self.config.codebook_size
 
     def num_maps(self, frames: int) -> int:
-        """How many maps a video of so many frames has: as many.
+        """How many maps a video of `frames` frames has: `frames`.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if there are no frames.
         """
         if frames < 1:
             raise ValueError(f"{frames} frames do not fit this tokenizer: give 1, 2, 3, ...")
         return frames
 
     def num_frames(self, maps: int) -> int:
-        """How many frames so many maps are: as many."""
+        """How many frames `maps` maps have: `maps`."""
         return maps
 
     @apply_forward_hook
     def encode(self, video: torch.Tensor) -> torch.LongTensor:
-        """Videos [B, 3, T, H, W] in [-1, 1], sides divisible by `scale_factor`, to tokens [B, T, H / f, W / f].
+        """Tokens [B, T, H / f, W / f] of videos [B, 3, T, H, W] in [-1, 1] whose sides are divisible by f =
+        `scale_factor`.
 
         Raises:
             ValueError: if a side is not divisible by `scale_factor`.
@@ -43,9 +44,10 @@ class FramewiseVQModel(LlamaGenVQModel):
 
     @apply_forward_hook
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Tokens [B, T, h, w] to videos [B, 3, T, h * f, w * f], nominally in [-1, 1], not clamped."""
+        """Videos [B, 3, T, h * f, w * f] of tokens [B, T, h, w], nominally in [-1, 1], not clamped."""
         return super().decode(codes.flatten(0, 1)).unflatten(0, (len(codes), -1)).transpose(1, 2)
 
     def stream(self) -> Self:
-        """What decodes the maps of videos one after another as they are generated: this tokenizer, which looks at no other map."""
+        """A decoder for maps that are generated one after another: this tokenizer, since maps do not depend on each
+        other."""
         return self

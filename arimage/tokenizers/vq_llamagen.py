@@ -1,4 +1,5 @@
-"""The VQ tokenizer of LlamaGen (https://arxiv.org/abs/2406.06525): a CompVis VQGAN whose codes live on the unit sphere."""
+"""The VQ tokenizer of LlamaGen (https://arxiv.org/abs/2406.06525): a CompVis VQGAN whose codes live on the unit
+sphere."""
 
 from itertools import pairwise
 
@@ -54,7 +55,7 @@ class SpatialAttention(nn.Module):
 
 
 def channels_last(hidden: torch.Tensor) -> torch.Tensor:
-    """`hidden` in the memory format that the convolutions after it keep, and are fastest in: by about a sixth on a CPU."""
+    """`hidden` in the memory format that convolutions keep. They are faster in it, by about a sixth on a CPU."""
     return hidden.contiguous(memory_format=torch.channels_last)
 
 
@@ -154,16 +155,17 @@ class Decoder(nn.Module):
 
 
 def rows(codebook: nn.Embedding) -> torch.Tensor:
-    """All vectors of a codebook [V, D]. They are looked up, since an offloaded weight is only there while its module runs."""
+    """All vectors of a codebook [V, D], by a look-up, since offloading loads a weight only while its module runs."""
     device = codebook.weight.device
     return codebook(torch.arange(codebook.num_embeddings, device="cpu" if device.type == "meta" else device))
 
 
 class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
-    """Turns images into grids of codes and back. The defaults are the published VQ-16; VQ-8 has multipliers (1, 2, 2, 4).
+    """Encodes images to grids of codes and decodes them. The defaults are the published VQ-16; VQ-8 has multipliers
+    (1, 2, 2, 4).
 
-    An image of H x W pixels becomes H / f x W / f codes, f = 2 ** (len(channel_multipliers) - 1). Codes are the nearest
-    rows of the l2-normalised codebook to the l2-normalised encoding.
+    An image of H x W pixels becomes H / f x W / f codes, f = 2 ** (len(channel_multipliers) - 1). A code is the row of
+    the l2-normalised codebook that is nearest to the l2-normalised encoding.
 
     Args:
         channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
@@ -202,7 +204,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> torch.LongTensor:
-        """Images [B, 3, H, W] in [-1, 1], sides divisible by `scale_factor`, to codes [B, H / f, W / f].
+        """Codes [B, H / f, W / f] of images [B, 3, H, W] in [-1, 1] whose sides are divisible by f = `scale_factor`.
 
         Raises:
             ValueError: if a side of the images is not divisible by `scale_factor`.
@@ -211,7 +213,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
-        """Images as for `encode` to the unit vectors [B, codebook_dim, H / f, W / f] of which codes are the nearest.
+        """The unit vectors [B, codebook_dim, H / f, W / f] of images, whose nearest codes `encode` returns.
 
         Raises:
             ValueError: if a side of the images is not divisible by `scale_factor`.
@@ -219,7 +221,8 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         height, width = images.shape[-2:]
         if height % self.scale_factor or width % self.scale_factor:
             raise ValueError(
-                f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of {self.scale_factor}"
+                f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of "
+                f"{self.scale_factor}"
             )
         encoded = self.in_tiles(self.encoder, images, before=self.scale_factor, after=1)
         return F.normalize(self.quant_conv(encoded), dim=1)
@@ -229,20 +232,20 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         return F.normalize(rows(self.codebook), dim=-1)
 
     def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
-        """Latents [B, codebook_dim, h, w] to the ids [B, h, w] of the codes with the greatest cosine."""
+        """The codes [B, h, w] with the greatest cosine similarity to latents [B, codebook_dim, h, w]."""
         latents = F.normalize(latents.permute(0, 2, 3, 1), dim=-1)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 
     def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Codes [B, h, w] to their unit vectors [B, codebook_dim, h, w]."""
+        """The unit vectors [B, codebook_dim, h, w] of codes [B, h, w]."""
         return F.normalize(self.codebook(codes), dim=-1).permute(0, 3, 1, 2)
 
     @apply_forward_hook
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Codes [B, h, w] to images [B, 3, h * f, w * f], nominally in [-1, 1], not clamped."""
+        """Images [B, 3, h * f, w * f] of codes [B, h, w], nominally in [-1, 1], not clamped."""
         return self.decode_latents(self.lookup(codes))
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Code vectors [B, codebook_dim, h, w] to images [B, 3, h * f, w * f], not clamped."""
+        """Images [B, 3, h * f, w * f] of code vectors [B, codebook_dim, h, w], not clamped."""
         return self.in_tiles(self.decoder, self.post_quant_conv(latents), before=1, after=self.scale_factor)

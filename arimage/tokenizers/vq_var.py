@@ -1,4 +1,5 @@
-"""The multi-scale residual tokenizer of VAR (https://arxiv.org/abs/2404.02905): an image as token maps from coarse to fine."""
+"""The multi-scale residual tokenizer of VAR (https://arxiv.org/abs/2404.02905): an image as token maps from coarse to
+fine."""
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from .vq_llamagen import Decoder, Encoder, rows
 
 
 class Phi(nn.Conv2d):
-    """Blend a map [B, C, h, w] with its 3x3 convolution, in the map's dtype and on its device whatever the weights'."""
+    """Blends a map [B, C, h, w] with its 3x3 convolution, in the dtype and on the device of the map, not of the
+    weights."""
 
     def __init__(self, channels: int, weight: float):
         super().__init__(channels, channels, 3, padding=1)
@@ -26,27 +28,29 @@ class Phi(nn.Conv2d):
 
 
 def phi_indices(num_scales: int, num_phi: int) -> list[int]:
-    """Which of `num_phi` convolutions each scale shares: the nearest on a line from the first scale to the last."""
+    """The index of the convolution, among `num_phi`, that each scale uses: the nearest on a line from the first scale
+    to the last."""
     margin = 1 / 3 / num_phi if num_phi == 4 else 1 / 2 / num_phi
-    # In float64: for the published ten scales two are ties that rounding decides.
+    # In float64: rounding decides two ties of the published ten scales.
     ticks = np.linspace(margin, 1 - margin, num_phi)
     return [int(np.abs(ticks - scale / (num_scales - 1)).argmin()) for scale in range(num_scales)]
 
 
 class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
-    """Turns images into token maps of growing size, each a correction of the sum of those before it, and back.
+    """Encodes images to token maps of growing size, each a correction of the sum of those before it, and decodes them.
 
-    The defaults are those of the published tokenizer. Images have exactly P * f pixels along each side, P = `scales[-1]` and
-    f = 2 ** (len(channel_multipliers) - 1). What is between encoder and decoder is computed in float32 in any dtype.
+    The defaults are those of the published tokenizer. Images have exactly P * f pixels along each side, P =
+    `scales[-1]` and f = 2 ** (len(channel_multipliers) - 1). All between encoder and decoder is computed in float32,
+    whatever the dtype of the model.
 
     Args:
         channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
         channel_multipliers (`tuple[int, ...]`): one per level, from the image's resolution down to the latents'.
         layers_per_block (`int`): residual blocks per level in the encoder; the decoder has one more.
-        codebook_size (`int`), codebook_dim (`int`): V rows and width C of the codebook; C also channels of the latents.
+        codebook_size (`int`), codebook_dim (`int`): rows V and width C of the codebook. Latents have C channels.
         scales (`tuple[int, ...]`): sides p of the token maps, at least two, from coarse to fine.
-        num_phi (`int`): convolutions that the scales share for their upsampled maps; 0 = one for each scale.
-        phi_weight (`float`): how much of an upsampled map is replaced by its convolution, 0 to 1.
+        num_phi (`int`): convolutions that the scales share for their upsampled maps; 0 means one per scale.
+        phi_weight (`float`): the share of an upsampled map that its convolution replaces, 0 to 1.
         norm_num_groups (`int`): groups of every group norm.
     """
 
@@ -87,7 +91,7 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
-        """Images [B, 3, P * f, P * f] in [-1, 1] to one token map [B, p, p] per scale, from coarse to fine.
+        """One token map [B, p, p] per scale, from coarse to fine, of images [B, 3, P * f, P * f] in [-1, 1].
 
         Tiling does not apply: the coarse maps describe the image as a whole. Slicing does.
 
@@ -110,18 +114,19 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
         return codes
 
     def lookup(self, codes: torch.LongTensor) -> torch.Tensor:
-        """Codes [B, p, p] to their vectors [B, C, p, p] in float32."""
+        """The vectors [B, C, p, p] of codes [B, p, p] in float32."""
         return self.codebook(codes).permute(0, 3, 1, 2).float()
 
     def accumulate(self, scale: int, latents: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Add to the latents [B, C, P, P] of the scales before `scale` its code vectors [B, C, p, p]; both in float32."""
+        """Add the code vectors [B, C, p, p] of `scale` to the latents [B, C, P, P] of the scales before it, in
+        float32."""
         if vectors.shape != latents.shape:
             vectors = F.interpolate(vectors, size=latents.shape[-2:], mode="bicubic")
         return latents + self.phi[self.phi_index[scale]](vectors)
 
     @apply_forward_hook
     def latents(self, codes: list[torch.LongTensor]) -> torch.Tensor:
-        """The token maps of the first scales, or of all, to latents [B, C, P, P] in float32."""
+        """Latents [B, C, P, P] in float32 of the token maps of the first scales, or of all."""
         side = self.config.scales[-1]
         vectors = [self.lookup(token_map) for token_map in codes]
         accumulated = vectors[0].new_zeros(*vectors[0].shape[:2], side, side)
@@ -131,7 +136,7 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def decode(self, codes: list[torch.LongTensor]) -> torch.Tensor:
-        """Token maps, one [B, p, p] per scale, to images [B, 3, P * f, P * f], nominally in [-1, 1], not clamped.
+        """Images [B, 3, P * f, P * f] of token maps, one [B, p, p] per scale, nominally in [-1, 1], not clamped.
 
         The maps of the first scales alone give a coarser image.
         """
@@ -139,22 +144,24 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents [B, C, P, P] to images [B, 3, P * f, P * f], not clamped.
+        """Images [B, 3, P * f, P * f] of latents [B, C, P, P], not clamped; in tiles if tiling is enabled.
 
-        If tiling is enabled, in tiles. Tiles are smaller than the images of the training: those of `emoji-var`, 64x64
-        pixels, have a PSNR to the whole of 35 dB in tiles of 48 pixels, and of 28 dB in tiles of 32.
+        Tiles are smaller than the training images. For the 64x64 pixels of `emoji-var`, the PSNR between images
+        decoded in tiles and at once is 35 dB with tiles of 48 pixels, and 28 dB with tiles of 32.
         """
         hidden = self.post_quant_conv(latents.to(self.dtype))
         return self.in_tiles(self.decoder, hidden, before=1, after=self.scale_factor)
 
     def scale_input(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        """What a transformer is fed for `scale`: the latents of the scales before it, averaged to its cells [B, p * p, C]."""
+        """The transformer's inputs [B, p * p, C] for `scale`: the latents of the scales before it, averaged to its p x
+        p cells."""
         side = self.config.scales[scale]
         return F.interpolate(latents, size=(side, side), mode="area").flatten(2).transpose(1, 2)
 
     @apply_forward_hook
     def inputs(self, codes: list[torch.LongTensor]) -> torch.Tensor:
-        """Teacher-forcing inputs [B, N - 1, C] in float32: `scale_input` of every scale but the first, N cells in all.
+        """Teacher-forcing inputs [B, N - 1, C] in float32: `scale_input` of every scale but the first, N cells in
+        total.
 
         The maps of the first k scales give the inputs of the k scales after the first.
         """

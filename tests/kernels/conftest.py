@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton_forms import Interpreter, call
+from triton_calls import Interpreter, call
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,8 @@ def interpreter():
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def on_triton(request):
-    """`on_triton("coupling", "couple", *arguments)` gives the outcomes of a Triton form, as a tuple on the CPU."""
+    """`on_triton("coupling", "couple", *arguments)` returns the results of a Triton implementation, as a tuple on the
+    CPU."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("needs an accelerator")
@@ -30,8 +31,8 @@ def on_triton(request):
 
 @pytest.fixture
 def compile_for_hopper(tmp_path):
-    """`compile_for_hopper("coupling", "sample_kernel", signature, constants, num_warps)` compiles a kernel for an H100, and
-    asserts that it spills no registers where cuobjdump is there to tell."""
+    """`compile_for_hopper("coupling", "sample_kernel", signature, constants, num_warps)` compiles a kernel for an
+    H100, and asserts that it spills no registers where cuobjdump is there to tell."""
     triton = pytest.importorskip("triton", reason="triton is not installed")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

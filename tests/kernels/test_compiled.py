@@ -1,4 +1,4 @@
-"""A compiled function that calls a Triton form is one graph, and gives what the form gives."""
+"""A compiled function that calls a Triton implementation is one graph with the same result."""
 
 import importlib
 

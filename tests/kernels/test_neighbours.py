@@ -40,12 +40,12 @@ def test_more_neighbours_than_there_are_others_are_refused(count):
 
 
 def naive_mass(p, row, bound):
-    mass, taken = 0.0, 0
+    mass = 0.0
     for neighbour in row:
         if mass + float(p[neighbour]) > bound:
             break
-        mass, taken = mass + float(p[neighbour]), taken + 1
-    return mass, taken
+        mass += float(p[neighbour])
+    return mass
 
 
 @pytest.mark.parametrize("rule", ["delta", "lambda"])
@@ -56,22 +56,20 @@ def test_mass_is_that_of_the_longest_prefix_within_the_bound(rule):
     table = nearest_neighbours(torch.randn(30, 3, generator=generator), 11)
     p_x = p.gather(-1, x[..., None])[..., 0]
     bound = torch.full((5, 4), 0.2) if rule == "delta" else 1.5 * p_x
-    mass, taken = neighbour_mass(p, x, table, bound)
+    mass = neighbour_mass(p, x, table, bound)
     for b in range(5):
         for j in range(4):
-            expected = naive_mass(p[b, j], table[x[b, j]].tolist(), bound[b, j])
-            assert (round(float(mass[b, j]), 5), int(taken[b, j])) == (round(expected[0], 5), expected[1])
-    assert len(set(taken.flatten().tolist())) > 3
+            assert mass[b, j].item() == pytest.approx(
+                naive_mass(p[b, j], table[x[b, j]].tolist(), bound[b, j]), abs=1e-5
+            )
+    assert mass.unique().numel() > 10
 
 
-@pytest.mark.parametrize(
-    ("bound", "mass", "taken"), [(0.0, 0.0, 1), (0.1, 0.0, 1), (0.25, 0.25, 2), (0.4, 0.25, 2), (1.0, 0.875, 4)]
-)
-def test_the_bound_may_be_reached_and_the_prefix_ends_at_the_first_that_exceeds_it(bound, mass, taken):
+@pytest.mark.parametrize(("bound", "mass"), [(0.0, 0.0), (0.1, 0.0), (0.25, 0.25), (0.4, 0.25), (1.0, 0.875)])
+def test_the_bound_may_be_reached_and_the_prefix_ends_at_the_first_that_exceeds_it(bound, mass):
     p = torch.tensor([[[0.125, 0.0, 0.25, 0.5, 0.125]]])
     table = torch.tensor([[1, 2, 3, 4]] * 5, dtype=torch.int32)
-    actual = neighbour_mass(p, torch.tensor([[0]]), table, torch.tensor([[bound]]))
-    assert [t.item() for t in actual] == [mass, taken]
+    assert neighbour_mass(p, torch.tensor([[0]]), table, torch.tensor([[bound]])).item() == mass
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (7, 40), (1000, 1200)])
@@ -81,19 +79,17 @@ def test_triton_sums_the_same_prefixes(on_triton, count, size):
     x = torch.randint(size, (3, 2), generator=generator)
     table = torch.stack([torch.randperm(size, generator=generator)[:count] for _ in range(size)]).int()
     bound = torch.tensor([[0.0, 1e-3], [0.1, 0.5], [0.9, 2.0]])
-    mass, taken = on_triton("neighbours", "neighbour_mass", p, x, table, bound)
-    expected_mass, expected_taken = reference.neighbour_mass(p, x, table, bound)
+    (mass,) = on_triton("neighbours", "neighbour_mass", p, x, table, bound)
     # No sum lies within rounding of its bound here.
-    assert torch.equal(taken, expected_taken)
-    torch.testing.assert_close(mass, expected_mass, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mass, reference.neighbour_mass(p, x, table, bound), atol=1e-6, rtol=0)
 
 
-def test_triton_reaches_the_bound_and_counts_tokens_without_mass(on_triton):
+def test_triton_reaches_the_bound(on_triton):
     p = torch.tensor([[[0.125, 0.0, 0.25, 0.5, 0.125]] * 5])
     table = torch.tensor([[1, 2, 3, 4]] * 5, dtype=torch.int32)
     bound = torch.tensor([[-1.0, 0.0, 0.25, 0.4, 1.0]])
-    mass, taken = on_triton("neighbours", "neighbour_mass", p, torch.zeros(1, 5, dtype=torch.long), table, bound)
-    assert mass.tolist() == [[0, 0, 0.25, 0.25, 0.875]] and taken.tolist() == [[0, 1, 2, 2, 4]]
+    (mass,) = on_triton("neighbours", "neighbour_mass", p, torch.zeros(1, 5, dtype=torch.long), table, bound)
+    assert mass.tolist() == [[0, 0, 0.25, 0.25, 0.875]]
 
 
 def test_neighbour_mass_compiles_without_spills(compile_for_hopper):
@@ -104,5 +100,5 @@ def test_neighbour_mass_compiles_without_spills(compile_for_hopper):
         "bound_ptr": "*fp32",
         "mass_ptr": "*fp32",
     }
-    signature |= {"taken_ptr": "*i64", "vocab_size": "i32", "count": "i32"}
+    signature |= {"vocab_size": "i32", "count": "i32"}
     compile_for_hopper("neighbours", "neighbour_mass_kernel", signature, {"block": 1024})

@@ -1,5 +1,5 @@
-"""Probabilities in Triton are those of the definition; tests/decoding/test_distribution.py compares it with the published
-ones."""
+"""Probabilities in Triton are those of the definition; tests/decoding/test_distribution.py compares it with the
+published ones."""
 
 import pytest
 import torch

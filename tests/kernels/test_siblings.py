@@ -7,7 +7,8 @@ from arimage.kernels.siblings import reference
 
 
 def arguments(batch, size, count, scale=256):
-    """p and q [batch, size] and noise, which float32 adds and multiplies without rounding until a draft is rejected."""
+    """p and q [batch, size] and noise, which float32 adds and multiplies without rounding until a draft is
+    rejected."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.empty(2 * batch, size).exponential_(generator=generator) ** 3
     counts = [row.bincount(minlength=size) for row in weights.multinomial(4096, True, generator=generator)]

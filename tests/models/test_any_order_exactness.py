@@ -1,5 +1,5 @@
-"""Networks for any order, small enough to enumerate: decodings sample from their distribution in every order, and given tokens on all
-sides."""
+"""Networks for any order, small enough to enumerate: decodings sample from their distribution in every order, and
+given tokens on all sides."""
 
 import itertools
 

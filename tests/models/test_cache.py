@@ -25,7 +25,8 @@ def write(cache, given):
 
 
 def filled(kind):
-    """A cache with a prompt and all image tokens in it, what was written, and what the last forward pass attends to."""
+    """A cache with a prompt and all image tokens in it, what was written, and what the last forward pass attends
+    to."""
     given = states(PREFIX + SLOTS)
     prompt, image = given.split([PREFIX, SLOTS], dim=4)
     slots = torch.arange(SLOTS).expand(IMAGES, -1)

@@ -1,4 +1,5 @@
-"""Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on data."""
+"""Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on
+data."""
 
 import pytest
 import tiny
@@ -99,7 +100,8 @@ def assert_logits(logits, *shape, groups=2):
 
 
 def run_tokens(model, groups=2):
-    """A prefill, a forward pass over tokens and one over a tree in scratch slots, a move, and the cache's other operations."""
+    """A prefill, a forward pass over tokens and one over a tree in scratch slots, a move, and the cache's other
+    operations."""
     cache, logits = model.prefill(BATCH, scratch=SCRATCH)
     assert_logits(logits, model.vocab_size, groups=groups)
     tokens = torch.zeros(BATCH, QUERIES, dtype=torch.long)

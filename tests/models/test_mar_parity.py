@@ -1,4 +1,5 @@
-"""MAR agrees with the original implementation: image tokenizer, encoder and decoder, head, denoising steps, whole generations."""
+"""MAR agrees with the original implementation: image tokenizer, encoder and decoder, head, denoising steps, whole
+generations."""
 
 import json
 from pathlib import Path

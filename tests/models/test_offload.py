@@ -1,4 +1,5 @@
-"""Weights that are elsewhere, or in another dtype, except while their layer runs: offloading layer by layer, storage in fp8."""
+"""Weights that are elsewhere, or in another dtype, except while their layer runs: offloading layer by layer, storage
+in fp8."""
 
 import accelerate
 import pytest

@@ -43,7 +43,8 @@ def var():
 
 @pytest.fixture(scope="module")
 def collages():
-    """Three images [3, 3, 256, 256] of 4 x 4 emoji each, at the size of 64 pixels that the packaged tokenizers know."""
+    """Three images [3, 3, 256, 256] of 4 x 4 emoji each, at the size of 64 pixels that the packaged tokenizers
+    know."""
     gallery = np.asarray(Image.open(ASSETS / "emoji-reference" / "gallery.webp").convert("RGB"))
     gallery = torch.from_numpy(gallery.copy()).permute(2, 0, 1) / 127.5 - 1
     corners = [(0, 0), (256, 128), (512, 256)]

@@ -15,8 +15,8 @@ def _operations(tensor: torch.Tensor):
 
 
 def nearest_code(latents: torch.Tensor, codebook: torch.Tensor) -> torch.LongTensor:
-    """For each of `latents` [M, D] the id [M] of the row of `codebook` [V, D] at the smallest L2 distance, in float32.
+    """The ids [M] of the rows of `codebook` [V, D] nearest to `latents` [M, D], by L2 distance in float32.
 
-    Ties go to the lowest id. Among unit vectors it is the code of the greatest cosine.
+    Ties go to the lowest id. For unit vectors it is the code with the greatest cosine similarity.
     """
     return _operations(latents).nearest_code(latents, codebook)

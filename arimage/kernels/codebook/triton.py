@@ -1,4 +1,4 @@
-"""Nearest codes in Triton; the distances to all codes are never held at once."""
+"""Nearest codes in Triton, without holding the distances to all codes at once."""
 
 import torch
 import triton

@@ -1,4 +1,5 @@
-"""Sampling, and turning a sample of one distribution into a sample of another while changing it as rarely as possible."""
+"""Sampling, and maximal coupling: a sample of one distribution becomes a sample of another, and changes as rarely as
+possible."""
 
 import torch
 
@@ -15,9 +16,9 @@ def _operations(probabilities: torch.Tensor):
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    """Tokens [...] sampled in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
+    """Sample tokens [...] in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
 
-    A token without weight is never sampled.
+    A token of weight 0 is never sampled.
     """
     return _operations(weights).sample(weights, uniform)
 
@@ -27,17 +28,18 @@ def couple(
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
     """Maximal coupling: if x ~ q, then y ~ p, and y = x as often as any coupling allows, 1 - TV(p, q).
 
-    x is kept with probability min(1, p[x] / q[x]), else y is sampled from norm(max(p - q, 0)); where that is empty, from p.
-    This is at once verification, residual sampling (speculative sampling, https://arxiv.org/abs/2302.01318) and the next
-    draft of coupled speculative Jacobi decoding (https://arxiv.org/abs/2510.24211).
+    x is kept with probability min(1, p[x] / q[x]). Otherwise y is sampled from norm(max(p - q, 0)), or from p if that
+    is empty. This is the verification and residual sampling of speculative sampling
+    (https://arxiv.org/abs/2302.01318), and also the next draft of coupled speculative Jacobi decoding
+    (https://arxiv.org/abs/2510.24211).
 
     Args:
         p, q: probabilities [..., V].
         x: tokens [...].
-        noise: uniforms [..., 2] in [0, 1): one to keep, one to sample.
+        noise: uniforms [..., 2] in [0, 1): one to keep x, one to sample y.
 
     Returns:
-        y [...] and whether x was kept [...] (bool).
+        y [...], and bool [...]: whether x was kept.
     """
     return _operations(p).couple(p, q, x, noise)
 
@@ -49,7 +51,7 @@ def couple_window(
     noise: torch.FloatTensor,
     live: torch.BoolTensor,
 ) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
-    """`couple` over windows [B, W], and how many leading drafts of each window are live and kept.
+    """`couple` for windows [B, W], and how many leading drafts of each window are live and kept.
 
     Args:
         p, q: probabilities [B, W, V].
@@ -58,6 +60,6 @@ def couple_window(
         live: bool [B, W], the positions that count.
 
     Returns:
-        y [B, W], kept [B, W] (bool, as `couple` gives it), leading [B] in 0 .. W.
+        y [B, W], kept [B, W] (bool, as in `couple`), leading [B] in 0 .. W.
     """
     return _operations(p).couple_window(p, q, x, noise, live)

@@ -1,19 +1,21 @@
-"""The definition of sampling and coupling, in torch."""
+"""The reference of sampling and coupling in torch."""
 
 import torch
 import torch.nn.functional as F
 
 
-# Sums of so many weights are searched first, then the weights of one of them: a cumulative sum over all costs more.
+# The search runs over sums of this many weights first, then over the weights of one sum: a cumulative sum over all
+# costs more.
 _BLOCK = 128
 
 
 def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first of `weights` [..., N] at which their sum exceeds `target` [...], and what is left of the target before it."""
-    # Parallel sums need not be monotone: what has no weight gets an interval that nothing exceeds.
+    """The index of the first of `weights` [..., N] at which their sum exceeds `target` [...], and the target minus the
+    sum before it."""
+    # Parallel sums need not be monotone: a weight of 0 gets an interval that contains no target.
     cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
     total = cumulative.amax(-1)
-    # A target that was rounded up to the total would lie in no interval.
+    # A target that is rounded up to the total would lie in no interval.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp(min=0)[..., None]
     found = (cumulative > target).byte().argmax(-1, keepdim=True)
     before = cumulative.gather(-1, found) - weights.gather(-1, found)
@@ -39,7 +41,7 @@ def couple(
     kept = noise[..., 0] * q_x < p_x
     residual = (p - q).clamp_(min=0)
     nothing = residual.sum(-1, keepdim=True) == 0
-    # p itself where nothing remains of it; faster than a choice by `torch.where`.
+    # p itself where the residual is empty. This is faster than `torch.where`.
     residual = residual.addcmul_(p, nothing.to(p.dtype))
     return torch.where(kept, x, sample(residual, noise[..., 1])), kept
 

@@ -1,4 +1,5 @@
-"""Sampling and coupling in Triton: one program per draft, which reads its probabilities only where the draft is rejected."""
+"""Sampling and coupling in Triton: one program per draft, which reads all its probabilities only if the draft is
+rejected."""
 
 import torch
 import triton
@@ -8,7 +9,7 @@ from torch import library
 
 @triton.jit
 def _weights(p_ptr, q_ptr, q_size, tokens, vocab_size):
-    """max(p - q, 0); q_size is the vocabulary's, or 0 for p itself."""
+    """max(p - q, 0). `q_size` is the vocabulary size, or 0 for p itself."""
     p = tl.load(p_ptr + tokens, mask=tokens < vocab_size, other=0.0).to(tl.float32)
     q = tl.load(q_ptr + tokens, mask=tokens < q_size, other=0.0).to(tl.float32)
     return tl.maximum(p - q, 0.0)
@@ -26,7 +27,7 @@ def _block_sums(p_ptr, q_ptr, q_size, vocab_size, block: tl.constexpr, blocks: t
 
 @triton.jit
 def _first(where, otherwise, size: tl.constexpr):
-    """The first index of [size] at which `where` holds, else the last at which `otherwise` does, else 0."""
+    """The first index of [size] where `where` is True, else the last where `otherwise` is, else 0."""
     index = tl.arange(0, size)
     first = tl.min(tl.where(where, index, size))
     return tl.where(first < size, first, tl.maximum(tl.max(tl.where(otherwise, index, -1)), 0))
@@ -34,14 +35,14 @@ def _first(where, otherwise, size: tl.constexpr):
 
 @triton.jit
 def _sample(p_ptr, q_ptr, q_size, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
-    """Find the block in which the sum of weights passes its share of the total, then the token in the block."""
+    """Find the block where the sum of weights exceeds the target share of the total, then the token in the block."""
     sums = _block_sums(p_ptr, q_ptr, q_size, vocab_size, block, blocks)
     remains = tl.max(sums) > 0
     if not remains:
         sums = _block_sums(p_ptr, q_ptr, 0, vocab_size, block, blocks)
     ends = tl.cumsum(sums)
     target = uniform * tl.max(ends)
-    # Rounding may leave nothing beyond the target: then the last that has weight.
+    # If, by rounding, no sum exceeds the target, take the last token with weight.
     chosen = _first((ends > target) & (sums > 0), sums > 0, blocks)
     target -= tl.sum(tl.where(tl.arange(0, blocks) == chosen - 1, ends, 0.0))
     weights = _weights(p_ptr, q_ptr, tl.where(remains, q_size, 0), chosen * block + tl.arange(0, block), vocab_size)
@@ -76,7 +77,7 @@ def couple_kernel(
     block: tl.constexpr,
     blocks: tl.constexpr,
 ):
-    """`counts`: whether `live_ptr` and `leading_ptr` are there; `leading_ptr` holds the window's length to begin with."""
+    """`counts`: whether there are `live_ptr` and `leading_ptr`. `leading_ptr` starts with the window's length."""
     place = tl.program_id(0).to(tl.int64)
     p_ptr += place * vocab_size
     q_ptr += place * vocab_size
@@ -96,7 +97,7 @@ def couple_kernel(
 
 
 def noise_rows(noise: torch.Tensor) -> torch.Tensor:
-    """Numbers [..., K] as rows [M, K] whose numbers lie together; no copy if the last dimension is a part of one that was."""
+    """Numbers [..., K] as rows [M, K] that are contiguous along K. Rows that already are, are not copied."""
     noise = noise.flatten(0, -2) if noise.ndim > 1 else noise[None]
     return noise if noise.stride(1) == 1 else noise.contiguous()
 
@@ -121,7 +122,7 @@ def _(weights, uniform):
 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
-    # One of the numbers of every position is no copy.
+    # Flattening `noise[..., k]`, one number per position, does not copy it.
     return _sample_tokens(weights.contiguous(), uniform.flatten()).view(uniform.shape)
 
 

@@ -9,16 +9,17 @@ from . import reference
 def group_norm_silu(
     hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """SiLU of the group norm (https://arxiv.org/abs/1803.08494) of images [B, C, H, W], in their dtype and memory format.
+    """SiLU of the group norm (https://arxiv.org/abs/1803.08494) of images [B, C, H, W], in their dtype and memory
+    format.
 
-    On a GPU, where no gradients are recorded, Triton computes both in float32, reads the images twice and writes them once,
-    and does not copy channels_last images to another format, which the group norm of torch does there.
+    On a GPU without gradients, Triton computes both in float32, reads the images twice and writes them once. Unlike
+    torch's group norm it does not copy channels_last images to another format.
 
     Args:
         hidden: float32, bfloat16 or float16, contiguous or channels_last.
         num_groups: a divisor of C.
-        weight: [C], what the normalised channels are multiplied by.
-        bias: [C], what is then added.
+        weight: [C], multiplied with the normalised channels.
+        bias: [C], added afterwards.
         eps: added to the variance.
     """
     if runs_triton(hidden) and not torch.is_grad_enabled():

@@ -1,4 +1,5 @@
-"""SiLU of a group norm in Triton: moments of every part of a group, then the normalised part, in either memory format."""
+"""SiLU of a group norm in Triton, in both memory formats: first the moments of every part of a group, then the
+normalised part."""
 
 import torch
 import triton
@@ -20,7 +21,8 @@ def _part(
     block_groups: tl.constexpr,
     block_size: tl.constexpr,
 ):
-    """Of the part [pixels, groups, channels of a group] of this program: its channels, its addresses, and which exist."""
+    """The part [pixels, groups, channels of a group] of this program: its channels, its addresses, and which of them
+    exist."""
     pixel = tl.program_id(0) * block_pixels + tl.arange(0, block_pixels)
     group = tl.program_id(1) * block_groups + tl.arange(0, block_groups)
     inside = tl.arange(0, block_size)
@@ -88,7 +90,8 @@ def apply_kernel(
     place = moments_ptr + ((tl.program_id(2).to(tl.int64) * groups + group) * 2 * parts)[:, None] + part
     means = tl.load(place, mask=known, other=0.0)
     squares = tl.load(place + parts, mask=known, other=0.0)
-    # Chan, Golub and LeVeque: the moments of a whole from those of its parts, without the difference of two large sums.
+    # Chan, Golub and LeVeque: the moments of the whole from the moments of its parts, without the difference of large
+    # sums.
     counts = tl.minimum(tl.maximum(pixels - part * block_pixels, 0), block_pixels) * size
     count = (pixels * size).to(tl.float32)
     mean = tl.sum(means * counts, axis=1) / count
@@ -114,7 +117,8 @@ def _group_norm_silu(
     pixels, size = height * width, channels // num_groups
     out = torch.empty_like(hidden)
     block_size = triton.next_power_of_2(size)
-    # Neighbours in memory are pixels of a channel, or channels of a pixel: then groups that fill 128 bytes share a part.
+    # Neighbours in memory are pixels of a channel or, in channels_last, channels of a pixel. There, groups share a
+    # part until it fills 128 bytes.
     block_groups, channels_last = 1, not hidden.is_contiguous()
     if channels_last:
         block_groups = min(triton.next_power_of_2(num_groups), triton.cdiv(128 // hidden.element_size(), block_size))

@@ -1,4 +1,4 @@
-"""Linear layers: on some CPUs by oneDNN, which is faster there than what PyTorch calls."""
+"""Linear layers, which use oneDNN on CPUs where it is faster than PyTorch's default."""
 
 from functools import cache
 
@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 
 
-# Multiplications below which the call itself takes longer.
+# With fewer multiplications the call itself takes longer.
 _LEAST = 1 << 20
 
 
 @cache
 def _prefers_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL, PyTorch's default: on AMD's CPUs with AVX-512, where MKL runs at
-    less than half of oneDNN's speed. On others this was not measured."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL, PyTorch's default. It does on AMD CPUs with AVX-512,
+    where MKL runs at less than half of its speed. Other CPUs were not measured."""
     if not hasattr(torch.cpu, "get_capabilities"):
         return False
     capabilities = torch.cpu.get_capabilities()
@@ -24,7 +24,7 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     return (
         not torch.compiler.is_compiling()
-        # Neither fake nor quantised.
+        # Not fake and not quantised.
         and type(x) is torch.Tensor
         and type(weight) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type == weight.device.type == "cpu"

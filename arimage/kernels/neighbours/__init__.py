@@ -1,4 +1,4 @@
-"""The tokens nearest to a token, and how much probability they hold: what LANTERN relaxes its acceptance by."""
+"""The nearest neighbours of tokens and their probability mass, by which LANTERN relaxes its acceptance."""
 
 import torch
 
@@ -11,9 +11,9 @@ _DISTANCES = 1 << 24
 
 
 def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
-    """For each of the V rows of `codebook` [V, D] its `count` nearest others [V, count] (int32), the nearest first.
+    """The `count` nearest other rows of each row of `codebook` [V, D], int32 [V, count], the nearest first.
 
-    By L2 distance in float32; equally distant ones come in any order. Takes seconds for large codebooks.
+    Distances are L2, in float32. Equally distant rows come in any order. Takes seconds for large codebooks.
 
     Raises:
         ValueError: if `count` is not in 1 .. V - 1.
@@ -24,7 +24,7 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
     codebook = codebook.detach().float()
     table = torch.empty(size, count, dtype=torch.int32, device=codebook.device)
     for rows in torch.arange(size, device=codebook.device).split(max(1, _DISTANCES // size)):
-        # By differences: the matrix product loses the small distances, which are what counts here.
+        # By differences: the matrix product loses the small distances, which matter here.
         distance = torch.cdist(codebook[rows], codebook, compute_mode="donot_use_mm_for_euclid_dist")
         distance.scatter_(1, rows[:, None], torch.inf)
         table[rows] = distance.topk(count, largest=False).indices.int()
@@ -33,20 +33,17 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
 
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
-) -> tuple[torch.FloatTensor, torch.LongTensor]:
-    """The longest prefix of each token's neighbours whose summed probability does not exceed a bound.
+) -> torch.FloatTensor:
+    """The summed probability [B, W] of the longest prefix of each token's neighbours that does not exceed a bound.
 
-    LANTERN (https://arxiv.org/abs/2410.03355) bounds it by a constant delta, LANTERN++ (https://arxiv.org/abs/2502.06352)
-    by (lambda - 1) p[x].
+    LANTERN (https://arxiv.org/abs/2410.03355) bounds it by a constant delta, LANTERN++
+    (https://arxiv.org/abs/2502.06352) by (lambda - 1) p[x].
 
     Args:
         p: probabilities [B, W, V].
         x: tokens [B, W].
         neighbours: the table [V, K] of `nearest_neighbours`.
         bound: [B, W], float32.
-
-    Returns:
-        The sum over the prefix [B, W] and how many neighbours it has [B, W], 0 .. K.
     """
     if runs_triton(p):
         from . import triton

@@ -1,13 +1,12 @@
-"""The definition of the mass of a token's neighbours, in torch."""
+"""The reference of the mass of a token's neighbours in torch."""
 
 import torch
 
 
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
-) -> tuple[torch.FloatTensor, torch.LongTensor]:
+) -> torch.FloatTensor:
     cumulative = p.gather(-1, neighbours[x].long()).cumsum(-1)
-    taken = (cumulative <= bound[..., None]).long().cumprod(-1)
+    within = (cumulative <= bound[..., None]).long().cumprod(-1)
     # Zero before the first neighbour.
-    mass = torch.where(taken > 0, cumulative, 0).amax(-1)
-    return mass, taken.sum(-1)
+    return torch.where(within > 0, cumulative, 0).amax(-1)

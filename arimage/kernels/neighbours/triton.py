@@ -1,4 +1,4 @@
-"""The mass of a token's neighbours in Triton: one program per token, which gathers and scans its row of neighbours."""
+"""The mass of a token's neighbours in Triton: one program per token gathers and scans its row of neighbours."""
 
 import torch
 import triton
@@ -7,9 +7,7 @@ from torch import library
 
 
 @triton.jit
-def neighbour_mass_kernel(
-    p_ptr, x_ptr, neighbours_ptr, bound_ptr, mass_ptr, taken_ptr, vocab_size, count, block: tl.constexpr
-):
+def neighbour_mass_kernel(p_ptr, x_ptr, neighbours_ptr, bound_ptr, mass_ptr, vocab_size, count, block: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     rank = tl.arange(0, block)
     code = tl.load(x_ptr + place)
@@ -18,30 +16,26 @@ def neighbour_mass_kernel(
     cumulative = tl.cumsum(p)
     within = (cumulative <= tl.load(bound_ptr + place)) & (rank < count)
     # Parallel sums need not be monotone: the prefix ends at the first that exceeds the bound.
-    taken = tl.minimum(tl.min(tl.where(within, block, rank)), count)
-    tl.store(taken_ptr + place, taken.to(tl.int64))
-    tl.store(mass_ptr + place, tl.sum(tl.where(rank == taken - 1, cumulative, 0.0)))
+    length = tl.minimum(tl.min(tl.where(within, block, rank)), count)
+    tl.store(mass_ptr + place, tl.sum(tl.where(rank == length - 1, cumulative, 0.0)))
 
 
 @library.custom_op("arimage::neighbour_mass", mutates_args=())
-def _neighbour_mass(
-    p: torch.Tensor, x: torch.Tensor, neighbours: torch.Tensor, bound: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    mass, taken = torch.empty_like(bound), torch.empty_like(x)
-    count = neighbours.shape[1]
+def _neighbour_mass(p: torch.Tensor, x: torch.Tensor, neighbours: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    mass, count = torch.empty_like(bound), neighbours.shape[1]
     with torch.cuda.device_of(p):
         neighbour_mass_kernel[(x.numel(),)](
-            p, x, neighbours, bound, mass, taken, p.shape[-1], count, block=triton.next_power_of_2(count)
+            p, x, neighbours, bound, mass, p.shape[-1], count, block=triton.next_power_of_2(count)
         )
-    return mass, taken
+    return mass
 
 
 @_neighbour_mass.register_fake
 def _(p, x, neighbours, bound):
-    return torch.empty_like(bound), torch.empty_like(x)
+    return torch.empty_like(bound)
 
 
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
-) -> tuple[torch.FloatTensor, torch.LongTensor]:
+) -> torch.FloatTensor:
     return _neighbour_mass(p.contiguous(), x.contiguous(), neighbours.contiguous(), bound.contiguous())

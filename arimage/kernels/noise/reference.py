@@ -1,4 +1,4 @@
-"""The definition of the random numbers, in torch."""
+"""The reference of the random numbers in torch."""
 
 import torch
 from torch import library
@@ -51,6 +51,6 @@ def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
     words = _words(seeds, positions, steps, int(purpose), count)
-    # The last of the 2 ** 31 would round to 1, whose logarithm is infinite.
+    # The last of the 2 ** 31 values would round to 1, where the logarithm is infinite.
     uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()

@@ -1,4 +1,4 @@
-"""The random numbers in Triton: a position and up to 2 * `block` numbers of it per program."""
+"""The random numbers in Triton: each program computes up to 2 * `block` numbers of one position."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ def _store(out_ptr, words, index, count, exponential: tl.constexpr):
     if exponential:
         uniform = ((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
         uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
-        # log1p(-u): what rounding takes from 1 - u is divided out again.
+        # log1p(-u): the division corrects the rounding of 1 - u.
         rest = 1 - uniform
         exact = tl.where(rest == 1, 1.0, 1 - rest)
         values = tl.where(rest == 1, uniform, -tl.log(rest) * tl.math.div_rn(uniform, exact))
@@ -39,7 +39,7 @@ def noise_kernel(
     exponential: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`key` is that of the purpose."""
+    """`key` is the key of the purpose."""
     place = tl.program_id(0).to(tl.int64)
     image = place // queries
     blocks = tl.program_id(1) * block + tl.arange(0, block)

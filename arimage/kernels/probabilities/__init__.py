@@ -16,20 +16,21 @@ def probabilities(
 ) -> torch.FloatTensor:
     """Guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order and in float32.
 
-    Top-k keeps every token whose logit reaches the k-th largest. Top-p goes from the most to the least probable token, among
-    equally probable ones from the lower id to the higher, and keeps a token as long as those before it sum to `top_p` at
-    most; the first is always kept. Every setting is one number, or one per row [B]: float32, top_k int64. Not differentiable.
+    Top-k keeps every token whose logit is at least the k-th largest. Top-p goes from the most to the least probable
+    token (equally probable ones by ascending id) and keeps a token while those before it sum to at most `top_p`; it
+    always keeps the first. Every setting is one number or one per row [B], float32, and int64 for `top_k`. Not
+    differentiable.
 
     Args:
-        logits: [G, B, Q, V]: G = 1, or 2 for those with and those without the condition.
-        scale: guidance u + scale (c - u) where G = 2; one per position [B, Q] is taken as well. 1 gives c exactly.
+        logits: [G, B, Q, V], where G is 1, or 2 for logits with and without the condition.
+        scale: of the guidance u + scale (c - u) if G is 2; may also be one per position [B, Q]. 1 gives c exactly.
         temperature: > 0.
-        top_k: 0 = all.
-        top_p: in (0, 1]; 1 = all.
-        allowed: bool [V], or [B, V] for each row, the tokens that may be sampled; None = all.
+        top_k: 0 keeps all.
+        top_p: in (0, 1]; 1 keeps all.
+        allowed: bool [V], or [B, V] per row, the tokens that may be sampled; None allows all.
 
     Returns:
-        Probabilities [B, Q, V], float32; NaN in the rows of logits that are NaN, +inf or all -inf.
+        Probabilities [B, Q, V], float32. Rows whose logits hold NaN or +inf, or are all -inf, are NaN.
     """
     if runs_triton(logits):
         from . import triton

@@ -1,18 +1,18 @@
-"""The definition of the sampling distribution, in torch."""
+"""The reference of the sampling distribution in torch."""
 
 import torch
 from torch import library
 
 
-# Of so few values, or for so small a k, a selection of the k largest is faster than a search for the k-th.
+# With so few values, or so small a k, selecting the k largest is faster than searching for the k-th.
 _FEW, _SMALL = 1 << 16, 128
 _LOWEST = torch.iinfo(torch.int32).min
-# Steps of a bisection that halve the interval, before those that halve the numbers that float32 has in it.
+# Steps of the bisection that halve the interval, before those that halve the float32 numbers in it.
 _HALVINGS = 16
 
 
 def _by_row(setting):
-    """A setting that broadcasts to [B, Q, V]: a number as it is, one number per row [B] as [B, 1, 1]."""
+    """A setting that broadcasts to [B, Q, V]: a number stays, one number per row [B] becomes [B, 1, 1]."""
     return setting[:, None, None] if isinstance(setting, torch.Tensor) else setting
 
 
@@ -46,12 +46,12 @@ def probabilities(
     return probabilities
 
 
-# As one operator, since how long it searches depends on the data, which a compiled graph may not.
+# One operator, since the length of its search depends on the data, which a compiled graph does not allow.
 @library.custom_op("arimage::cut", mutates_args=("probabilities",))
 def _cut(
     logits: torch.Tensor, probabilities: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> None:
-    """Top-k and then top-p in place, each one number or one per row [B, 1, 1]; None where it is off in all rows."""
+    """Top-k and then top-p in place. Each is one number or one per row [B, 1, 1], or None if it is off in all rows."""
     vocab_size, total = logits.shape[-1], probabilities.sum(-1, keepdim=True)
     mask = torch.empty_like(probabilities)
     if top_k is not None:
@@ -63,7 +63,7 @@ def _cut(
         threshold = torch.where(top_p < 1, threshold, -torch.inf)
         torch.ge(logits, threshold, out=mask)
         if not sole:
-            # The tokens at the threshold weigh the same: as many are kept as the sum before each leaves room for.
+            # The tokens at the threshold have equal weights: they are kept while the sum before them is small enough.
             at = torch.eq(logits, threshold, out=torch.empty_like(mask))
             one = (at * probabilities).amax(-1, keepdim=True)
             above = (probabilities * mask.sub_(at)).sum(-1, keepdim=True)
@@ -71,12 +71,13 @@ def _cut(
             mask += at * (at.cumsum(-1) <= room + 1)
         probabilities *= mask
     kept = probabilities.sum(-1, keepdim=True)
-    # Where nothing was cut, not a bit changes.
+    # Rows without a cut stay the same bit by bit.
     probabilities /= torch.where(kept == total, 1, kept)
 
 
 def _largest(values: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A number [..., 1] that the k largest of `values` [..., V] and their equals reach, and no others."""
+    """A number [..., 1] such that the k largest of `values` [..., V] and their equals are at least as large, and no
+    others."""
     if values.is_cpu:
         most = int(k.max())
         if most <= _SMALL or (values.numel() <= _FEW and 4 * most <= values.shape[-1]):
@@ -88,18 +89,18 @@ def _largest(values: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch
 def _threshold(
     values: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None, mask: torch.Tensor
 ) -> tuple[torch.Tensor, bool]:
-    """The largest number [..., 1] such that the weights, or the number, of the `values` [..., V] that reach it exceed `target`.
+    """The largest threshold [..., 1] such that the `values` [..., V] that are at least as large exceed `target` in
+    number, or in the sum of their `weights`. Also returns whether in every row a single value lies between the bounds.
 
-    By bisection, which ends once the bounds are neighbours, or, on the CPU alone, once in every row a sole value lies between
-    them: what is returned then reaches as far as the largest would. Returns also whether it is a sole value in every row.
-    `mask` [..., V] is overwritten.
+    The bisection ends when the bounds are neighbours, or, on the CPU alone, when a single value lies between them in
+    every row: the returned threshold then selects the same values as the largest one. `mask` [..., V] is overwritten.
     """
 
     def reach(number):
         count = torch.ge(values, number, out=mask).sum(-1, keepdim=True)
         return count, count if weights is None else mask.mul_(weights).sum(-1, keepdim=True)
 
-    # On one side of zero floats are ordered as their bits are.
+    # On each side of zero, floats have the order of their bits.
     count, weight = reach(0.0)
     enough, nothing, all_of_them = weight > target, torch.zeros_like(count), torch.full_like(count, values.shape[-1])
     largest = values.amax(-1, keepdim=True).abs().view(torch.int32) + 1

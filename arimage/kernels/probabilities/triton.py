@@ -1,4 +1,5 @@
-"""The sampling distribution in Triton: one program per position, which finds where to cut its row bit by bit and never sorts."""
+"""The sampling distribution in Triton: one program per position finds the cut of its row bit by bit, without
+sorting."""
 
 import torch
 import triton
@@ -8,7 +9,7 @@ from torch import library
 
 @triton.jit
 def _keys(values):
-    """float32 as unsigned integers of the same order, none of them 0."""
+    """Unsigned integers in the order of float32 numbers, none of them 0."""
     # Adding zero makes the two zeros equal.
     bits = (values + 0.0).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
@@ -21,7 +22,7 @@ def _value(key):
 
 @triton.jit
 def _load(row_ptr, tokens, vocab_size, largest, smallest, weighted: tl.constexpr):
-    """Keys of tokens, 0 outside of the row; and their weights, or ones, where the key reaches `smallest`."""
+    """Keys of tokens, 0 outside of the row, and their weights, or ones, where the key is at least `smallest`."""
     values = tl.load(row_ptr + tokens, mask=tokens < vocab_size, other=0.0)
     keys = tl.where(tokens < vocab_size, _keys(values), 0)
     weights = tl.exp(values - largest) if weighted else tl.full(values.shape, 1.0, tl.float32)
@@ -30,7 +31,8 @@ def _load(row_ptr, tokens, vocab_size, largest, smallest, weighted: tl.constexpr
 
 @triton.jit
 def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.constexpr, block: tl.constexpr):
-    """The largest key such that the weights of the keys that reach it sum to more than `target`; two bits per sweep."""
+    """The largest key such that the weights of the keys at least as large sum to more than `target`, two bits per
+    sweep."""
     found = tl.full([], 0, tl.uint32)
     step = tl.full([], 1 << 30, tl.uint32)
     for _ in range(16):
@@ -71,8 +73,8 @@ def probabilities_kernel(
     by_row: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`by_place`: whether `scale` points to one number per position; `by_row`: whether the other settings point to one per row.
-    `cuts_k` and `cuts_p` are False where no row cuts."""
+    """`by_place`: whether `scale` points to one number per position. `by_row`: whether the other settings point to one
+    per row. `cuts_k` and `cuts_p` are False if no row cuts."""
     place = tl.program_id(0).to(tl.int64)
     row = place // queries
     if by_place:
@@ -101,9 +103,9 @@ def probabilities_kernel(
         nan += (logits != logits).to(tl.int32)
         highest = tl.maximum(highest, tl.where(inside, logits, -float("inf")))
     largest = tl.max(highest)
-    # Maxima pass over NaN.
+    # Maxima ignore NaN.
     broken = (tl.sum(nan) > 0) | (tl.abs(largest) == float("inf"))
-    # The row of the output holds the logits until the probabilities overwrite them.
+    # The output row holds the logits until the probabilities overwrite them.
     tl.debug_barrier()
 
     smallest = tl.full([], 0, tl.uint32)
@@ -129,7 +131,7 @@ def probabilities_kernel(
                 total += weights
                 tied += (keys == smallest).to(tl.int32)
             above = tl.sum(total)
-            # They weigh the same: as many are kept as the sum before each leaves room for.
+            # They have equal weights: they are kept while the sum before them is small enough.
             one = tl.exp(_value(smallest) - largest)
             room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
             ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
@@ -157,7 +159,7 @@ def _probabilities(
     rows: list[torch.Tensor],
     allowed: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`scales` [B, Q] takes the place of `scale`; `rows`, if there are any, that of temperature, top_k and top_p, [B] each."""
+    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k and top_p, [B] each."""
     groups, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     with torch.cuda.device_of(logits):
@@ -180,7 +182,7 @@ def _probabilities(
             by_row=bool(rows),
             block=min(4096, triton.next_power_of_2(vocab_size)),
             num_warps=8,
-            # Fused multiplication and addition would round otherwise than the definition, and so break or make ties.
+            # Fused multiplication and addition would round differently from the reference, and break or make ties.
             enable_fp_fusion=False,
         )
     return probabilities

@@ -1,4 +1,4 @@
-"""The definition of the rotation, in torch."""
+"""The reference of the rotation in torch."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torch
 def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     pairs, table = states.float().unflatten(-1, (-1, 2)), table.unsqueeze(2)
     if torch.compiler.is_compiling():
-        # Inductor fuses real numbers, and only calls what multiplies complex ones.
+        # Inductor fuses operations on real numbers, but not on complex ones.
         (even, odd), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
         rotated = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
     else:

@@ -1,4 +1,4 @@
-"""The definition of siblings, in torch."""
+"""The reference of siblings in torch."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Siblings in Triton: one program per position, which tries its drafts in turn on copies of the distributions."""
+"""Siblings in Triton: one program per position tries the drafts in turn on copies of the distributions."""
 
 import torch
 import triton
@@ -31,7 +31,7 @@ def sample_siblings_kernel(
     block: tl.constexpr,
     blocks: tl.constexpr,
 ):
-    """`left_ptr`: room for what is left of q. `begun`: whether `first_ptr` is there."""
+    """`left_ptr`: memory for the remaining q. `begun`: whether there is a `first_ptr`."""
     place = tl.program_id(0).to(tl.int64)
     left_ptr += place * vocab_size
     noise_ptr += place * noise_stride
@@ -46,7 +46,7 @@ def sample_siblings_kernel(
         token = _sample(left_ptr, left_ptr, 0, tl.load(noise_ptr + k), vocab_size, block, blocks)
         exists = tl.load(left_ptr + token) > 0
         tl.store(out_ptr + begun + k, tl.where(exists, token, -1).to(tl.int64))
-        # All of the program has read the weight before it is overwritten, and reads again after.
+        # All threads have read the weight before it is overwritten, and read again afterwards.
         tl.debug_barrier()
         tl.store(left_ptr + token, 0.0)
         tl.debug_barrier()
@@ -68,7 +68,7 @@ def couple_siblings_kernel(
     block: tl.constexpr,
     blocks: tl.constexpr,
 ):
-    """`rest_ptr` and `left_ptr`: room for what p and q become."""
+    """`rest_ptr` and `left_ptr`: memory for the remaining p and q."""
     place = tl.program_id(0).to(tl.int64)
     rest_ptr += place * vocab_size
     left_ptr += place * vocab_size

@@ -1,6 +1,6 @@
-"""Calls the Triton forms of the kernels, on a GPU or, as a process of its own, by Triton's interpreter.
+"""Calls the Triton implementations of the kernels, on a GPU or, in a process of its own, by Triton's interpreter.
 
-Whether a kernel is interpreted, Triton settles when it and its kernels are imported: hence the process.
+Triton decides whether kernels are interpreted when they are imported: hence the process.
 """
 
 import importlib
@@ -33,17 +33,18 @@ def _guarded(tensor, device):
 
 
 def call(operation, function, arguments, device, compiled=False):
-    """What a Triton form returns, a tuple on the CPU. What it allocates holds NaN, or the largest integer, until written."""
-    form = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
+    """The results of a Triton implementation, as a tuple on the CPU. Memory it allocates holds NaN, or the largest
+    integer, until it is written."""
+    function = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
     if compiled:
-        form = torch.compile(form, backend="aot_eager", fullgraph=True)
+        function = torch.compile(function, backend="aot_eager", fullgraph=True)
     arguments = [_guarded(a, device) if isinstance(a, torch.Tensor) else a for a in arguments]
     empty, empty_like = torch.empty, torch.empty_like
     with (
         patch.object(torch, "empty", lambda *a, **k: _poison(empty(*a, **k))),
         patch.object(torch, "empty_like", lambda *a, **k: _poison(empty_like(*a, **k))),
     ):
-        outcome = form(*arguments)
+        outcome = function(*arguments)
     return tuple(t.cpu() for t in (outcome if isinstance(outcome, tuple) else (outcome,)))
 
 
