@@ -1,19 +1,17 @@
-"""The prompts of Emu3 (https://arxiv.org/abs/2409.18869): its vocabulary, the sizes of its images and its token
-ids."""
+"""The prompts of Emu3 (https://arxiv.org/abs/2409.18869): the names of its tokens, the sizes of its images and its
+token ids."""
 
 import numbers
 from typing import Any
 
 import torch
-from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
+import torch.nn.functional as F
+from transformers import PreTrainedTokenizerFast
 
-from ..tokenizers.tiling import Tiling
-from .abilities import EDITING, TOKEN_SAMPLING, Abilities
-from .base import ARImagePipeline
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
 
 
-# How the vocabulary of every checkpoint names the tokens around the image tokens.
+# The names of the tokens around the image tokens in the vocabulary of every checkpoint.
 BEGIN_OF_TEXT = "<|extra_203|>"
 BEGIN_OF_IMAGE = "<|image start|>"
 BEGIN_OF_CODES = "<|image token|>"
@@ -26,95 +24,125 @@ NEGATIVE_PROMPT = (
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
 
-# Of `image_sizes`, the default first.
+# Of the trained sizes, the default first.
 RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 
+Ids = tuple[torch.LongTensor, torch.LongTensor]
 
-class Emu3Prompts(ARImagePipeline):
-    """The part of `Emu3Pipeline` that reads prompts and sizes."""
 
-    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
-    model_cpu_offload_seq = "model"
-    _optional_components = ["tokenizer"]
+def first_code_of(vocabulary: dict[str, int], count: int) -> int:
+    """The id of image token 0 in a vocabulary with `count` image tokens.
 
-    def __init__(
-        self,
-        model: Emu3ForConditionalGeneration,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        image_area: int = 720 * 720,
-    ):
-        super().__init__()
-        vocabulary = model.config.vocabulary_map or {}
-        codes: list[Any] = [vocabulary.get(CODE.format(code)) for code in range(model.config.vq_config.codebook_size)]
-        special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
-        if None in special or None in codes or codes != [codes[0] + code for code in range(len(codes))]:
-            raise ValueError(
-                f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {len(codes)} visual tokens "
-                "in a row: "
-                "convert the checkpoint again"
-            )
-        self._first_code, self._vocab_size = codes[0], len(codes)
-        self.register_modules(model=model, tokenizer=tokenizer)
-        self.register_to_config(image_area=image_area)
-        self._tiling = Tiling(self.scale_factor)
+    Raises:
+        ValueError: if the vocabulary does not name all tokens of an image, or image tokens do not have consecutive
+            ids.
+    """
+    codes: list[Any] = [vocabulary.get(CODE.format(code)) for code in range(count)]
+    special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
+    if None in special or None in codes or codes != [codes[0] + code for code in range(count)]:
+        raise ValueError(
+            f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {count} visual tokens in a row: "
+            "convert the checkpoint again"
+        )
+    return codes[0]
 
-    @property
-    def vq(self) -> Emu3VQVAE:
-        """The image tokenizer."""
-        return self.model.model.vqmodel
 
-    @property
-    def scale_factor(self) -> int:
-        """Pixels per token along each side."""
-        return self.vq.spatial_scale_factor
+def image_size(
+    area: int, factor: int, height: int | None = None, width: int | None = None, ratio: str | None = None
+) -> tuple[int, int]:
+    """Height and width in pixels of an image: those given, or those of a ratio, by default "1:1", whose area is about
+    `area`.
 
-    @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return list(dict.fromkeys(self.image_size(ratio=ratio) for ratio in RATIOS))
+    Raises:
+        ValueError: if they are not multiples of `factor`, not both given, or given together with a ratio.
+    """
+    if height is None and width is None:
+        sides = str(ratio or "1:1").split(":")
+        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise ValueError(f'ratio is {ratio!r}: give width and height as in "16:9"')
+        across, down = map(int, sides)
+        unit = (area / (across * down)) ** 0.5 / factor
+        return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
+    if ratio is not None or height is None or width is None:
+        raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
+    if not all(isinstance(side, numbers.Integral) and side > 0 and side % factor == 0 for side in (height, width)):
+        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor}")
+    return height, width
 
-    def image_size(
-        self, height: int | None = None, width: int | None = None, ratio: str | None = None
-    ) -> tuple[int, int]:
-        """Height and width in pixels of the images of a call with these arguments."""
-        factor = self.scale_factor
-        if height is None and width is None:
-            sides = str(ratio or "1:1").split(":")
-            if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
-                raise ValueError(f'ratio is {ratio!r}: give width and height as in "16:9"')
-            across, down = map(int, sides)
-            unit = (self.config.image_area / (across * down)) ** 0.5 / factor
-            return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
-        if ratio is not None or height is None or width is None:
-            raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
-        if not all(isinstance(side, numbers.Integral) and side > 0 and side % factor == 0 for side in (height, width)):
-            raise ValueError(f"height and width are {height} and {width}: give multiples of {factor}")
-        return height, width
 
-    def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts with the header of an image of `size` (height, width) behind each, padded on the
-        left, and their mask."""
+class Emu3Prompts:
+    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
+
+    Args:
+        tokenizer: of the text; None if prompts are given as token ids.
+        vocabulary: the model's `vocabulary_map`.
+        scale_factor: pixels per token along each side.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast | None, vocabulary: dict[str, int], scale_factor: int):
+        self.tokenizer, self.vocabulary, self.scale_factor = tokenizer, vocabulary, scale_factor
+
+    def encode(self, texts: list[str], size: tuple[int, int]) -> Ids:
+        """Token ids [B, P] of texts, each with the header of an image of `size` (height, width), padded on the left,
+        and their mask."""
+        if self.tokenizer is None:
+            raise ValueError("this pipeline has no tokenizer: give token ids")
         rows, columns = (side // self.scale_factor for side in size)
-        texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in prompt]
+        texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in texts]
         encoded = self.tokenizer(
             texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
         )
         return encoded.input_ids, encoded.attention_mask
 
-    def prompt_ids(
-        self, name: str, texts, suffix: str, ids, mask, size: tuple[int, int]
-    ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Checked token ids [B, P] of one of the two prompts, and their mask."""
+    def ids(self, name: str, texts, ids, mask, size: tuple[int, int], suffix: str = "") -> Ids:
+        """Checked token ids [B, P] of the argument `name`, given as texts, to which `suffix` is added, or as ids, and
+        their mask.
+
+        Raises:
+            ValueError: if they cannot be a prompt, or announce an image of another size.
+        """
         ids_name = name.replace("prompt", "input_ids")
         if texts is not None:
             if self.tokenizer is None:
                 raise ValueError(f"this pipeline has no tokenizer: give {ids_name}, not {name}")
-            texts = [text + suffix for text in as_texts(texts, name, MAX_PROMPT_CHARACTERS)]
-            return self.encode_prompt(texts, size)
-        check_token_ids(ids_name, ids, mask, last=self.model.config.vocabulary_map[BEGIN_OF_CODES])
+            return self.encode([text + suffix for text in as_texts(texts, name, MAX_PROMPT_CHARACTERS)], size)
+        check_token_ids(ids_name, ids, mask, last=self.vocabulary[BEGIN_OF_CODES])
         if self.tokenizer is not None:
-            header, _ = self.encode_prompt([""], size)
+            header, _ = self.encode([""], size)
             if (ids[:, 1 - header.shape[1] :] != header[:, 1:].to(ids.device)).any():
                 raise ValueError(
                     f"{ids_name} announce an image of another size than {size[0]}x{size[1]}: give height and width"
                 )
         return ids, torch.ones_like(ids) if mask is None else mask.long()
+
+    def negative_ids(self, texts, ids, mask, size: tuple[int, int], count: int) -> Ids:
+        """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask.
+
+        Raises:
+            ValueError: if they cannot be prompts, or are neither one nor `count`.
+        """
+        name = "negative_prompt" if ids is None else "negative_input_ids"
+        if texts is None and ids is None:
+            if self.tokenizer is None:
+                raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
+            texts = NEGATIVE_PROMPT
+        negative = self.ids("negative_prompt", texts, ids, mask, size)
+        if len(negative[0]) not in (1, count):
+            raise ValueError(f"{name} holds {len(negative[0])} for {count} prompts: give one for all, or one for each")
+        return negative
+
+
+def stack(groups: list[Ids], padding: int, device: torch.device) -> Ids:
+    """The ids of several groups and their masks, padded on the left to one length, [groups * B, P]. B is that of the
+    first group, and a group of one prompt is repeated."""
+    length, count = max(ids.shape[1] for ids, _ in groups), len(groups[0][0])
+    ids, masks = (
+        torch.cat(
+            [
+                F.pad(group[i].to(device), (length - group[i].shape[1], 0), value=value).expand(count, -1)
+                for group in groups
+            ]
+        )
+        for i, value in enumerate((padding, 0))
+    )
+    return ids, masks

@@ -5,17 +5,20 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
+from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
 from ..decoding import Decoding, Layout
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
+from ..tokenizers.tiling import Tiling
 from ..tokenizers.vq_emu3 import decode_image, encode_latents
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
+from .base import ARImagePipeline
 from .call import GenerationCall
 from .checks import check_one_of
 from .docstrings import fill_docstring
-from .emu3_prompts import END_OF_ROW, NEGATIVE_PROMPT, PROMPT_SUFFIX, Emu3Prompts
+from .emu3_prompts import END_OF_ROW, PROMPT_SUFFIX, RATIOS, Emu3Prompts, first_code_of, image_size, stack
 from .output import ImagePipelineOutput
 
 
@@ -32,7 +35,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class Emu3Pipeline(Emu3Prompts):
+class Emu3Pipeline(ARImagePipeline):
     """Images of a text by Emu3-Gen or Emu3-Stage1, of any size and aspect ratio near the trained area.
 
     Args:
@@ -44,6 +47,51 @@ class Emu3Pipeline(Emu3Prompts):
     Raises:
         ValueError: if the model's `vocabulary_map` does not name the tokens of an image.
     """
+
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
+    model_cpu_offload_seq = "model"
+    _optional_components = ["tokenizer"]
+
+    def __init__(
+        self,
+        model: Emu3ForConditionalGeneration,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        image_area: int = 720 * 720,
+    ):
+        super().__init__()
+        self._vocab_size = model.config.vq_config.codebook_size
+        self._first_code = first_code_of(model.config.vocabulary_map or {}, self._vocab_size)
+        self.register_modules(model=model, tokenizer=tokenizer)
+        self.register_to_config(image_area=image_area)
+        self._tiling = Tiling(self.scale_factor)
+
+    @property
+    def vq(self) -> Emu3VQVAE:
+        """The image tokenizer."""
+        return self.model.model.vqmodel
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per token along each side."""
+        return self.vq.spatial_scale_factor
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return list(dict.fromkeys(self.image_size(ratio=ratio) for ratio in RATIOS))
+
+    def image_size(
+        self, height: int | None = None, width: int | None = None, ratio: str | None = None
+    ) -> tuple[int, int]:
+        """Height and width in pixels of the images of a call with these arguments."""
+        return image_size(self.config.image_area, self.scale_factor, height, width, ratio)
+
+    @property
+    def prompts(self) -> Emu3Prompts:
+        return Emu3Prompts(self.tokenizer, self.model.config.vocabulary_map, self.scale_factor)
+
+    def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] of texts with the header of an image of `size`, padded on the left, and their mask."""
+        return self.prompts.encode(prompt, size)
 
     @torch.no_grad()
     def prepare(
@@ -70,38 +118,17 @@ class Emu3Pipeline(Emu3Prompts):
             raise ValueError("give either a negative_prompt or negative_input_ids")
         if not isinstance(prompt_suffix, str):
             raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
-        size = self.image_size(height, width, ratio)
-        groups = [self.prompt_ids("prompt", prompt, prompt_suffix, input_ids, attention_mask, size)]
+        size, prompts = self.image_size(height, width, ratio), self.prompts
+        groups = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
         count = len(groups[0][0])
         call = self.begin_call(count, size, **settings)
         if call.guided or negative_prompt is not None or negative_input_ids is not None:
-            if negative_prompt is None and negative_input_ids is None:
-                if self.tokenizer is None:
-                    raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
-                negative_prompt = NEGATIVE_PROMPT
-            negative = self.prompt_ids(
-                "negative_prompt", negative_prompt, "", negative_input_ids, negative_attention_mask, size
-            )
-            if len(negative[0]) not in (1, count):
-                name = "negative_input_ids" if negative_prompt is None else "negative_prompt"
-                raise ValueError(
-                    f"{name} holds {len(negative[0])} for {count} prompts: give one for all, or one for each"
-                )
+            negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, size, count)
             groups += [negative] if call.guided else []
         self.edit(call, image, mask_image)
 
-        # The negative prompts are sequences of their own, at their own positions, with a header of their own.
-        length = max(ids.shape[1] for ids, _ in groups)
-        padding, device = self.model.config.text_config.pad_token_id, self._execution_device
-        rows, masks = (
-            torch.cat(
-                [
-                    F.pad(group[i].to(device), (length - group[i].shape[1], 0), value=value).expand(count, -1)
-                    for group in groups
-                ]
-            )
-            for i, value in enumerate((padding, 0))
-        )
+        # Negative prompts are sequences with positions and a header of their own.
+        rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
         codes = torch.arange(self._vocab_size, device=self._execution_device)
@@ -134,8 +161,7 @@ class Emu3Pipeline(Emu3Prompts):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
-        yet."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, N] of a call, drafts included; -1 is unknown."""
         tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)

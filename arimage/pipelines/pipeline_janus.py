@@ -6,15 +6,20 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
+from PIL import Image
+from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
 from ..decoding import Decoding, Layout
 from ..kernels.codebook import nearest_code
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel
+from ..tokenizers.tiling import Tiling
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
+from .base import ARImagePipeline
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from .docstrings import fill_docstring
-from .janus_prompts import JanusPrompts
+from .janus_prompts import JanusPrompts, begin_of_image
 from .output import ImagePipelineOutput
 
 
@@ -31,7 +36,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class JanusPipeline(JanusPrompts):
+class JanusPipeline(ARImagePipeline):
     """Images of a text by Janus or Janus-Pro, changes of a given image, and answers to questions about images.
 
     Args:
@@ -43,6 +48,64 @@ class JanusPipeline(JanusPrompts):
     Raises:
         ValueError: if the model names no begin-of-image token.
     """
+
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
+    model_cpu_offload_seq = "model"
+    _optional_components = ["processor"]
+    _truncates_levels = True
+
+    def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None):
+        super().__init__()
+        self.begin_of_image = begin_of_image(model.generation_config)
+        self.register_modules(model=model, processor=processor)
+        self.generation_config["guidance_scale"] = 5.0
+        self._tiling = Tiling(self.scale_factor)
+
+    @property
+    def parts(self) -> JanusModel:
+        """The networks of the model, on their device."""
+        return self.on_device(self.model).model
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens in an image."""
+        return (self.model.config.vq_config.num_patches,) * 2
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per token along each side."""
+        return 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return [(self.grid[0] * self.scale_factor, self.grid[1] * self.scale_factor)]
+
+    @property
+    def prompts(self) -> JanusPrompts:
+        return JanusPrompts(self.processor)
+
+    def encode_prompt(self, prompt: list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] and their mask [B, P], padded on the left, of texts in the model's template."""
+        ids, mask = self.prompts.encode(prompt)
+        return ids.to(self._execution_device), mask.to(self._execution_device)
+
+    @torch.no_grad()
+    def understand(
+        self, image: Image.Image | list[Image.Image], question: str | list[str], **generate_kwargs
+    ) -> list[str]:
+        """Answer questions about images.
+
+        Args:
+            image, question: one of each, or lists of equal length; a single one is used with each of the others.
+            generate_kwargs: of transformers' `generate`, by default `max_new_tokens=512, do_sample=False`.
+
+        Raises:
+            ValueError: if the pipeline has no processor, or the lists have different lengths.
+        """
+        inputs = self.prompts.questions(image, question).to(self._execution_device, self.model.dtype)
+        ids = self.model.generate(**inputs, **{"max_new_tokens": 512, "do_sample": False, **generate_kwargs})
+        self.maybe_free_model_hooks()
+        return self.processor.batch_decode(ids[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 
     @torch.no_grad()
     def prepare(
@@ -61,15 +124,13 @@ class JanusPipeline(JanusPrompts):
         arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         check_one_of(prompt=prompt, input_ids=input_ids)
         if prompt is None:
-            count = check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
+            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
         else:
-            self.check_processor()
-            count = len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+            input_ids, attention_mask = self.encode_prompt(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        assert input_ids is not None
+        count = len(input_ids)
         call = self.begin_call(count, self.check_size(height, width), **settings)
         self.edit(call, image, mask_image)
-        if prompt is not None:
-            input_ids, attention_mask = self.encode_prompt(as_texts(prompt))
-        assert input_ids is not None
         ids = input_ids.to(self._execution_device)
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
         if call.guided:

@@ -4,13 +4,18 @@ text, of many sizes."""
 from collections.abc import Callable
 
 import torch
+from diffusers import VQModel
 from diffusers.image_processor import PipelineImageInput
+from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
 from ..decoding import Decoding
+from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
+from .chameleon import ChameleonPipeline
+from .checks import as_texts
 from .docstrings import fill_docstring
 from .images import prepare_image
-from .lumina_prompts import ROW_END, TASKS, LuminaPrompts
+from .lumina_prompts import ROW_END, TASKS, LuminaPrompts, trained_sizes
 from .output import ImagePipelineOutput
 
 
@@ -28,7 +33,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class LuminaMGPTPipeline(LuminaPrompts):
+class LuminaMGPTPipeline(ChameleonPipeline):
     """Images of a text by Lumina-mGPT, of every size that its vocabulary has tokens for.
 
     Args:
@@ -41,6 +46,48 @@ class LuminaMGPTPipeline(LuminaPrompts):
     Raises:
         ValueError: if the components do not fit together.
     """
+
+    _header_length = LuminaPrompts.header_length
+
+    def __init__(
+        self,
+        transformer: ChameleonForConditionalGeneration,
+        vq: VQModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        image_size: int = 768,
+    ):
+        super().__init__(transformer, vq, tokenizer, image_size)
+        self.prompts = LuminaPrompts(self._vocabulary)
+
+    @property
+    def abilities(self) -> Abilities:
+        has_tasks = self.vq.config.norm_type == "spatial"  # Lumina-mGPT 2.0
+        return Abilities("tokens", TOKEN_SAMPLING | EDITING | ({"task"} if has_tasks else set()))
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """The sizes (height, width) in pixels that the weights were trained for, the square first."""
+        return trained_sizes(self.config.image_size)
+
+    def check_size(
+        self, height: int | None, width: int | None, input_ids: torch.LongTensor | None = None
+    ) -> tuple[int, int]:
+        """Height and width of the images of a call: those given, those at the end of the token ids, or the square.
+
+        Raises:
+            ValueError: if the vocabulary has no tokens for them, or the prompts end with others.
+        """
+        headers = None
+        if input_ids is not None and self.has_header(input_ids):
+            headers = input_ids[:, -self._header_length :]
+        return self.prompts.check_size(height, width, self.config.image_size, headers)
+
+    def encode_prompt(
+        self, prompt: str | list[str], size: tuple[int, int], task: str | None = None, given: bool = False
+    ) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they
+        describe two panels; with `given` the upper one is an image of the user."""
+        return self.encode_texts([self.prompts.text(text, size, task, given) for text in as_texts(prompt)])
 
     @torch.no_grad()
     def prepare(
@@ -73,7 +120,7 @@ class LuminaMGPTPipeline(LuminaPrompts):
             call.above = self.encode_image(call.per_image(panel))
         if prompt is not None:
             input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)
-        header = self.header(size)
+        header = self.prompts.header(size)
         self.add_model(call, input_ids, attention_mask, header, header, self._vocabulary[ROW_END])
         return call
 
