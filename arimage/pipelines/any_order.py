@@ -12,7 +12,7 @@ from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
+from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -100,10 +100,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         layout = self._layout(call, self.order if order is None else order, groups)
-        condition = self.encode_condition(*condition)
-        if "prompt_embeds" in condition:
-            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
-            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        condition = self.encode_prefix(*condition)
         # Images of one prompt have orders of their own.
         model = self._token_model(
             self.transformer,

@@ -218,3 +218,11 @@ class ClassOrTextPipeline(ARImagePipeline):
                 prompt_embeds, prompt_attention_mask = last_state(prompt_embeds, prompt_attention_mask)
             condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
         return {name: value.to(self._execution_device) for name, value in condition.items()}
+
+    def encode_prefix(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
+        """`encode_condition` for transformers that read a text as a prefix, which take it padded on the left."""
+        condition = self.encode_condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        if "prompt_embeds" in condition:
+            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
+            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return condition

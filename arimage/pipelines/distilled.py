@@ -12,7 +12,7 @@ from ..decoding.contract.supports import Traits
 from ..models.distilled import DistilledModel
 from .abilities import TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, left_pad
+from .class_or_text import ClassOrTextPipeline
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -74,10 +74,7 @@ class DistilledPipeline(ClassOrTextPipeline):
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
-        condition = self.encode_condition(*condition)
-        if "prompt_embeds" in condition:
-            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
-            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        condition = self.encode_prefix(*condition)
         call.bind(self.bind_model(call, condition))
         if noise is not None:
             shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)

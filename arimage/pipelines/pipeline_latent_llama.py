@@ -11,7 +11,7 @@ from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTrans
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import LATENT_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
+from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -137,10 +137,7 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
-        condition = self.encode_condition(*condition)
-        if "prompt_embeds" in condition:
-            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
-            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        condition = self.encode_prefix(*condition)
         shared = condition, Layout((self.transformer.config.grid_size,) * 2)
         drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
         call.bind(LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter))

@@ -13,7 +13,7 @@ from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransforme
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder, left_pad
+from .class_or_text import ClassOrTextPipeline, check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
@@ -118,10 +118,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
-        condition = self.encode_condition(*condition)
-        if "prompt_embeds" in condition:
-            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
-            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        condition = self.encode_prefix(*condition)
         model = LlamaGenTokenModel(
             self.transformer,
             condition,

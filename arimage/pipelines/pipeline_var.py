@@ -128,9 +128,7 @@ class VARPipeline(ClassOrTextPipeline):
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """Tokens [B, N] of all scales as one map [B, p, p] per scale."""
-        scales = self.vq.config.scales
-        parts = tokens.split([size * size for size in scales], dim=1)
-        return [part.unflatten(1, (size, size)) for part, size in zip(parts, scales, strict=True)]
+        return self.vq.to_maps(tokens)
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         return self.token_maps(tokens)

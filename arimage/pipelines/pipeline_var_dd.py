@@ -59,23 +59,17 @@ class VARDDPipeline(DistilledPipeline):
         offsets = itertools.accumulate((side**2 for side in self.vq.config.scales), initial=0)
         return DistilledModel(self.transformer, condition, [*offsets], self.vq.code_vectors(), teacher=teacher)
 
-    def _maps(self, parts: torch.Tensor) -> list[torch.Tensor]:
-        """Tokens or vectors [B, N, ...] of all scales as one map [B, p, p, ...] per scale."""
-        scales = self.vq.config.scales
-        maps = parts.split([side * side for side in scales], dim=1)
-        return [part.unflatten(1, (side, side)) for part, side in zip(maps, scales, strict=True)]
-
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
-        return self._maps(tokens)
+        return self.vq.to_maps(tokens)
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images
         of the call are those of its vectors, which lie between the codes."""
-        return self.vq.decode(self._maps(tokens.to(self._execution_device).clamp(min=0)))
+        return self.vq.decode(self.vq.to_maps(tokens.to(self._execution_device).clamp(min=0)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
-        maps = [vectors.permute(0, 3, 1, 2) for vectors in self._maps(result)]
+        maps = [vectors.permute(0, 3, 1, 2) for vectors in self.vq.to_maps(result)]
         latents = torch.zeros_like(maps[-1])
         for scale, vectors in enumerate(maps):
             latents = self.vq.accumulate(scale, latents, vectors)

@@ -89,6 +89,11 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
         """The vectors of all codes [V, C]."""
         return rows(self.codebook)
 
+    def to_maps(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        """Tokens or vectors [B, N, ...] of all scales as one map [B, p, p, ...] per scale."""
+        maps = parts.split([side**2 for side in self.config.scales], dim=1)
+        return [part.unflatten(1, (side, side)) for part, side in zip(maps, self.config.scales, strict=True)]
+
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> list[torch.LongTensor]:
         """One token map [B, p, p] per scale, from coarse to fine, of images [B, 3, P * f, P * f] in [-1, 1].
