@@ -36,8 +36,8 @@ class JanusPrompts:
     def __init__(self, processor: JanusProcessor | None):
         if processor is None:
             raise ValueError(
-                "this pipeline has no processor: give input_ids and attention_mask, or convert the checkpoint again with "
-                "its tokenizer in the folder"
+                "this pipeline has no processor: give input_ids and attention_mask, or convert the checkpoint again "
+                "with its tokenizer in the folder"
             )
         self.processor = processor
 

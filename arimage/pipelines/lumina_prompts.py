@@ -17,8 +17,8 @@ PATCH = 32
 
 PROMPT = "Generate an image of {width}x{height} according to the following prompt:\n{prompt}"
 PANELS = (
-    "Generate a dual-panel image of {width}x{height} where the <{shown} half> displays a <{what}>, while the <{kept} half> "
-    "retains the original image for direct visual comparison:\n{prompt}"
+    "Generate a dual-panel image of {width}x{height} where the <{shown} half> displays a <{what}>, while the "
+    "<{kept} half> retains the original image for direct visual comparison:\n{prompt}"
 )
 TASKS = {
     "depth": "depth map",
@@ -76,8 +76,8 @@ class LuminaPrompts:
         size = (rows if height is None else height, columns if width is None else width)
         if announced not in (None, size):
             raise ValueError(
-                f"height and width are {height} and {width} but input_ids end with a size of {announced[0]}x{announced[1]}: "
-                "leave them out"
+                f"height and width are {height} and {width} but input_ids end with a size of "
+                f"{announced[0]}x{announced[1]}: leave them out"
             )
         if not all(side in self._sizes.values() for side in size):
             raise ValueError(

@@ -1,5 +1,4 @@
-"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model whose vocabulary holds the image
-tokens."""
+"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model with image tokens."""
 
 from collections.abc import Callable
 from functools import partial

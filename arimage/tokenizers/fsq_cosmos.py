@@ -114,7 +114,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         return self.quantizer.codebook_size
 
     def num_maps(self, frames: int) -> int:
-        """How many maps a video of so many frames has.
+        """How many maps a video of `frames` frames has.
 
         Raises:
             ValueError: if it is not 1 more than a multiple of `temporal_compression_ratio`.
@@ -222,7 +222,7 @@ class CausalDecoder:
         hidden = self._project(decoder.conv_out, F.silu(decoder.norm_out(hidden)))
         if begins:
             return decoder.unpatch_embed(hidden)
-        # The first latent of what it gets becomes one frame.
+        # The first of its latents becomes one frame.
         return decoder.unpatch_embed(torch.cat([hidden[:, :, :1], hidden], dim=2))[:, :, 1:]
 
     def _convolve(self, conv: CosmosCausalConv3d, hidden: torch.Tensor) -> torch.Tensor:

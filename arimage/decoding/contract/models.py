@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 
+from .cache import Cache
 from .layout import Layout
 
 
@@ -54,7 +55,7 @@ class TokenModel(Protocol):
     @property
     def context(self) -> torch.LongTensor | None: ...
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.FloatTensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.FloatTensor]:
         """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0; where `block`
         is larger than 1, those of the first block, [G, B, block, V].
 
@@ -123,7 +124,7 @@ class GroupModel(TokenModel, Protocol):
     """A `TokenModel` that can also predict several tokens in one forward pass, each without the others of its
     group."""
 
-    def prefill_group(self, batch_size: int, count: int) -> tuple[Any, torch.FloatTensor]:
+    def prefill_group(self, batch_size: int, count: int) -> tuple[Cache, torch.FloatTensor]:
         """A cache of N slots with the condition in it, and the logits [G, B, count, V] of the first `count` ranks."""
         ...
 
@@ -307,7 +308,7 @@ class CausalLatentModel(LatentModel, Protocol):
     @property
     def drafter(self) -> "CausalLatentModel | None": ...
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Any, torch.Tensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
         """A cache of N + `scratch` slots with the condition in it, and the conditioning vectors [G, B, C] of the
         denoising head for the token of rank 0."""
         ...
@@ -351,7 +352,7 @@ class Drafter(Protocol):
 class DraftModel(Protocol):
     """A drafter bound to the B images of one call."""
 
-    def open_cache(self, batch_size: int, scratch: int) -> Any:
+    def open_cache(self, batch_size: int, scratch: int) -> Cache:
         """An empty cache of N + `scratch` slots."""
         ...
 
