@@ -1,4 +1,4 @@
-"""Triton kernels by the interpreter, on a GPU where there is one, and compiled for one that is not there."""
+"""Runs Triton kernels in the interpreter, and on a GPU if there is one, and compiles them for an H100 without one."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""A linear layer is the same by oneDNN, and is not taken from who needs PyTorch's."""
+"""A linear layer gives the same with oneDNN, which is used only where it may replace PyTorch's."""
 
 import pytest
 import torch

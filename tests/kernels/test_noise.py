@@ -1,4 +1,4 @@
-"""The random numbers in Triton are those of the definition, which tests/decoding/test_noise.py examines."""
+"""The random numbers in Triton equal the reference, which tests/decoding/contract/test_noise.py examines."""
 
 import pytest
 import torch

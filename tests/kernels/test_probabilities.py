@@ -1,4 +1,4 @@
-"""Probabilities in Triton are those of the definition; tests/decoding/test_distribution.py compares it with the
+"""Probabilities in Triton equal the reference, which tests/decoding/contract/test_distribution.py compares with the
 published ones."""
 
 import pytest

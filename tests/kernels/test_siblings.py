@@ -1,4 +1,4 @@
-"""Siblings in Triton: what the definition gives, whose distribution tests/decoding/test_siblings.py enumerates."""
+"""Siblings in Triton equal the reference, whose distribution tests/decoding/test_siblings.py enumerates."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the caches have in common: one test per operation, on every cache."""
+"""What the caches share: one test per operation, on every cache."""
 
 import pytest
 import torch

@@ -33,7 +33,7 @@ def fake_cuda():
 
 
 def built(make, dtype):
-    """What `make` builds, with weights of `dtype`; fake weights cannot be cast afterwards."""
+    """The result of `make` with weights of `dtype`; fake weights cannot be cast afterwards."""
     torch.set_default_dtype(dtype)
     try:
         return make().eval()
