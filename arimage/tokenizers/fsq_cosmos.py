@@ -46,6 +46,17 @@ class FiniteScalarQuantizer(nn.Module):
         return (codes[..., None] // self.basis % self.levels - self.levels // 2) / (self.levels // 2).float()
 
 
+class _Encoder(CosmosEncoder3d):
+    """In half precision on a CPU it computes in float32, because PyTorch has no other `avg_pool3d` there."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        dtype = hidden_states.dtype
+        if hidden_states.device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+            return super().forward(hidden_states)
+        tensors = {name: tensor.float() for name, tensor in (*self.named_parameters(), *self.named_buffers())}
+        return torch.func.functional_call(self, tensors, hidden_states.float()).to(dtype)
+
+
 class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
     """Encodes videos to token maps and decodes them. The defaults are the published DV8x16x16.
 
@@ -93,7 +104,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
             "spatial_compression_ratio": spatial_compression_ratio,
             "temporal_compression_ratio": temporal_compression_ratio,
         }
-        self.encoder = CosmosEncoder3d(
+        self.encoder = _Encoder(
             out_channels=latent_channels, block_out_channels=tuple(encoder_block_out_channels), **shared
         )
         self.quant_conv = nn.Conv3d(latent_channels, len(levels), 1)

@@ -129,3 +129,15 @@ def test_the_published_sizes_have_64_000_tokens():
     count = {half: sum(p.numel() for p in getattr(vq, half).parameters()) for half in ("encoder", "decoder")}
     assert vq.codebook_size == 64_000 and vq.num_maps(33) == 5
     assert round(count["encoder"] / 1e5) == 455 and round(count["decoder"] / 1e5) == 654
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tokens_in_half_precision_are_near_those_in_float32(vq, expected, dtype):
+    pixels = pixels_of(expected, "t9")
+    exact = vq.quantizer.decode(vq.encode(pixels))
+    vq.to(dtype)
+    near = vq.quantizer.decode(vq.encode(pixels.to(dtype)))
+    assert (near - exact).abs().mean() < 0.05
+    assert vq.decode(vq.encode(pixels.to(dtype))).dtype == dtype
+    # The weights stay what they are.
+    assert {weight.dtype for weight in vq.parameters()} == {dtype}
