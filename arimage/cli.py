@@ -87,12 +87,14 @@ def generate(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(
-            help="Image to edit, together with --mask-image, resized to the model's size; of a video model the first frame."
-        ),
+        typer.Option(help="Image to edit, resized to the model's size; of a video model the first frame."),
     ] = None,
     mask_image: Annotated[
-        Path | None, typer.Option(help="Mask: white where --image is generated again, black where it is kept.")
+        Path | None,
+        typer.Option(
+            help="Mask: white where --image is generated again, black where it is kept. Default: what is transparent in "
+            "--image is generated again."
+        ),
     ] = None,
     video: Annotated[
         Path | None, typer.Option(help="Video that a video model continues: .webp, .gif, or .mp4 with arimage[video].")
@@ -157,10 +159,14 @@ def generate(
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
-    from .media.files import check_mp4, grid_of, open_image, read_video, write_files, write_grid
+    from .media import files
+
+    def opened(option: str, path: Path, read):
+        name = f"{option} is {path}, which"
+        return read(name, files.open_image(name, path))
 
     optional: dict = {
-        "image": None if image is None else open_image("--image", image),
+        "image": None if image is None else opened("--image", image, files.to_rgba),
         "ratio": ratio,
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
@@ -173,11 +179,11 @@ def generate(
         "num_frames": num_frames,
     }
     if mask_image is not None:
-        optional["mask_image"] = open_image("--mask-image", mask_image)
+        optional["mask_image"] = opened("--mask-image", mask_image, files.to_mask)
     if video is not None:
-        optional["video"] = read_video("--video", video)
+        optional["video"] = files.read_video("--video", video)
     if out.suffix.lower() == ".mp4":
-        check_mp4("--out", out)
+        files.check_mp4("--out", out)
 
     method = None
     if decoding is not None:
@@ -185,6 +191,9 @@ def generate(
 
         method = decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    if image is not None and mask_image is None and pipe.abilities.accepts("mask_image"):
+        named = f"there is no --mask-image, and --image {image}"
+        optional["mask_image"] = files.transparent_part(named, optional["image"])
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.abilities.generates_video else ("images", IMAGE_SUFFIXES)
     if is_file and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
@@ -217,7 +226,9 @@ def generate(
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or image or out).stem]
     rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
-    written = [write_grid(images, count, out, rate)] if is_file else write_files(images, names, seed, out, rate)
+    written = (
+        [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)
+    )
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
         first = recorder.call.select(slice(1))
@@ -235,7 +246,8 @@ def generate(
             animate(tokens, decided, layout, decode, title, trace)
             written.append(trace)
         if acceptance_map is not None and layout is not None:
-            picture = grid_of(shown_frames(first, images[0]), 1) if pipe.abilities.generates_video else images[0]
+            film = pipe.abilities.generates_video
+            picture = files.grid_of(shown_frames(first, images[0]), 1) if film else images[0]
             draw_acceptance_map(decided, layout, picture, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:

@@ -818,7 +818,7 @@ def test_a_part_of_an_image_is_generated_again(run, refused, models, tmp_path):
         assert run(*options, "--mask-image", tmp_path / "mask.png", "--out", "x.png")[0] == 0
         assert np.array_equal(pixels("x.png")[:, SIZE // 2 :], image[:, SIZE // 2 :])
         assert not np.array_equal(pixels("x.png")[:, : SIZE // 2], image[:, : SIZE // 2])
-    assert "belong together" in refused(*options)
+    assert "there is no --mask-image" in refused(*options)
     assert "text.txt" in refused(*options, "--mask-image", tmp_path / "text.txt")
 
 

@@ -87,7 +87,7 @@ def test_a_setting_that_a_model_does_not_have_is_refused(run, command, tmp_path)
 
 
 def test_students_edit_no_images(run, tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "heart.png")
+    Image.new("RGB", (8, 8), "white").save(tmp_path / "heart.png")
     with pytest.raises(ValueError, match="var-dd takes no image: leave out --image"):
         run("generate", "var-dd", "--class-label", 1, "--image", "heart.png", "--mask-image", "heart.png")
 

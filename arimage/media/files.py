@@ -1,26 +1,178 @@
-"""Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli`."""
+"""Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli`.
+
+Every image from outside goes through `to_rgb`, and every mask through `to_mask`. `name` begins the sentence of an error:
+"image", or "--image is x.png, which".
+"""
 
 import importlib.util
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from PIL import Image, ImageSequence
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
 
-def open_image(option: str, path: Path) -> Image.Image:
-    """An image.
+# Read with Pillow; other videos with ffmpeg.
+ANIMATED_SUFFIXES = (".gif", ".webp", ".png")
+# What `write_video` notes in a file whose format stores equal frames once.
+NOTE = re.compile(r"(\d{1,6}) frames")
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Say in one sentence what cannot be read."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{name} cannot be read as an image: give a whole PNG, JPEG or WebP file") from error
+    # Decoders raise errors of many kinds for damaged files: OSError, SyntaxError, IndexError, EOFError, struct.error.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{name} cannot be read ({reason}): give a file that is whole") from error
+
+
+def open_image(name: str, source: Path | IO[bytes], formats: list[str] | None = None) -> Image.Image:
+    """Open an image file without reading its pixels. `formats` are those of Pillow, by default all.
 
     Raises:
-        ValueError: if it cannot be read, naming the option.
+        ValueError: if it is not an image.
     """
-    try:
-        image = Image.open(path)
-        image.load()
-    # Damaged PNG files raise SyntaxError.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} is {path}, which cannot be read: {error}") from error
-    return image
+    with _reading(name):
+        return Image.open(source, formats=formats)
+
+
+def to_rgba(name: str, image: Image.Image) -> Image.Image:
+    """An image of any mode as viewers show it, in mode RGBA. Levels of 16 bits (modes I;16 and I) are divided by 257;
+    floats (mode F) are levels in [0, 1].
+
+    Raises:
+        ValueError: if it is damaged, or has levels outside this range.
+    """
+    return _rgba(_eight_bits(name, _upright(name, image)))
+
+
+def to_rgb(name: str, image: Image.Image) -> Image.Image:
+    """An image of any mode as viewers show it on a white page, in mode RGB; see `to_rgba`.
+
+    Raises:
+        ValueError: if it is damaged, or has levels outside the range of its mode.
+    """
+    image = _eight_bits(name, _upright(name, image))
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), _rgba(image)).convert("RGB")
+
+
+def read_image(path: Path) -> Image.Image:
+    """The image in a file, as `to_rgb` gives it.
+
+    Raises:
+        ValueError: if it cannot be read, naming the file.
+    """
+    name = f"one of the pictures is {path}, which"
+    with open_image(name, path) as image:
+        return to_rgb(name, image)
+
+
+def _upright(name: str, image: Image.Image) -> Image.Image:
+    """A copy, turned as its EXIF data says, with all pixels read."""
+    with _reading(name):
+        return ImageOps.exif_transpose(image)
+
+
+def _rgba(image: Image.Image) -> Image.Image:
+    # Not all modes have a direct way.
+    if image.mode == "La":
+        image = image.convert("LA")
+    return (image if image.has_transparency_data else image.convert("RGB")).convert("RGBA")
+
+
+def _eight_bits(name: str, image: Image.Image) -> Image.Image:
+    """An image of mode I;16, I or F in mode L, or LA if one of its levels is transparent; others as they are."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    import numpy as np
+
+    values = np.asarray(image)
+    least, most = values.min(), values.max()
+    # Levels of 8 bits in mode I would become black. Not a number is refused by the comparison, too.
+    fits = least >= 0 and most <= 1 if image.mode == "F" else least >= 0 and most <= 65535
+    if not fits or (image.mode == "I" and 0 < most < 256):
+        expected = "floats in [0, 1]" if image.mode == "F" else "levels of 16 bits"
+        raise ValueError(
+            f"{name} has levels from {least:g} to {most:g} where mode {image.mode} means {expected}: scale them, or "
+            "convert it to mode L"
+        )
+    levels = values * 255 if image.mode == "F" else values / 257
+    grey = Image.fromarray(levels.round().astype(np.uint8))
+    if "transparency" in image.info:
+        grey.putalpha(Image.fromarray(np.where(values == image.info["transparency"], 0, 255).astype(np.uint8)))
+    return grey
+
+
+# Masks
+
+
+def to_mask(name: str, mask: Image.Image) -> Image.Image:
+    """A mask in mode L: at least 128 where an image is generated again, less where it is kept.
+
+    Labels 0 and 1 count as black and white. A mask that is transparent in part must be all white or all black where
+    it is not: what is transparent counts as the other one.
+
+    Raises:
+        ValueError: if it is damaged, unclear, or selects nothing.
+    """
+    import numpy as np
+
+    mask = _upright(name, mask)
+    values, labels = np.asarray(mask), None
+    if values.ndim == 2 and values.dtype.kind != "f" and values.max() == 1:
+        labels = Image.fromarray((values == 1).astype(np.uint8) * 255)
+        if mask.mode != "P":
+            return labels
+    rgba = _rgba(_eight_bits(name, mask))
+    grey, alpha = rgba.convert("L"), rgba.getchannel("A")
+    if _selects(ImageOps.invert(alpha)):
+        visible = np.asarray(rgba)[np.asarray(alpha) >= 128, :3]
+        if not visible.size or visible.min() < 128 <= visible.max():
+            raise ValueError(
+                f"{name} is transparent in part, and what is left is neither all white nor all black: give a mask "
+                "without transparency, white where the image is generated again"
+            )
+        grey = alpha if visible.min() >= 128 else ImageOps.invert(alpha)
+    # Palettes show labels in any two colours.
+    if labels is not None and not _selects(grey):
+        grey = labels
+    if not _selects(grey):
+        raise ValueError(nothing_selected(name))
+    return grey
+
+
+def nothing_selected(name: str) -> str:
+    return f"{name} selects nothing: make it white where the image is to be generated again"
+
+
+def _selects(mask: Image.Image) -> bool:
+    return mask.getextrema()[1] >= 128  # pyright: ignore[reportOperatorIssue] a number in mode L
+
+
+def transparent_part(name: str, image: Image.Image) -> Image.Image:
+    """A mask in mode L that is white where an image is transparent.
+
+    Raises:
+        ValueError: if the image is damaged, or transparent nowhere.
+    """
+    mask = to_rgba(name, image).getchannel("A").point([255] * 128 + [0] * 128)
+    if not _selects(mask):
+        raise ValueError(f"{name} has no transparency: make it transparent where the image should change")
+    return mask
+
+
+# Videos
 
 
 def can_write_mp4() -> bool:
@@ -34,29 +186,94 @@ def check_mp4(option: str, path: Path) -> None:
     Raises:
         ValueError: naming the option.
     """
-    if path.suffix.lower() not in (".gif", ".webp", ".png") and not can_write_mp4():
+    if path.suffix.lower() not in ANIMATED_SUFFIXES and not can_write_mp4():
         raise ValueError(
             f"{option} is {path}, which needs imageio: pip install 'arimage[video]', or give a .webp or .gif"
         )
 
 
 def read_video(option: str, path: Path) -> list[Image.Image]:
-    """The frames of a video, or of an animated GIF, WebP or PNG.
+    """The frames of a video, or of an animated GIF, WebP or PNG, in mode RGB as `to_rgb` gives them.
+
+    Animated files store equal frames once, with a longer duration. They are repeated, so that all frames are equally
+    long.
 
     Raises:
         ValueError: if it cannot be read, naming the option.
     """
     check_mp4(option, path)
-    try:
-        if path.suffix.lower() in (".gif", ".webp", ".png"):
-            with Image.open(path) as file:
-                return [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
+    name = f"{option} is {path}, which"
+    if path.suffix.lower() not in ANIMATED_SUFFIXES:
         from diffusers.utils import load_video
 
-        return load_video(str(path))
-    # Each format fails in ways of its own.
-    except (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} is {path}, which cannot be read: {error}") from error
+        with _reading(name):
+            path.stat()
+            return load_video(str(path))
+    with open_image(name, path) as file:
+        shown = list(_frames(name, file))
+        with _reading(name):
+            note = NOTE.fullmatch(_note(file))
+    precision = 10 if file.format == "GIF" else 1
+    repeats = _repeats([duration for _, duration in shown], int(note[1]) if note else 0, precision)
+    return [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
+
+
+def _repeats(durations: list[int], count: int, precision: int) -> list[int]:
+    """How many equal frames of a video each frame of a file stands for.
+
+    Args:
+        durations: of the frames in the file; 0 where it does not say.
+        count: frames of the video; 0 if that is not known. Then a frame of the video is as long as the shortest one in
+            the file, or a half, a third or a quarter of it if all durations are multiples of that.
+        precision: of the durations, which are rounded down.
+    """
+    if len(durations) == 1:
+        return [max(1, count)]
+    if count and sum(durations):
+        return [max(1, round(count * duration / sum(durations))) for duration in durations]
+    shortest = min(filter(None, durations), default=1)
+    repeats = [max(1, duration // shortest) for duration in durations]
+    # Each of the equal frames may have lost a part to rounding.
+    if all(duration - n * shortest <= n * precision for duration, n in zip(durations, repeats, strict=True)):
+        return repeats
+    parts = next((parts for parts in (2, 3, 4) if not any(parts * duration % shortest for duration in durations)), 1)
+    return [max(1, parts * duration // shortest) for duration in durations]
+
+
+def _frames(name: str, file: Image.Image) -> Iterator[tuple[Image.Image, int]]:
+    """The frames of an animated file, and how many milliseconds each is shown; 0 if the file does not say."""
+    with _reading(name):
+        count = getattr(file, "n_frames", 1)
+    canvas = Image.new("RGBA", file.size)
+    # The first image of a PNG may be only for viewers that show no animation.
+    for index in range(int(file.info.get("default_image", False)), count):
+        with _reading(name):
+            file.seek(index)
+            if isinstance(file, PngImageFile):
+                # Pillow darkens what is transparent in part, so the frames are put together below.
+                file.blend_op = Blend.OP_SOURCE
+            file.load()
+        frame = file
+        if "blend" in file.info:
+            box, before = file.info["bbox"], canvas.copy()
+            part = _rgba(_eight_bits(name, file)).crop(box)
+            canvas.info = file.info
+            if file.info["blend"] == Blend.OP_OVER:
+                canvas.alpha_composite(part, box[:2])
+            else:
+                canvas.paste(part, box)
+            frame = canvas.copy()
+            if file.info["disposal"] == Disposal.OP_BACKGROUND:
+                canvas.paste((0, 0, 0, 0), box)
+            elif file.info["disposal"] == Disposal.OP_PREVIOUS:
+                canvas = before
+        yield to_rgb(name, frame), round(file.info.get("duration", 0))
+
+
+def _note(file: Image.Image) -> str:
+    # GIF has comments, WebP has EXIF data.
+    note = file.info.get("comment") or file.getexif().get(ExifTags.Base.ImageDescription, "")
+    return note.decode("latin-1") if isinstance(note, bytes) else str(note)
 
 
 def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
@@ -66,9 +283,21 @@ def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
 
         # Any even size is kept.
         export_to_video(frames, str(path), fps=fps, macro_block_size=2)
-    else:
-        duration = round(1000 / fps)
-        frames[0].save(path, save_all=True, append_images=frames[1:], duration=duration, loop=0, quality=90, method=4)
+        return
+    step = 10 if path.suffix.lower() == ".gif" else 1
+    exif, note = Image.Exif(), f"{len(frames)} frames"
+    exif[ExifTags.Base.ImageDescription] = note
+    frames[0].save(
+        path,
+        save_all=True,
+        append_images=frames[1:],
+        duration=step * max(1, round(1000 / fps / step)),
+        loop=0,
+        quality=90,
+        method=4,
+        comment=note,
+        exif=exif,
+    )
 
 
 def grid_of(images: list[Image.Image], rows: int) -> Image.Image:

@@ -257,13 +257,12 @@ class CosmosPipeline(ARPipeline):
         if image is not None:
             return prepare_images(image, size)
         last = self.vq.num_frames(2)
-        videos = prepare_videos(video, size)
+        videos = prepare_videos(video, size, last)
         for frames in videos:
             if 1 < frames.shape[1] < last:
                 raise ValueError(
                     f"video has {frames.shape[1]} frames: give one, or at least {last}, of which the last count"
                 )
-        videos = [frames[:, -last:] for frames in videos]
         if len({frames.shape[1] for frames in videos}) > 1:
             raise ValueError(f"video holds single frames and videos: give at least {last} frames each")
         return torch.stack(videos)

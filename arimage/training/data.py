@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 
+from ..media.files import open_image, to_rgb, to_rgba
+
 
 COLUMNS = ["image", "alpha", "caption", "captions", "style", "group", "name", "base", "skin_tones", "weight"]
 OPTIONAL = ["keywords"]
@@ -60,7 +62,7 @@ def load_captioned_images(
     variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
-        ValueError: if the file does not exist or lacks a column, or no row is left.
+        ValueError: if the file does not exist or lacks a column, no row is left, or an image cannot be read.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
@@ -78,14 +80,15 @@ def load_captioned_images(
     if not rows:
         raise ValueError(f"{path} has no row left with styles={styles} and groups={groups}: keep more of it")
 
-    def pixels(encoded: dict, mode: str) -> torch.Tensor:
-        image = Image.open(io.BytesIO(encoded["bytes"])).convert(mode)
+    def pixels(row: dict, column: str, mode: str) -> torch.Tensor:
+        name = f"{column} of {row['name']!r} in {path}"
+        image = to_rgb(name, open_image(name, io.BytesIO(row[column]["bytes"]))).convert(mode)
         array = np.asarray(image.resize((image_size, image_size), Image.Resampling.BOX))
         return torch.from_numpy(array.copy()).reshape(image_size, image_size, -1).permute(2, 0, 1)
 
     return ImageCaptions(
-        images=torch.stack([pixels(row["image"], "RGB") for row in rows]),
-        alpha=torch.stack([pixels(row["alpha"], "L") for row in rows]),
+        images=torch.stack([pixels(row, "image", "RGB") for row in rows]),
+        alpha=torch.stack([pixels(row, "alpha", "L") for row in rows]),
         captions=[[row["caption"], *row["captions"]] for row in rows],
         names=[row["name"] for row in rows],
         bases=[row["base"] for row in rows],
@@ -100,16 +103,15 @@ def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
     crop the centre, and put what is transparent on white.
 
     Raises:
-        ValueError: if it holds no image.
+        ValueError: if it holds no image, or one cannot be read.
     """
     paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
         raise ValueError(f"{folder} has no image: put files of {', '.join(sorted(IMAGE_SUFFIXES))} there")
 
     def pixels(path: Path) -> torch.Tensor:
-        image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        layers = [*Image.alpha_composite(white, image).split()[:3], image.getchannel("A")]
+        image = to_rgba(str(path), open_image(str(path), path))
+        layers = [*to_rgb(str(path), image).split(), image.getchannel("A")]
         layers = [ImageOps.fit(layer, (image_size, image_size), Image.Resampling.LANCZOS) for layer in layers]
         return torch.from_numpy(np.stack(layers))
 

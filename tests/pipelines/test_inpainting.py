@@ -116,11 +116,33 @@ def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type)
         assert torch.equal(images[..., MASK == 0], image[..., MASK == 0].expand(2, -1, -1))
 
 
-def test_nothing_white_gives_the_image_back_and_all_white_generates_as_without_one(pipe):
+NOTHING = {
+    "pil": Image.new("L", (SIZE, SIZE)),
+    "array": np.zeros((SIZE, SIZE)),
+    "tensor": torch.zeros(1, 1, SIZE, SIZE),
+    "booleans": torch.zeros(SIZE, SIZE, dtype=torch.bool),
+    "bytes": np.full((SIZE, SIZE), 100, np.uint8),
+    "grey": MASK * 0.4,
+    "one of two": torch.stack([MASK, torch.zeros(SIZE, SIZE)]),
+    "a list": [to_pil(MASK.expand(3, -1, -1)), Image.new("L", (SIZE, SIZE))],
+}
+
+
+@pytest.mark.parametrize("form", NOTHING)
+def test_a_mask_that_selects_nothing_is_refused(pipe, form):
+    with pytest.raises(ValueError, match="^mask_image selects nothing: make it white where"):
+        pipe(PROMPTS, image=random_images(1), mask_image=NOTHING[form])
+
+
+def test_a_mask_that_is_lost_when_it_is_resized_is_refused(pipe):
+    mask = Image.new("L", (64 * SIZE, 64 * SIZE))
+    mask.putpixel((7, 7), 255)
+    with pytest.raises(ValueError, match="^mask_image selects nothing"):
+        pipe("tree", image=random_images(1), mask_image=mask)
+
+
+def test_all_white_generates_as_without_an_image(pipe):
     image = random_images(1)
-    kept = pipe("tree", image=image, mask_image=torch.zeros(SIZE, SIZE), decoding="sjd-coupled")
-    assert np.array_equal(np.array(kept.images[0]), np.array(to_pil(image[0])))
-    assert kept.stats.forward_passes == 2
     arguments = {"generator": seeded(3), "output_type": "pt"}
     whole = pipe("tree", image=image, mask_image=torch.ones(SIZE, SIZE), **arguments)
     free = pipe("tree", generator=seeded(3), output_type="pt")
@@ -138,6 +160,12 @@ def test_images_of_a_prompt_share_its_image(pipe, class_pipe, conditioning):
     assert torch.equal(tokens[:2][:, ~DRAWN], codes_of(one, images[:1])[:, ~DRAWN].expand(2, -1))
     assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(one, images[1:]).flatten(1)[:, :-1].expand(2, -1))
     assert not torch.equal(tokens[0], tokens[1])
+
+
+def paint(mask):
+    layer = Image.new("RGBA", (SIZE, SIZE), (255, 255, 255, 0))
+    layer.putalpha(Image.fromarray((mask * 255).byte().numpy()))
+    return layer
 
 
 def forms():
@@ -158,6 +186,20 @@ def forms():
         "mask of bytes": (image, (mask * 255).byte()),
         "half precision": (image, mask.half()),
         "gray that counts as white": (image, mask * 0.5),
+        "levels of bytes": (image, (mask * 155 + 100).byte()),
+        "array of levels": (array, (mask * 155 + 100).byte().numpy()),
+        "labels": (image, mask.long()),
+        "labels of bytes": (array, mask.byte().numpy()),
+        "16 bits": (array, (mask.numpy() * 65535).astype(np.uint16)),
+        "big-endian 16 bits": (array, (mask.numpy() * 65535).astype(">u2")),
+        "mask with its channel last": (array, mask.numpy()[..., None]),
+        "mask with its channel first": (image, mask[None]),
+        "list of arrays": ([array], [mask.numpy()]),
+        "tuple of pil": ((pil,), (gray,)),
+        "16-bit pil": (pil, Image.fromarray((mask.numpy() * 65535).astype(np.uint16))),
+        "pil labels": (pil, Image.fromarray(mask.byte().numpy())),
+        "pil of floats": (pil, Image.fromarray(mask.numpy())),
+        "pil with paint": (pil, paint(mask)),
     }
 
 
@@ -174,6 +216,33 @@ def test_every_form_of_an_image_and_a_mask_is_taken(pipe, form):
     else:
         assert torch.equal(repaint, (MASK > 0).expand(2, 1, -1, -1))
         torch.testing.assert_close(pixels, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "transparent", "turned"])
+def test_what_is_kept_is_what_viewers_show(pipe, kind):
+    shown = torch.full((3, SIZE, SIZE), 1.0)
+    shown[:, : SIZE // 2] = 0.6
+    image = to_pil(shown)
+    if kind == "16 bits":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    elif kind == "transparent":
+        image = image.convert("RGBA")
+        image.putalpha(Image.fromarray(np.where(np.asarray(image)[..., 0] == 255, 0, 255).astype(np.uint8)))
+        image.paste((9, 9, 9, 0), (0, SIZE // 2, SIZE, SIZE))
+    else:
+        image = image.transpose(Image.Transpose.ROTATE_90)
+        image.getexif()[0x0112] = 6
+    output = pipe("tree", image=image, mask_image=mask_of((0, 0)), generator=seeded(0), output_type="pt")
+    torch.testing.assert_close(output.images[0][:, CELL:], shown[:, CELL:], atol=1e-6, rtol=0)
+
+
+def test_files_that_are_cut_are_refused(pipe, tmp_path):
+    to_pil(random_images(1)[0]).save(tmp_path / "a.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:-100])
+    for names in (("cut", "a"), ("a", "cut")):
+        image, mask = (Image.open(tmp_path / f"{name}.png") for name in names)
+        with pytest.raises(ValueError, match="^(mask_)?image cannot be read"):
+            pipe("tree", image=image, mask_image=mask)
 
 
 def test_what_was_given_is_left_as_it_was(pipe):
@@ -206,6 +275,25 @@ def test_what_was_given_is_left_as_it_was(pipe):
             {"image": random_images(1), "mask_image": MASK.expand(1, 3, -1, -1)},
             "mask_image has 3 channels where 1 are",
         ),
+        *(
+            (
+                {"image": random_images(1), "mask_image": mask},
+                "mask_image has 3 channels where 1 are expected: convert it",
+            )
+            for mask in (MASK[..., None].expand(-1, -1, 3), np.zeros((SIZE, SIZE, 3)), [np.zeros((SIZE, SIZE, 3))])
+        ),
+        (
+            {"image": random_images(1), "mask_image": MASK.expand(3, -1, -1)},
+            "mask_image holds 3 images for 2 prompts or classes: give one for all, or one for each, without colours",
+        ),
+        ({"image": random_images(1), "mask_image": MASK * 255}, r"mask_image has values outside \[0, 1\]"),
+        ({"image": random_images(1), "mask_image": MASK.long() * 300}, r"mask_image has values outside \[0, 1\]"),
+        ({"image": random_images(1), "mask_image": MASK * torch.nan}, r"mask_image has values outside \[0, 1\]"),
+        ({"image": np.zeros((SIZE, SIZE, 3), np.uint16), "mask_image": MASK}, r"image has values outside \[0, 1\]"),
+        ({"image": [to_pil(random_images(1)[0]), np.zeros((SIZE, SIZE, 3))], "mask_image": MASK}, "give one kind"),
+        ({"image": Image.new("RGB", (0, 0)), "mask_image": MASK}, "image is empty"),
+        ({"image": Image.new("F", (8, 8), 200), "mask_image": MASK}, "image has levels from 200 to 200 where mode F"),
+        ({"image": random_images(1), "mask_image": Image.new("F", (8, 8), 200)}, "mask_image has levels from 200"),
         ({"image": "heart.png", "mask_image": MASK}, "^image cannot be used"),
         ({"image": random_images(1), "mask_image": "heart.png"}, "^mask_image cannot be used"),
     ],

@@ -104,9 +104,6 @@ def test_an_edit_keeps_the_pixels_outside_of_the_mask(pipe):
     with torch.no_grad():
         known = pipe.to_latents(pipe.encode_image(image * 2 - 1))
     assert near(out.tokens[0, :, :4], known[0, :, :4]) and not near(out.tokens[0, :, 4:], known[0, :, 4:])
-    # Nothing to generate takes one pass that decides nothing.
-    kept = pipe(class_labels=1, image=image, mask_image=mask * 0, output_type="pt")
-    assert torch.allclose(kept.images, image, atol=1e-5) and int(kept.stats.accepted.sum()) == 0
 
 
 def test_masks_of_one_call_may_have_other_sizes(pipe):

@@ -233,10 +233,11 @@ def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, cond
 
 def test_one_image_serves_all_prompts_and_a_missing_mask_is_refused(pipe, condition):
     given = torch.rand(1, 3, SIZE, SIZE, generator=seeded(3))
-    none = torch.zeros(1, 1, SIZE, SIZE)
-    out = pipe(**condition, image=given, mask_image=none, num_images_per_prompt=2, output_type="pt")
-    torch.testing.assert_close(out.images, given.expand(6, -1, -1, -1), atol=1e-6, rtol=0)
+    last = torch.zeros(1, 1, SIZE, SIZE)
+    last[..., -1] = 1
+    out = pipe(**condition, image=given, mask_image=last, num_images_per_prompt=2, output_type="pt")
+    torch.testing.assert_close(out.images[..., :-1], given[..., :-1].expand(6, -1, -1, -1), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match="belong together"):
         pipe(**condition, image=given)
     with pytest.raises(ValueError, match="image holds 2 images for 3"):
-        pipe(**condition, image=given.expand(2, -1, -1, -1), mask_image=none)
+        pipe(**condition, image=given.expand(2, -1, -1, -1), mask_image=last)

@@ -41,8 +41,8 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         preview_every = gr.Number(
             4, label="preview_every: forward passes between partial images; 0 means none", precision=0
         )
-        image = gr.Image(label="image: the image to change", type="pil")
-        mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode="L")
+        image = gr.Image(label="image: the image to change", type="pil", image_mode=None)
+        mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode=None)
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")
         maps = gr.Gallery(label="maps", format="png")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import gradio as gr
 from PIL import ImageOps
 
+from ...media.files import to_rgb
 from ..engine.engine import Engine
 from ..engine.types import Progress, Request
 from . import markup
@@ -97,7 +98,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     def take_upload(drawing, model):
         height, width = engine.models[model].sizes[0]
         # Cropped as the model will see it.
-        shown = for_editor(ImageOps.fit(drawing["background"].convert("RGB"), (width, height)))
+        shown = for_editor(ImageOps.fit(to_rgb("the image", drawing["background"]), (width, height)))
         # The image that this returns triggers another upload event.
         return gr.skip() if shown.size == drawing["background"].size else shown
 

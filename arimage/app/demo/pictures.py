@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, PngImagePlugin
 
-from ...media.files import own_path
+from ...media.files import own_path, to_rgb
 from ...media.trace import acceptance_map
 from ..engine.types import Result
 
@@ -77,7 +77,7 @@ def map_of(passes: np.ndarray) -> Image.Image:
 def for_editor(image: Image.Image) -> Image.Image:
     """The image, enlarged by an integer factor without smoothing if it is too small to paint on."""
     factor = max(1, EDITOR // min(image.size))
-    return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
@@ -87,10 +87,10 @@ def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image,
         drawing: the value of the `ImageEditor`, with PIL images.
         size: width and height in pixels; an image of another shape is cropped to its centre.
     """
-    picture = drawing["background"]
+    picture = to_rgb("the image", drawing["background"])
     mask = Image.new("L", picture.size)
     for layer in drawing["layers"]:
         mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
     # The mean of each block undoes `for_editor`.
     box = Image.Resampling.BOX
-    return ImageOps.fit(picture.convert("RGB"), size, box), ImageOps.fit(mask, size, box)
+    return ImageOps.fit(picture, size, box), ImageOps.fit(mask, size, box)

@@ -41,6 +41,7 @@ def video_tab(maker: VideoMaker) -> None:
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80)
             image = gr.Image(
                 type="pil",
+                image_mode=None,
                 label="First frame, if you have one",
                 height=200,
                 elem_id="first-frame",

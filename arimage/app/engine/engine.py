@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
 from .batch import RequestBatch
 from .models import ModelInfo, describe
@@ -79,12 +80,11 @@ class Engine:
         request = with_class(request, pipe)
         plan = check(request, pipe, info, self.limits)
         if request.image is not None and request.mask_image is not None:
-            try:
-                # Pillow reads the pixels only now.
-                picture, mask = request.image.convert("RGB"), request.mask_image.convert("L")
-            except OSError as error:
-                raise Refused(f"image or mask_image cannot be read ({error}): send whole files", "image") from error
-            request = replace(request, image=picture, mask_image=mask)
+            for name, read in (("image", to_rgb), ("mask_image", to_mask)):
+                try:
+                    request = replace(request, **{name: read(name, getattr(request, name))})
+                except ValueError as error:
+                    raise Refused(str(error), name) from error
         # Images in raster order have no order that those next to them could have.
         raster = plan.order == "raster" and not plan.edits
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)

@@ -114,13 +114,13 @@ def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int,
     default = info.sizes[0]
     size = (request.height or default[0], request.width or default[1])
     if size not in info.sizes:
-        sizes = ", ".join(f"{height}x{width}" for height, width in info.sizes)
+        sizes = ", ".join(f"{width}x{height}" for height, width in info.sizes)
         raise Refused(
-            f"{request.model} does not generate {size[0]}x{size[1]} pixels (height x width): choose among {sizes}",
+            f"{request.model} does not generate {size[1]}x{size[0]} pixels (width x height): choose among {sizes}",
             "size",
         )
     if size[0] * size[1] > limits.pixels:
-        raise Refused(f"{size[0]}x{size[1]} pixels are more than {limits.pixels}: ask for a smaller image", "size")
+        raise Refused(f"{size[1]}x{size[0]} pixels are more than {limits.pixels}: ask for a smaller image", "size")
     return size
 
 

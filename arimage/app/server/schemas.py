@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
+from ...media.files import open_image, to_rgba, transparent_part
 from ..engine.models import ModelInfo
 from ..engine.types import Limits, Refused, Request, Result
 from ..engine.validation import check_pixels
@@ -112,33 +113,31 @@ def nearest_size(request: Request, sizes: list[tuple[int, int]]) -> Request:
 
 
 def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
-    """An uploaded image.
+    """An uploaded image, in mode RGBA and upright.
 
     Raises:
         Refused: if it is not an image, or too large.
     """
     try:
-        picture = Image.open(io.BytesIO(data), formats=["png", "jpeg", "webp"])
+        picture = open_image(name, io.BytesIO(data), ["png", "jpeg", "webp"])
         check_pixels(name, picture, limits)
-        picture.load()
+        return to_rgba(name, picture)
     except Refused:
         raise
-    # Pillow's own limit is no OSError.
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except ValueError as error:
         raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
-    return picture
 
 
 def read_mask(picture: Image.Image) -> Image.Image:
     """The mask of an edit: white where an image is transparent, as in the OpenAI API.
 
     Raises:
-        Refused: if the image has no transparency.
+        Refused: if it is transparent nowhere.
     """
-    if not picture.has_transparency_data:
-        raise Refused("the mask has no transparency: make it transparent where the image should change", "mask")
-    alpha = picture.convert("RGBA").getchannel("A")
-    return alpha.point(lambda level: 255 if level < 128 else 0)  # pyright: ignore[reportOperatorIssue] a number
+    try:
+        return transparent_part("the mask", picture)
+    except ValueError as error:
+        raise Refused(str(error), "mask") from error
 
 
 def answer(result: Result, fields: Fields, data: list[dict]) -> dict:

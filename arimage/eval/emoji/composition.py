@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from ...media.files import read_image
 from ..metrics.features import image_paths
 from ..runs.run_folder import read_rows
 from .colours import COLOURS, colour_shares, main_hues, recolour
@@ -150,7 +151,7 @@ def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[s
     judge = Judge(gallery, names)
     outcomes = []
     for row, path in zip(read_rows(run), image_paths(run), strict=True):
-        image = Image.open(path).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BOX)
+        image = read_image(path).resize((SIZE, SIZE), Image.Resampling.BOX)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
         outcomes.append(check_image(judge, pixels, {"prompt": row.get("prompt"), **row.get("metadata", {})}))
     return outcomes

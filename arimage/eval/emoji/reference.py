@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from ...auto import ASSETS
+from ...media.files import read_image, to_rgb
 from ..runs.run_folder import read_rows
 
 
@@ -18,7 +19,7 @@ GALLERY_SIZE, GALLERY_COLUMNS = 32, 64
 def read_gallery(folder: Path = REFERENCE) -> tuple[torch.Tensor, list[str]]:
     """The pictures of the gallery, float [K, 3, 32, 32] in [0, 1], and the name of each."""
     names = (folder / "gallery.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    sheet = torch.from_numpy(np.asarray(Image.open(folder / "gallery.webp").convert("RGB")) / np.float32(255))
+    sheet = torch.from_numpy(np.asarray(read_image(folder / "gallery.webp")) / np.float32(255))
     tiles = sheet.unflatten(0, (-1, GALLERY_SIZE)).unflatten(2, (-1, GALLERY_SIZE)).permute(0, 2, 4, 1, 3)
     return tiles.flatten(0, 1)[: len(names)], names
 
@@ -45,5 +46,5 @@ def asked_names(run: Path, known: list[str]) -> list[str]:
 
 def to_pixels(image: Image.Image, size: int) -> np.ndarray:
     """float32 [3, size, size] in [0, 1]; downscaling averages the covered pixels."""
-    image = image.convert("RGB").resize((size, size), Image.Resampling.BOX)
+    image = to_rgb("a picture", image).resize((size, size), Image.Resampling.BOX)
     return np.asarray(image, np.float32).transpose(2, 0, 1) / 255

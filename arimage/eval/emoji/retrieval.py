@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
+from ...media.files import read_image
 from ..metrics.features import image_paths
 from .reference import GALLERY_SIZE, asked_names, to_pixels
 
@@ -40,5 +40,5 @@ def emoji_retrieval(run: Path, gallery: torch.Tensor, gallery_names: list[str]) 
         ValueError: if a row of the manifest has no name, or one that is not in the gallery.
     """
     names = asked_names(run, gallery_names)
-    pixels = np.stack([to_pixels(Image.open(path), GALLERY_SIZE) for path in image_paths(run)])
+    pixels = np.stack([to_pixels(read_image(path), GALLERY_SIZE) for path in image_paths(run)])
     return retrieval_hits(torch.from_numpy(pixels), names, gallery, gallery_names)

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageSequence
+from PIL import Image
 
+from ...media.files import read_video
 from ..metrics.features import image_paths
 from ..runs.run_folder import read_rows
 from .composition import SIZE, foreground
@@ -181,11 +182,8 @@ def check_run(run: Path, gallery: torch.Tensor, names: list[str]) -> list[dict[s
                 f"image {row['id']} of {run} asks for {row.get('prompt')!r} of {name!r}: generate with --prompts "
                 "emoji-videos"
             )
-        with Image.open(path) as file:
-            frames = [
-                np.array(frame.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BOX))
-                for frame in ImageSequence.Iterator(file)
-            ]
+        found = read_video("one of the videos", path)
+        frames = [np.array(frame.resize((SIZE, SIZE), Image.Resampling.BOX)) for frame in found]
         if len(frames) < 2:
             raise ValueError(f"{path} is an image: video scores need a run of a model that generates videos")
         scores.append(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from tqdm import tqdm
 
-from ...media.files import open_image
+from ...media.files import read_image
 from ..runs.files import replace
 from ..runs.run_folder import MANIFEST, read_finished
 from .array_files import ARRAY_SUFFIXES, read_array
@@ -75,10 +75,6 @@ def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     return found
 
 
-def _open(path: Path) -> Image.Image:
-    return open_image("one of the pictures", path).convert("RGB")
-
-
 def extract(
     paths: list[Path],
     extractor: Extractor,
@@ -87,7 +83,7 @@ def extract(
     sha256: str | None = None,
     batch_size: int = 32,
     size: int | None = None,
-    read: Callable[[Path], object] = _open,
+    read: Callable[[Path], object] = read_image,
 ) -> np.ndarray:
     """The features of pictures or videos in their order, float32 [N, D].
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from ...convert.checkpoint import fill, load_original
-from ...media.files import read_video
+from ...media.files import open_image, read_video
 from .features import Space, WeightsFile, file_sha256
 
 
@@ -162,7 +162,7 @@ class I3DExtractor:
 
 def frame_count(path: Path) -> int:
     """The number of frames of a picture or video of a run; 1 for a picture."""
-    with Image.open(path) as file:
+    with open_image(str(path), path) as file:
         return getattr(file, "n_frames", 1)
 
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from ...convert.checkpoint import load_original
+from ...media.files import to_rgb
 from .features import Resize, Space, WeightsFile, file_sha256
 
 
@@ -66,7 +67,7 @@ class InceptionExtractor:
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
-        pictures = [np.asarray(image.convert("RGB")) for image in images]
+        pictures = [np.asarray(to_rgb("a picture", image)) for image in images]
         if self.space.resize == "clean":
             from cleanfid.resize import build_resizer
 

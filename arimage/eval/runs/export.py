@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from diffusers.utils import make_image_grid
-from PIL import Image
 
+from ...media.files import read_image
 from ..metrics.features import image_paths, resize
 from .files import replace
 from .run_folder import read_config, read_rows
@@ -71,7 +71,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
 
 
 def _read(path: Path, size: int | None) -> np.ndarray:
-    pixels = np.array(Image.open(path).convert("RGB"))
+    pixels = np.array(read_image(path))
     return pixels if size is None else resize(pixels, size)
 
 
@@ -123,7 +123,7 @@ def write_dpg(groups: list[Group], out: Path) -> None:
             )
     out.mkdir(parents=True)
     for group in groups:
-        pictures = [Image.open(path) for _, path in group]
+        pictures = [read_image(path) for _, path in group]
         make_image_grid(pictures, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
 
 

@@ -154,6 +154,36 @@ def test_next_scale_models_have_no_maps(client):
     assert maps == [] and len(rows) == 2
 
 
+@pytest.mark.parametrize("kind", ["transparent", "16 bits", "labels", "alpha"])
+def test_files_are_edited_as_viewers_show_them(client, opened, kind, tmp_path):
+    shown = np.full((SIZE, SIZE, 3), 255, np.uint8)
+    shown[: SIZE // 2] = 90
+    select = np.zeros((SIZE, SIZE), np.uint8)
+    select[:2, :2] = 1
+    image, mask = Image.fromarray(shown), Image.fromarray(select * 255)
+    if kind == "transparent":
+        image = Image.new("RGBA", image.size)
+        image.paste((90, 90, 90, 255), (0, 0, SIZE, SIZE // 2))
+    elif kind == "16 bits":
+        image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
+    elif kind == "labels":
+        mask = Image.fromarray(select)
+    else:
+        mask = Image.merge("LA", [Image.new("L", mask.size, 255), mask])
+    image.save(tmp_path / "image.png")
+    mask.save(tmp_path / "mask.png")
+    files = handle_file(tmp_path / "image.png"), handle_file(tmp_path / "mask.png")
+    picture, _ = client.predict(*files, "tree", "text", seed=1, api_name="/edit")
+    after = pixels(opened(picture))
+    assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
+
+
+def test_a_mask_that_selects_nothing_is_refused(client, tmp_path):
+    Image.new("L", (SIZE, SIZE)).save(tmp_path / "black.png")
+    with pytest.raises(AppError, match="mask_image selects nothing"):
+        client.predict(*[handle_file(tmp_path / "black.png")] * 2, "tree", "text", seed=1, api_name="/edit")
+
+
 @pytest.mark.parametrize("model", ["text", "scales"])
 def test_pixels_outside_the_mask_are_kept(client, opened, model, tmp_path):
     before = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
@@ -287,6 +317,11 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     again, mask = pictures.picture_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
     assert np.array_equal(np.asarray(again), np.asarray(picture))
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
+
+
+def test_the_transparent_part_of_an_upload_is_white():
+    picture, _ = pictures.picture_and_mask({"background": Image.new("RGBA", (64, 64)), "layers": []}, (64, 64))
+    assert picture.mode == "RGB" and picture.getextrema() == ((255, 255),) * 3
 
 
 def result_of(engine, **fields) -> Result:

@@ -1,5 +1,6 @@
 """The engine: batches that nobody can tell from single images, limits, and work that ends when nobody waits for it."""
 
+import io
 import sys
 import threading
 import time
@@ -359,6 +360,28 @@ def test_an_edit_changes_what_the_mask_says(engine):
         assert np.abs(before[half:].astype(int) - after[half:]).max() > 30
 
 
+WHITE = Image.new("L", (8, 8), 255)
+
+
+def cut_png():
+    """An opened file whose end is missing, which shows when its pixels are read."""
+    data = io.BytesIO()
+    Image.effect_noise((8, 8), 50).save(data, "PNG")
+    return Image.open(io.BytesIO(data.getvalue()[:-30]))
+
+
+def test_edits_read_what_viewers_show(engine):
+    shown = np.full((8, 8, 3), 255, np.uint8)
+    shown[:4] = 90
+    sticker = Image.new("RGBA", (8, 8))
+    sticker.paste((90, 90, 90, 255), (0, 0, 8, 4))
+    labels = Image.fromarray(np.pad(np.ones((2, 2), np.uint8), (0, 6)))
+    for image in (sticker, Image.fromarray(shown[..., 0].astype(np.uint16) * 257)):
+        request = Request("text", prompt="a blue book", image=image, mask_image=labels)
+        after = np.asarray(engine.submit(request).result(60).images[0])
+        assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
+
+
 @pytest.mark.parametrize(
     ("changes", "parameter", "message"),
     [
@@ -391,7 +414,12 @@ def test_an_edit_changes_what_the_mask_says(engine):
         ({"temperature": 0.0}, "temperature", "from 0.01"),
         ({"top_k": -1}, "top_k", "from 0"),
         ({"top_p": 0.0}, None, "give a probability above 0"),
+        ({"height": 8, "width": 16}, "size", "does not generate 16x8 pixels (width x height)"),
         ({"image": Image.new("RGB", (8, 8))}, "image", "belong together"),
+        ({"image": Image.new("F", (8, 8), 9), "mask_image": WHITE}, "image", "image has levels from 9 to 9"),
+        ({"image": WHITE, "mask_image": Image.new("L", (8, 8))}, "mask_image", "mask_image selects nothing"),
+        ({"image": cut_png(), "mask_image": WHITE}, "image", "image cannot be read"),
+        ({"image": WHITE, "mask_image": cut_png()}, "mask_image", "mask_image cannot be read"),
         ({"image": Image.new("L", (2000, 2000)), "mask_image": Image.new("L", (8, 8))}, "image", "2000x2000 pixels"),
     ],
 )

@@ -253,9 +253,12 @@ def test_an_edit_changes_where_the_mask_is_transparent(client, engine):
     mask = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
     mask.paste((0, 0, 0, 0), (0, 4, 8, 8))
     options = {"prompt": "a blue book", "n": 2, "extra_body": {"seed": 2}, "model": "text"}
-    edited = client.images.edit(image=("a.png", png(before)), mask=("m.png", png(mask)), **options)
     holed = before.convert("RGBA")
     holed.putalpha(mask.getchannel("A"))
+    # What is transparent counts as white, whatever colour is under it.
+    white = before.copy()
+    white.paste("white", (0, 4, 8, 8))
+    edited = client.images.edit(image=("a.png", png(white)), mask=("m.png", png(mask)), **options)
     # An image with holes needs no mask; the client may send a list.
     again = client.images.edit(image=[("../../a.png", png(holed))], **options)
     for one, other in zip(edited.data, again.data, strict=True):
@@ -329,6 +332,37 @@ def test_malformed_bodies_are_refused(address, body, message):
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["turned", "16 bits", "palette"])
+def test_photos_are_edited_as_viewers_show_them(client, kind):
+    shown = np.full((8, 8, 3), 255, np.uint8)
+    shown[:4] = 90
+    image, exif = Image.fromarray(shown), Image.Exif()
+    hole = Image.fromarray(np.where(np.arange(64).reshape(8, 8) < 2, 0, 255).astype(np.uint8))
+    mask = Image.merge("LA", [hole, hole])
+    if kind == "turned":
+        exif[0x0112] = 6
+        image, mask = (one.transpose(Image.Transpose.ROTATE_90) for one in (image, mask))
+    elif kind == "16 bits":
+        image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
+    else:
+        image = image.quantize(2)
+    files = {}
+    for name, picture_ in (("image", image), ("mask", mask)):
+        data = io.BytesIO()
+        picture_.save(data, "PNG", exif=exif)
+        files[name] = data.getvalue()
+    edited = client.images.edit(prompt="a blue book", model="text", **files)
+    after = np.asarray(picture(edited.data[0].b64_json))
+    assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
+
+
+def test_a_size_is_refused_as_it_was_asked_for(client):
+    with pytest.raises(
+        openai.BadRequestError, match="does not generate 1792x1024 pixels .width x height.: choose among 8x8"
+    ):
+        client.images.generate(prompt="a", model="text", size="1792x1024")
+
+
 def test_malformed_edits_are_refused(client, address):
     whole = png(Image.new("RGB", (8, 8)))
     huge = png(Image.new("1", (3000, 3000)))
@@ -338,6 +372,7 @@ def test_malformed_edits_are_refused(client, address):
         ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
         ({"image": huge}, "image has 3000x3000 pixels"),
         ({"image": whole, "mask": b""}, "mask cannot be read"),
+        ({"image": whole, "mask": png(Image.new("RGBA", (8, 8), "white"))}, "the mask has no transparency"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.images.edit(prompt="a", **files)

@@ -1,0 +1,421 @@
+"""Images, masks and videos from files: what viewers show, whatever the format stores."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from arimage.media import files
+from arimage.media.files import (
+    open_image,
+    read_image,
+    read_video,
+    to_mask,
+    to_rgb,
+    to_rgba,
+    transparent_part,
+    write_video,
+)
+
+
+RAMP = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (8, 1))
+LOWER = np.zeros((8, 8), bool)
+LOWER[4:] = True
+
+
+def saved(image, format="PNG", **options):
+    data = io.BytesIO()
+    image.save(data, format, **options)
+    return data
+
+
+def reopened(image, format="PNG", **options):
+    return Image.open(saved(image, format, **options))
+
+
+def same(image, expected, tolerance=0):
+    found = np.asarray(to_rgb("image", image)).astype(int)
+    assert np.abs(found - np.asarray(expected)).max() <= tolerance
+
+
+GREY = np.repeat(RAMP[..., None], 3, 2)
+WIDE = {
+    "I;16": Image.fromarray(RAMP.astype(np.uint16) * 257),
+    "I;16B": Image.fromarray((RAMP.astype(np.uint16) * 257).astype(">u2")),
+    "I": Image.fromarray(RAMP.astype(np.int32) * 257),
+    "F": Image.fromarray(RAMP / np.float32(255)),
+}
+
+
+@pytest.mark.parametrize("mode", WIDE)
+def test_levels_of_other_ranges_are_scaled(mode):
+    assert WIDE[mode].mode == mode
+    same(WIDE[mode], GREY)
+
+
+def test_16_bit_files_are_scaled():
+    same(reopened(WIDE["I;16"]), GREY)
+    same(reopened(WIDE["I;16"], "TIFF"), GREY)
+    same(reopened(WIDE["I;16"], "PPM"), GREY)
+    # The level 0 is transparent.
+    expected = np.where(GREY == 0, 255, GREY)
+    same(reopened(WIDE["I;16"], transparency=0), expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (Image.fromarray(RAMP.astype(np.float32)), "levels from 0 to 248 where mode F means floats in .0, 1.: scale"),
+        (Image.fromarray(np.float32([[0.5, np.nan]])), "levels from nan to nan where mode F"),
+        (Image.fromarray(np.float32([[-1, 1]])), "levels from -1 to 1 where mode F"),
+        (Image.fromarray(RAMP.astype(np.int32)), "levels from 0 to 248 where mode I means levels of 16 bits"),
+        (Image.fromarray(np.int32([[0, 70000]])), "levels from 0 to 70000"),
+        (Image.fromarray(np.int32([[-5, 7000]])), "levels from -5 to 7000"),
+    ],
+)
+def test_unclear_levels_are_refused(image, message):
+    with pytest.raises(ValueError, match=f"^image has {message}"):
+        to_rgb("image", image)
+
+
+def sticker(hidden):
+    """A red square with soft edges; what is transparent has a colour that nobody sees."""
+    pixels = np.zeros((8, 8, 4), np.uint8)
+    pixels[..., :3] = hidden
+    pixels[2:6, 2:6] = (220, 20, 20, 255)
+    pixels[1, 2:6] = (220, 20, 20, 128)
+    return Image.fromarray(pixels)
+
+
+def palette_with_alpha():
+    image = sticker((0, 0, 0)).convert("RGB").quantize(8)
+    image.info["transparency"] = bytes(
+        0 if tuple(c) == (0, 0, 0) else 255 for c in np.reshape(image.getpalette(), (-1, 3))
+    )
+    return image
+
+
+def test_transparent_parts_are_put_on_white():
+    expected = np.full((8, 8, 3), 255)
+    expected[2:6, 2:6] = (220, 20, 20)
+    expected[1, 2:6] = (237, 137, 137)
+    for hidden in ((0, 0, 0), (255, 255, 255), (9, 99, 199)):
+        same(sticker(hidden), expected, 1)
+        same(reopened(sticker(hidden)), expected, 1)
+        same(reopened(sticker(hidden), "WEBP", lossless=True, exact=True), expected, 1)
+        same(sticker(hidden).convert("RGBa"), expected, 2)
+
+
+@pytest.mark.parametrize("form", ["LA", "La", "PA", "P", "P with one colour", "L", "RGB", "1"])
+def test_every_form_of_transparency_is_put_on_white(form):
+    alpha = Image.fromarray(np.where(LOWER, 255, 0).astype(np.uint8))
+    grey = Image.new("L", (8, 8), 0)
+    grey.paste(90, (0, 4, 8, 8))
+    image = grey.copy()
+    image.putalpha(alpha)
+    if form == "La":
+        image = image.convert("La")
+    elif form == "PA":
+        image = image.convert("RGBA").convert("PA")
+    elif form == "P":
+        image = reopened(grey.convert("P"), transparency=bytes([0] + [255] * 255))
+    elif form == "P with one colour":
+        image = reopened(grey.convert("P"), "GIF", transparency=0)
+    elif form in ("L", "RGB"):
+        image = reopened(grey.convert(form), transparency=0 if form == "L" else (0, 0, 0))
+    elif form == "1":
+        image = reopened(Image.fromarray(LOWER), transparency=0)
+    expected = np.full((8, 8, 3), 255)
+    expected[4:] = 255 if form == "1" else 90
+    same(image, expected, 2)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"])
+def test_opaque_images_stay_what_they_are(mode):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode)
+    same(image, np.asarray(image.convert("RGB")))
+    assert to_rgb("image", image).mode == "RGB" and to_rgba("image", image).getextrema()[3] == (255, 255)
+
+
+TURNS = {
+    1: lambda a: a,
+    3: lambda a: np.rot90(a, 2),
+    6: np.rot90,
+    8: lambda a: np.rot90(a, -1),
+    2: np.fliplr,
+    4: np.flipud,
+}
+
+
+@pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", TURNS)
+def test_photos_are_shown_upright(format, orientation):
+    shown = np.full((8, 16, 3), 255, np.uint8)
+    shown[:4] = (255, 0, 0)
+    shown[:, :8] //= 2
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": 100, "lossless": True} if format == "WEBP" else {"quality": 100, "subsampling": 0}
+    if format == "MPO":
+        options |= {"save_all": True, "append_images": [Image.new("RGB", (16, 8))]}
+    photo = reopened(
+        Image.fromarray(TURNS[orientation](shown).copy()),
+        format,
+        exif=exif,
+        **({} if format in ("PNG", "TIFF") else options),
+    )
+    same(photo, shown, 6)
+    # Nothing is turned twice.
+    same(to_rgb("image", photo), shown, 6)
+    same(to_rgba("image", photo), shown, 6)
+
+
+# Masks
+
+
+def white_paint(colour, paint=LOWER):
+    return Image.fromarray(np.dstack([np.full((8, 8, 3), colour, np.uint8), np.where(paint, 255, 0).astype(np.uint8)]))
+
+
+def dark_palette(labels):
+    image = Image.fromarray(labels.astype(np.uint8), "L").convert("P")
+    image.putdata(labels.astype(np.uint8).ravel().tolist())
+    image.putpalette([0, 0, 0, 128, 0, 0])
+    return image
+
+
+def turned(mask):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return reopened(Image.fromarray(np.rot90(np.asarray(mask)).copy()), exif=exif)
+
+
+LEVELS = np.where(LOWER, 255, 0).astype(np.uint8)
+MASKS = {
+    "L": Image.fromarray(LEVELS),
+    "1": Image.fromarray(LOWER),
+    "RGB": Image.fromarray(LEVELS).convert("RGB"),
+    "P": Image.fromarray(LEVELS).convert("P"),
+    "black first in the palette": Image.fromarray(LEVELS).convert("RGB").quantize(2),
+    "opaque RGBA": Image.fromarray(LEVELS).convert("RGBA"),
+    "opaque LA": Image.fromarray(LEVELS).convert("LA"),
+    "16 bits": Image.fromarray(LEVELS.astype(np.uint16) * 257),
+    "floats": Image.fromarray(LOWER.astype(np.float32)),
+    "labels": Image.fromarray(LOWER.astype(np.uint8)),
+    "labels of 16 bits": Image.fromarray(LOWER.astype(np.uint16)),
+    "labels of 32 bits": Image.fromarray(LOWER.astype(np.int32)),
+    "labels of a dark palette": dark_palette(LOWER),
+    "white paint": white_paint(255),
+    "yellow paint": white_paint((255, 240, 200)),
+    "white paint, LA": white_paint(255).convert("LA"),
+    "white paint, premultiplied": white_paint(255).convert("RGBa"),
+    "black with a hole": white_paint(0, ~LOWER),
+    "a palette with a transparent colour": reopened(Image.fromarray(LEVELS).convert("P"), transparency=0),
+    "turned": turned(Image.fromarray(LEVELS)),
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_masks_select_what_they_show(form):
+    mask = to_mask("mask_image", MASKS[form])
+    assert mask.mode == "L" and np.array_equal(np.asarray(mask) >= 128, LOWER)
+    assert np.array_equal(np.asarray(to_mask("mask_image", mask)) >= 128, LOWER)
+
+
+def test_soft_edges_of_paint_stay_soft():
+    paint = Image.new("RGBA", (3, 1), (255, 255, 255, 0))
+    paint.putpixel((1, 0), (255, 255, 255, 100))
+    paint.putpixel((2, 0), (255, 255, 255, 200))
+    assert np.asarray(to_mask("mask_image", paint)).tolist() == [[0, 100, 200]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (Image.new("L", (8, 8)), "selects nothing: make it white where"),
+        (Image.new("1", (8, 8)), "selects nothing"),
+        (Image.new("RGB", (8, 8), (100, 100, 100)), "selects nothing"),
+        (Image.new("RGBA", (8, 8), "black"), "selects nothing"),
+        (Image.fromarray(np.where(LOWER, 2, 0).astype(np.uint8)), "selects nothing"),
+        (Image.new("RGBA", (8, 8), (255, 255, 255, 0)), "is transparent in part, and what is left is neither"),
+        (white_paint((255, 0, 0)), "is transparent in part, and what is left is neither all white nor all black"),
+        (Image.fromarray(LEVELS.astype(np.float32)), "has levels from 0 to 255 where mode F means floats"),
+    ],
+)
+def test_masks_that_select_nothing_or_are_unclear_are_refused(mask, message):
+    with pytest.raises(ValueError, match=f"^mask_image {message}"):
+        to_mask("mask_image", mask)
+
+
+def test_the_transparent_part_of_an_image_is_a_mask():
+    assert np.array_equal(np.asarray(transparent_part("image", white_paint(30, ~LOWER))) == 255, LOWER)
+    for image in (Image.new("RGB", (8, 8)), Image.new("RGBA", (8, 8), (1, 2, 3, 200))):
+        with pytest.raises(ValueError, match="^image has no transparency: make it transparent where"):
+            transparent_part("image", image)
+
+
+def test_only_this_room_opens_images():
+    package = Path(files.__file__).parents[1]
+    openers = [path for path in package.rglob("*.py") if re.search(r"Image\.open\(|load_video\(", path.read_text())]
+    assert openers == [package / "media" / "files.py"]
+
+
+# Damaged files
+
+
+def noise(mode="RGB", seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (24, 32, 4), dtype=np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.9])
+def test_damaged_images_are_named(format, share, tmp_path):
+    data = saved(noise(), format).getvalue()
+    path = tmp_path / f"cut.{format.lower()}"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ValueError, match=f"^one of the pictures is {path}, which cannot be read") as caught:
+        read_image(path)
+    assert len(str(caught.value)) < len(str(path)) + 200 and "\n" not in str(caught.value)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    for path in (tmp_path / "none.png", tmp_path):
+        with pytest.raises(ValueError, match="^--image is .* cannot be read"):
+            open_image(f"--image is {path}, which", path)
+
+
+def test_an_image_that_is_damaged_is_refused_when_its_pixels_are_read():
+    data = saved(noise(), "PNG").getvalue()
+    with pytest.raises(ValueError, match="^image cannot be read"):
+        to_rgb("image", Image.open(io.BytesIO(data[: len(data) // 2])))
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_damaged_animations_are_named(format, tmp_path):
+    frames = [noise(seed=seed) for seed in range(4)]
+    data = saved(frames[0], format, save_all=True, append_images=frames[1:], duration=100).getvalue()
+    path = tmp_path / f"cut.{format.lower()}"
+    for share in (0.3, 0.6, 0.9):
+        path.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(ValueError, match=f"^--video is {path}, which cannot be read"):
+            read_video("--video", path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\0\0\0\x20ftypisom" + b"\0" * 500])
+def test_damaged_videos_are_named_in_one_sentence(content, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "cut.mp4"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^--video is {path}, which cannot be read") as caught:
+        read_video("--video", path)
+    assert len(str(caught.value)) < len(str(path)) + 150 and "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="No such file"):
+        read_video("--video", tmp_path / "none.mp4")
+
+
+# Videos
+
+
+def square(x):
+    image = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(image).rectangle((x, 20, x + 20, 40), fill=(220, 20, 20))
+    return image
+
+
+def shown(frames):
+    return [np.asarray(frame).astype(int) for frame in frames]
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".gif"])
+@pytest.mark.parametrize("fps", [1, 7, 8, 24, 30, 60, 100])
+@pytest.mark.parametrize("places", [[4] * 6 + [9, 14, 19, 24], [4] * 10, [4, 4, 9, 9, 14, 14], [4], [4, 9, 9, 9, 24]])
+def test_equal_frames_are_read_as_often_as_they_were_written(suffix, fps, places, tmp_path):
+    write_video([square(x) for x in places], tmp_path / f"film{suffix}", fps)
+    frames = read_video("--video", tmp_path / f"film{suffix}")
+    assert len(frames) == len(places)
+    for frame, x in zip(shown(frames), places, strict=True):
+        assert np.abs(frame - np.asarray(square(x))).mean() < 6
+
+
+@pytest.mark.parametrize(
+    ("format", "durations", "expected"),
+    [
+        ("GIF", [750, 125, 125, 125], [6, 1, 1, 1]),
+        ("WEBP", [750, 125, 125], [6, 1, 1]),
+        ("WEBP", [375, 375, 500], [3, 3, 4]),
+        ("WEBP", [42, 41, 42, 83], [1, 1, 1, 2]),
+        ("PNG", [125, 250, 125], [1, 2, 1]),
+        ("PNG", [0, 0, 0], [1, 1, 1]),
+        ("GIF", [0, 100, 0, 300], [1, 1, 1, 3]),
+        ("GIF", [100, 100, 110], [1, 1, 1]),
+        ("WEBP", [100, 137, 100], [1, 1, 1]),
+    ],
+)
+def test_frames_of_other_files_are_repeated_by_their_durations(format, durations, expected, tmp_path):
+    path = tmp_path / f"film.{format.lower()}"
+    frames = [square(5 * i) for i in range(len(durations))]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, lossless=True)
+    found = shown(read_video("--video", path))
+    lengths = [sum(np.abs(one - np.asarray(frame)).mean() < 1 for one in found) for frame in frames]
+    assert lengths == expected and len(found) == sum(expected)
+
+
+def test_frames_of_a_run_are_read_once_each(tmp_path):
+    # As `arimage eval generate` writes them, without durations.
+    square(4).save(tmp_path / "a.png", save_all=True, append_images=[square(4), square(9)])
+    assert len(read_video("--video", tmp_path / "a.png")) == 3
+
+
+@pytest.mark.parametrize("format", ["WEBP", "PNG", "GIF"])
+def test_transparent_frames_are_put_on_white(format, tmp_path):
+    frames = [sticker((0, 0, 0)), sticker((0, 0, 0)).rotate(90), sticker((0, 0, 0))]
+    if format == "GIF":
+        frames = [frame.convert("RGB").quantize(4) for frame in frames]
+        for frame in frames:
+            frame.info["transparency"] = frame.getpixel((0, 0))
+    path = tmp_path / f"a.{format.lower()}"
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, lossless=True, disposal=2)
+    found = shown(read_video("--video", path))
+    assert len(found) == 3 and all((frame[0] == 255).all() and (frame[:, 0] == 255).all() for frame in found)
+    assert all(np.abs(frame[3:5, 3:5] - (220, 20, 20)).max() < 12 for frame in found)
+
+
+@pytest.mark.parametrize(("base", "expected"), [((0, 0, 0, 0), (255, 127, 127)), ((0, 0, 255, 255), (128, 0, 127))])
+@pytest.mark.parametrize("disposal", [0, 1, 2])
+def test_frames_of_a_png_that_are_transparent_in_part_cover_those_before(base, expected, disposal, tmp_path):
+    layers = [Image.new("RGBA", (8, 8), (255, 0, 0, 128)), Image.new("RGBA", (8, 8))]
+    first = Image.new("RGBA", (8, 8), base)
+    first.save(
+        tmp_path / "a.png", save_all=True, append_images=layers, blend=1, disposal=[0, disposal, 0], duration=100
+    )
+    frames = shown(read_video("--video", tmp_path / "a.png"))
+    below = np.asarray(to_rgb("image", first))[0, 0]
+    after = {0: expected, 1: (255, 255, 255), 2: below}[disposal]
+    assert np.abs(frames[1] - expected).max() <= 1 and np.abs(frames[2] - after).max() <= 1
+
+
+def test_the_still_image_of_an_animated_png_is_no_frame(tmp_path):
+    square(0).save(
+        tmp_path / "a.png", save_all=True, default_image=True, append_images=[square(9), square(14)], duration=100
+    )
+    frames = shown(read_video("--video", tmp_path / "a.png"))
+    assert len(frames) == 2 and np.array_equal(frames[0], np.asarray(square(9)))
+
+
+def test_animations_are_turned_as_their_exif_data_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frames = [square(x).transpose(Image.Transpose.ROTATE_90) for x in (4, 9)]
+    for suffix in (".webp", ".png"):
+        path = tmp_path / f"a{suffix}"
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, exif=exif, lossless=True)
+        assert np.array_equal(shown(read_video("--video", path)), shown([square(4), square(9)]))
+
+
+def test_mp4_needs_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "can_write_mp4", lambda: False)
+    with pytest.raises(ValueError, match="needs imageio"):
+        read_video("--video", tmp_path / "a.mp4")

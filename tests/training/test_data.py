@@ -1,0 +1,64 @@
+"""Pictures of training sets as viewers show them."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from arimage.training.data import COLUMNS, load_captioned_images, load_image_folder
+
+
+SIZE = 16
+SHOWN = np.full((SIZE, SIZE, 3), 255, np.uint8)
+SHOWN[:8] = 90
+
+
+def photo(kind):
+    """A file that viewers show as SHOWN."""
+    image, options = Image.fromarray(SHOWN), {}
+    if kind == "16 bits":
+        image = Image.fromarray(SHOWN[..., 0].astype(np.uint16) * 257)
+    elif kind == "transparent":
+        image = Image.new("RGBA", (SIZE, SIZE))
+        image.paste((90, 90, 90, 255), (0, 0, SIZE, 8))
+    elif kind == "turned":
+        image, options["exif"] = image.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+        options["exif"][0x0112] = 6
+    data = io.BytesIO()
+    image.save(data, "PNG", **options)
+    return data.getvalue()
+
+
+def captioned(path, image, alpha):
+    row = dict.fromkeys(COLUMNS, "disc") | {"captions": [], "skin_tones": None, "weight": 1.0}
+    row |= {"image": {"bytes": image, "path": None}, "alpha": {"bytes": alpha, "path": None}}
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["plain", "16 bits", "transparent", "turned"])
+def test_pictures_are_those_that_viewers_show(kind, tmp_path):
+    (tmp_path / "a.png").write_bytes(photo(kind))
+    folder = load_image_folder(tmp_path, SIZE)
+    assert np.array_equal(folder.images[0].permute(1, 2, 0), SHOWN)
+    opaque = 0 if kind == "transparent" else 255
+    assert folder.alpha[0, 0, :8].min() == 255 and folder.alpha[0, 0, 8:].max() == opaque
+    images = load_captioned_images(captioned(tmp_path / "a.parquet", photo(kind), photo(kind)), SIZE)
+    assert np.array_equal(images.images[0].permute(1, 2, 0), SHOWN)
+    assert np.array_equal(images.alpha[0, 0], SHOWN[..., 0])
+
+
+@pytest.mark.parametrize("damaged", ["image", "alpha"])
+def test_a_damaged_picture_is_named(damaged, tmp_path):
+    whole, cut = photo("plain"), photo("plain")[:60]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(whole)
+    (tmp_path / "b.png").write_bytes(cut)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/b.png cannot be read"):
+        load_image_folder(tmp_path, SIZE)
+    parts = {"image": whole, "alpha": whole, damaged: cut}
+    with pytest.raises(ValueError, match=rf"^{damaged} of 'disc' in .*a.parquet cannot be read"):
+        load_captioned_images(captioned(tmp_path / "a.parquet", **parts), SIZE)
