@@ -8,6 +8,7 @@ import pytest
 import tiny
 import tiny_cosmos
 import torch
+from gradio.data_classes import ImageData
 from PIL import Image, ImageSequence
 
 from arimage.app.demo.demo import build_demo
@@ -60,6 +61,23 @@ def test_a_first_frame_is_shown_first(pipe, maker):
     assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
 
 
+@pytest.mark.parametrize("kind", ["transparent", "16 bits"])
+def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, kind, tmp_path):
+    shown = np.full((*SIZE, 3), 255, np.uint8)
+    shown[:20] = 90
+    image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
+    if kind == "transparent":
+        image = Image.new("RGBA", image.size)
+        image.paste((90, 90, 90, 255), (0, 0, SIZE[1], 20))
+    image.save(tmp_path / "a.png")
+    # As the tab hands it over.
+    [tab] = [one for one in build_demo(engine, maker).blocks.values() if getattr(one, "elem_id", "") == "first-frame"]
+    given = tab.preprocess(ImageData(path=str(tmp_path / "a.png"), orig_name="a.png"))
+    *_, last = maker.run(VideoRequest("video", "a red heart", image=given))
+    whole = pipe("a red heart", image=Image.fromarray(shown), generator=torch.Generator().manual_seed(0))
+    assert np.abs(arrays(last.frames) - arrays(whole.frames[0])).max() == 0
+
+
 def test_a_closed_run_stops_and_makes_room(pipe, maker):
     before = threading.active_count()
     run = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
@@ -76,6 +94,7 @@ def test_a_closed_run_stops_and_makes_room(pipe, maker):
         (VideoRequest("video", "a" * 41), "at most 40 characters"),
         (VideoRequest("video", "a", image=Image.new("RGB", (80, 80))), "at most 4096 pixels"),
         (VideoRequest("video", ""), "prompt"),
+        (VideoRequest("video", "a", image=Image.new("F", (8, 8), 7)), "image has levels from 7 to 7"),
         (VideoRequest("video", "a", decoding="nothing"), "nothing"),
     ],
 )
