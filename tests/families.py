@@ -40,18 +40,6 @@ OTHERS = {
     "cosmos": tiny_cosmos.pipeline,
     "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
 }
-# And those in any order, with continuous tokens in turn, and in blocks.
-EVERY = {
-    **BUILD,
-    **OTHERS,
-    "arpg": lambda: tiny.any_order_pipeline("arpg"),
-    "arpg-text": lambda: tiny.any_order_pipeline("arpg", "text"),
-    "arpg-places": lambda: tiny.any_order_pipeline("arpg with places", "text"),
-    "lpd": lambda: tiny.any_order_pipeline("lpd"),
-    "randar": lambda: tiny.any_order_pipeline("randar"),
-    "latent-llama": tiny_latent_llama.pipeline,
-    "cosmos-blocks": lambda: tiny_cosmos.pipeline(block_tokens=2),
-}
 
 # Every family, and every kind of model of a family.
 EVERY = {
@@ -59,6 +47,7 @@ EVERY = {
     **OTHERS,
     "arpg": lambda: tiny.any_order_pipeline("arpg"),
     "arpg-text": lambda: tiny.any_order_pipeline("arpg", "text"),
+    "arpg-places": lambda: tiny.any_order_pipeline("arpg with places", "text"),
     "lpd": lambda: tiny.any_order_pipeline("lpd"),
     "randar": lambda: tiny.any_order_pipeline("randar"),
     "latent-llama": tiny_latent_llama.pipeline,
