@@ -1,0 +1,87 @@
+"""Calls on accelerators give what they give on the CPU: the same tokens, in as many passes."""
+
+from pathlib import Path
+
+import card
+import pytest
+from accelerator.runs import FAMILIES, QUICK, call, compare, families, methods, pipeline, small
+
+from arimage import pipelines
+from arimage.decoding import PRESETS
+
+
+def names(family):
+    return pipeline(family, "cpu").decoding_names
+
+
+def check(family, kind, texts, count=3, guidance=3.0):
+    """Compare calls, and return how many steps of each were replayed."""
+    found, replays = {}, {}
+    for text in texts:
+        found[text] = compare(family, kind, call, text, count, guidance)
+        replays[text] = card.DEVICE.replays
+    assert {text: differences for text, differences in found.items() if differences} == {}
+    return replays
+
+
+def is_quick(name):
+    """Acceptances differ in a few operators: one of them stands for all."""
+    return name == "lantern" or "acceptance" not in PRESETS[name].settings
+
+
+def test_every_pipeline_has_a_family():
+    files = {path.stem for path in Path(pipelines.__file__).parent.glob("pipeline_*.py")}
+    assert {type(pipeline(family, "cpu")).__module__.rpartition(".")[2] for family in FAMILIES} == files
+
+
+@families(QUICK)
+def test_replayed_steps_of_every_preset(family):
+    replays = check(family, "replayed", [small(name) for name in names(family) if is_quick(name)])
+    if pipeline(family, "cpu").abilities.kind == "tokens":
+        # Every group has a shape of its own.
+        assert [text for text, count in replays.items() if not count] == [text for text in replays if "groups" in text]
+
+
+# One language model stands for three.
+@families([family for family in QUICK if family not in ("janus", "lumina")])
+def test_eager_steps_of_every_method_and_one_image(family):
+    check(family, "eager", map(small, methods(names(family))), 1, 1.0)
+
+
+# One of each kind of model.
+@families(["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"])
+def test_steps_on_another_accelerator(family):
+    check(family, "xpu", map(small, methods(names(family))))
+
+
+# Those of text from left to right, in any order, from coarse to fine, of videos, and of students.
+VARIANTS = {
+    "llamagen-text": [
+        "sjd-coupled",
+        "sjd-coupled:window=auto",
+        "sjd-coupled:window=4,init=left",
+        "sjd-coupled:window=4,relax=1.5",
+        "sjd2:window=4,levels=2",
+        "eagle:tree=static",
+        "zipar:window=2,adaptive=true",
+    ],
+    "arpg": ["groups", "groups:groups=1+3+12,guidance_schedule=constant,attention=causal"],
+    "var-text": ["next-scale:more_smooth=true"],
+    "cosmos-text": ["sjd-coupled:window=4,init=previous"],
+    "llamagen-dd": ["few-step", "few-step:starts=0+3,teacher_start=1", "few-step:starts=0+3,teacher_start=0"],
+    "mar": ["mar-disa:diffusion_steps=6+3"],
+}
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_replayed_steps_with_other_settings(family):
+    check(family, "replayed", VARIANTS[family])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eager", "replayed", "xpu"])
+@pytest.mark.parametrize(("count", "guidance"), [(1, 1.0), (1, 3.0), (3, 1.0), (3, 3.0)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything(family, count, guidance, kind):
+    texts = [small(name) for name in names(family)]
+    check(family, kind, texts + VARIANTS.get(family, []), count, guidance)
