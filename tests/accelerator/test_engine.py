@@ -12,7 +12,7 @@ from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Request
 
 
-FACTS = ("passes", "seeds", "exact", "decoding", "settings")
+FACTS = ("passes", "head_calls", "seeds", "exact", "decoding", "settings")
 
 # A pipeline, two of its decodings, and whether each image of a batch may have sampling settings of its own.
 MODELS = {

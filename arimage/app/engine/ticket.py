@@ -176,7 +176,7 @@ class Ticket:
             images=[finished.images[i] for i in indices],
             seeds=self.seeds,
             passes=finished.passes,
-            head_calls=sum(self.calls_per_pass),
+            head_calls=sum(self.calls_per_pass[: finished.passes]),
             tokens_per_pass=sum(tokens / passes for passes in finished.image_passes.values()) / request.count,
             seconds=finished.seconds,
             exact=plan.decoding.exact,
