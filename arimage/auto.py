@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published
+from .pipelines.saved_folder import local_folder
 
 
 if TYPE_CHECKING:
@@ -50,19 +51,20 @@ def published_models() -> list[str]:
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of a local or packaged model; None for a published checkpoint or a Hub repository, which may have to be
-    downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
+    """The folder of a local or packaged model; None for a published checkpoint or a Hub repository, which may have to
+    be downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
 
     Raises:
-        ValueError: if the name is unknown or that of several models, or the folder does not hold a pipeline of arimage.
+        ValueError: if the name is unknown or that of several models, there is no such folder, or the folder does not
+            hold a pipeline of arimage.
     """
-    folder = Path(name)
-    if not (folder / INDEX).is_file():
+    folder = local_folder(name)
+    if folder is None or not (folder / INDEX).is_file():
         if name in packaged_models():
             folder = ASSETS / name
         elif find_published(name):
             return None
-        elif folder.is_dir():
+        elif folder is not None:
             raise ValueError(f"{name} has no {INDEX}: {_remedy(folder / CONFIG)}")
         elif name.count("/") == 1:
             return None
@@ -85,18 +87,24 @@ class AutoPipeline:
 
     @staticmethod
     def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARPipeline":
-        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its name or
-        Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub repository that
-        holds a pipeline of this library. A folder with a model_index.json comes first. `arimage models` lists the names.
+        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its
+        name or Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub
+        repository that holds a pipeline of this library. A folder with a model_index.json comes first.
+        `arimage models` lists the names.
 
         `kwargs` are those of `DiffusionPipeline.from_pretrained`, among them `token`, `revision`, `cache_dir`,
-        `force_download` and `local_files_only`. The default dtype is float32.
+        `force_download` and `local_files_only`. `dtype` is a torch.dtype or its name, by default float32.
 
         Raises:
-            ValueError: if the folder or repository holds no pipeline of this library.
+            ValueError: if there is no such folder, the folder or repository holds no pipeline of this library, or
+                `dtype` is not a floating-point dtype.
             OSError: if a checkpoint must be downloaded and cannot be.
             CheckpointError: if the published files are damaged or have changed.
         """
+        from .pipelines.checks import with_dtype
+
+        # A dtype that is not one is refused before anything is downloaded.
+        kwargs = with_dtype(kwargs)
         name = str(pretrained_model_name_or_path)
         folder = find_model(name)
         hub = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
@@ -142,7 +150,8 @@ def _class_name(index: Path) -> str:
         class_name = class_name[1]
     if not isinstance(class_name, str) or class_name not in PIPELINES:
         raise ValueError(
-            f"{index} names the class {class_name!r}, not one of arimage ({', '.join(PIPELINES)}): load it with the library "
+            f"{index} names the class {class_name!r}, not one of arimage ({', '.join(PIPELINES)}): load it with the "
+            "library "
             "that wrote it"
         )
     return class_name

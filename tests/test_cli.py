@@ -524,6 +524,24 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
     assert "owner/nothing" in refused("generate", "x", "--model", "owner/nothing")
 
 
+@pytest.mark.parametrize("name", ["~/nothing", "./nothing", "../nothing", "/nothing"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "x", "--model"],
+        ["models"],
+        ["bench", "--model"],
+        ["serve", "--model"],
+        ["app", "--model"],
+        ["eval", "generate", "--out", "run", "--model"],
+        ["eval", "compare", "--out", "run", "--model"],
+        ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
+    ],
+)
+def test_a_path_that_does_not_exist_is_told_as_one_by_every_command(refused, command, name):
+    assert f"{name} is not a folder" in refused(*command, name)
+
+
 def test_a_broken_model_is_refused_in_one_sentence(refused, models, tmp_path):
     weights = Path(models["text"]) / "transformer" / "diffusion_pytorch_model.safetensors"
     for path in Path(models["text"]).rglob("*"):

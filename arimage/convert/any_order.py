@@ -1,16 +1,19 @@
-"""What the converters of any-order models share: their files, and what these do not say."""
+"""What the converters of any-order models share: their files, what these do not say, and the pipeline."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from ..pipelines.any_order import AnyOrderPipeline
 from .checkpoint import load_original
 from .folder import read_json
+from .imagenet import class_names
 from .llamagen import llamagen_tokenizer_from_original
 from .paths import CheckpointError
 
 
+Pipeline = TypeVar("Pipeline", bound=AnyOrderPipeline)
 # Of all published models: pixels per token along each side, pixels along each side, and channels per head.
 PIXELS_PER_TOKEN, IMAGE_SIZE, HEAD_WIDTH = 16, 256, 64
 
@@ -23,7 +26,7 @@ class AnyOrderFiles:
         transformer: its file.
         tokenizer: that of the image tokenizer; None if there is none.
         grid_size: tokens along each side of its images.
-        num_heads: attention heads; None for the published width.
+        num_heads: attention heads; None if neither the arguments nor config.json say.
     """
 
     transformer: Path
@@ -31,25 +34,26 @@ class AnyOrderFiles:
     grid_size: int
     num_heads: int | None
 
-    def heads(self, hidden_size: int) -> int:
-        """The attention heads of a transformer of this width."""
-        return self.num_heads or max(hidden_size // HEAD_WIDTH, 1)
-
-    def load_tokenizer(self, vocab_size: int) -> LlamaGenVQModel | None:
-        """The image tokenizer, if there is one.
+    def pipeline(self, kind: type[Pipeline], transformer: Any) -> Pipeline:
+        """The pipeline of the transformer and the image tokenizer, if there is one.
 
         Raises:
-            CheckpointError: if it has not the codes that the transformer predicts.
+            CheckpointError: if the tokenizer does not have the codes that the transformer predicts.
         """
-        if self.tokenizer is None:
-            return None
-        vq = llamagen_tokenizer_from_original(load_original(self.tokenizer), source=self.tokenizer)
-        if vq.config.codebook_size != vocab_size:
-            raise CheckpointError(
-                f"{self.transformer} predicts {vocab_size} codes but {self.tokenizer} has {vq.config.codebook_size}: "
-                "give the tokenizer that this transformer was trained with"
-            )
-        return vq
+        vq, config = None, transformer.config
+        if self.tokenizer is not None:
+            vq = llamagen_tokenizer_from_original(load_original(self.tokenizer), source=self.tokenizer)
+            if vq.config.codebook_size != config.vocab_size:
+                raise CheckpointError(
+                    f"{self.transformer} predicts {config.vocab_size} codes but {self.tokenizer} has "
+                    f"{vq.config.codebook_size}: give the tokenizer that this transformer was trained with"
+                )
+        return kind(transformer, vq, id2label=class_names(config.num_classes))
+
+
+def heads_of(num_heads: int | None, hidden_size: int) -> int:
+    """The attention heads of a transformer of this width, by default the published 64 channels per head."""
+    return num_heads or max(hidden_size // HEAD_WIDTH, 1)
 
 
 def find_files(
@@ -59,8 +63,8 @@ def find_files(
     num_heads: int | None,
     suffixes: tuple[str, ...] = (".pt", ".pth"),
 ) -> AnyOrderFiles:
-    """The files in a folder with one transformer, or next to the transformer's own file, and what their config.json or the
-    arguments say.
+    """The files in a folder with one transformer, or next to the transformer's own file, and what their config.json or
+    the arguments say.
 
     Raises:
         CheckpointError: if the folder has no or several transformers, or the image size does not fit the tokens.
@@ -82,7 +86,8 @@ def find_files(
         image_size = config.get("img_size") or math.isqrt(config.get("block_size", 0)) * PIXELS_PER_TOKEN or IMAGE_SIZE
     if image_size < 1 or image_size % PIXELS_PER_TOKEN:
         raise CheckpointError(
-            f"image size {image_size} does not fit a tokenizer of {PIXELS_PER_TOKEN} pixels per token: give the multiple of "
+            f"image size {image_size} does not fit a tokenizer of {PIXELS_PER_TOKEN} pixels per token: give the "
+            "multiple of "
             f"{PIXELS_PER_TOKEN} that {transformer} was trained for"
         )
     heads = num_heads or config.get("n_head") or config.get("decoder_num_heads")

@@ -8,9 +8,8 @@ import torch
 
 from ..models.transformer_arpg import ARPGTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
-from .any_order import AnyOrderFiles, find_files
+from .any_order import find_files, heads_of
 from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
-from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
 
@@ -39,14 +38,18 @@ TRANSFORMER_NAMES = (
 
 
 def arpg_transformer_from_original(
-    state: dict[str, torch.Tensor], *, grid_size: int, num_heads: int, source: str | Path = "the transformer's file"
+    state: dict[str, torch.Tensor],
+    *,
+    grid_size: int,
+    num_heads: int | None,
+    source: str | Path = "the transformer's file",
 ) -> ARPGTransformer:
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
 
     Args:
         state: tensors by their original names, see `load_original`.
         grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
-        num_heads: attention heads; the tensors do not show them.
+        num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
         source: what errors call the file.
 
     Raises:
@@ -69,9 +72,11 @@ def arpg_transformer_from_original(
     num_classes = embeddings - vocab_size - 3
     if num_classes < 1:
         raise CheckpointError(
-            f"{source} has {embeddings} rows of 'embeddings.weight' for {vocab_size} codes, which leaves none for classes: "
+            f"{source} has {embeddings} rows of 'embeddings.weight' for {vocab_size} codes, which leaves none for "
+            "classes: "
             f"give the file of an {KIND}"
         )
+    num_heads = heads_of(num_heads, hidden_size)
     check_heads(num_heads, hidden_size, source)
     halves = [
         len({match[1] for key in state if (match := re.match(rf"layers\.{half}\.(\d+)\.", key))})
@@ -115,33 +120,31 @@ def convert_arpg(
     tokenizer: str | Path | None = None,
     image_size: int | None = None,
     num_heads: int | None = None,
+    ema: bool = False,
     out: str | Path | None = None,
 ) -> ARPGPipeline:
     """The pipeline of a published ARPG, with the published guidance.
 
     Args:
         folder: the transformer's file, such as `arpg_300m.pt`, or a folder with one transformer.
-        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
-            Without it the pipeline returns tokens.
-        image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention heads.
-            By default those of the folder's config.json (`block_size`, `n_head`) if it has them, else 256 pixels and the
-            published 64 channels per head.
+        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with
+            "vq". Without it the pipeline returns tokens.
+        image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention
+            heads. By default those of the folder's config.json (`block_size`, `n_head`) if it has them, else 256
+            pixels and the published 64 channels per head.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if a file cannot be read, does not fit the others or the image size, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
-    files: AnyOrderFiles = find_files(folder, tokenizer, image_size, num_heads)
-    state = load_original(files.transformer)
-    width = shape_of(state, "head.weight", 2, source=files.transformer, kind=KIND)[1]
+    check_vacant(out)
+    files = find_files(folder, tokenizer, image_size, num_heads)
+    state = load_original(files.transformer, ema=ema)
     model = arpg_transformer_from_original(
-        state, grid_size=files.grid_size, num_heads=files.heads(width), source=files.transformer
+        state, grid_size=files.grid_size, num_heads=files.num_heads, source=files.transformer
     )
-    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
-    pipeline = ARPGPipeline(model, vq, id2label=labels)
-    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(width, 4.5)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    pipeline = files.pipeline(ARPGPipeline, model)
+    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(model.config.hidden_size, 4.5)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

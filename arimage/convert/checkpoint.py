@@ -2,6 +2,7 @@
 holds, and writing the result as a whole or not at all."""
 
 import argparse
+import logging
 import pickle
 import re
 import shutil
@@ -19,39 +20,77 @@ from torch import nn
 from .paths import CheckpointError, check_file, check_vacant
 
 
+logger = logging.getLogger(__name__)
+
 Model = TypeVar("Model", bound=nn.Module)
 WRAPPINGS = ("model", "module", "state_dict")
+# Where trainers keep the averaged weights (EMA).
+AVERAGES = ("model_ema", "ema", "ema_model", "ema_state_dict")
+# What DistributedDataParallel, torch.compile, FSDP and activation checkpointing add to names, at the start or in
+# between.
+ADDED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # Groups of every group norm of the published image tokenizers; the tensors do not show them.
 NORM_NUM_GROUPS = 32
 
 
-def load_original(path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS) -> dict[str, torch.Tensor]:
+def load_original(
+    path: str | Path, wrappings: tuple[str, ...] = WRAPPINGS, *, ema: bool | None = None
+) -> dict[str, torch.Tensor]:
     """The tensors of a published checkpoint by their original names, on the CPU, memory-mapped where possible.
 
-    Files that end in .safetensors are read as such, all others as `torch.save` wrote them: the tensors themselves, or under
-    one of `wrappings` or several nested, next to a trainer's optimizer, arguments and more. Nothing in the file is executed.
+    Files that end in .safetensors are read as such, all others as `torch.save` wrote them: the tensors themselves, or
+    under one of `wrappings` or several nested, next to a trainer's optimizer, arguments and more. Names lose what
+    wrappers of modules, such as `torch.compile`, added to them. Nothing in the file is executed.
+
+    Args:
+        path: the file.
+        wrappings: the keys under which the tensors may lie, the preferred first. Averaged weights come last.
+        ema: True for the averaged weights (EMA) of a trainer's checkpoint, False for the others, with a warning if
+            there are averaged ones, None for the others without it.
 
     Raises:
-        CheckpointError: if the file is missing, cut short, holds Python objects that would have to be executed, or is
-            not a dictionary of tensors.
+        CheckpointError: if the file is missing, cut short, holds Python objects that would have to be executed, is not
+            a dictionary of tensors, or has no averaged weights where they are asked for.
     """
     path = Path(path)
     check_file(path)
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    names, chosen = (*AVERAGES, *wrappings) if ema else (*wrappings, *AVERAGES), []
     while isinstance(loaded, dict):
-        wrapped = next((loaded[key] for key in wrappings if isinstance(loaded.get(key), dict)), None)
-        if wrapped is None:
+        found = [name for name in names if isinstance(loaded.get(name), dict)]
+        if not found:
             break
-        loaded = wrapped
+        if ema is False and found[0] not in AVERAGES and (averages := set(found) & set(AVERAGES)):
+            logger.warning(
+                f"{path} has averaged weights too, under {min(averages)!r}: convert with ema=True (--ema) to take "
+                "them "
+                f"instead of those under {found[0]!r}"
+            )
+        chosen.append(found[0])
+        loaded = loaded[found[0]]
+    if ema and not set(chosen) & set(AVERAGES):
+        raise CheckpointError(
+            f"{path} has no averaged weights ({', '.join(AVERAGES)}): convert it without --ema (ema=True)"
+        )
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(f"{path} does not hold a dictionary of tensors: give the checkpoint of a model")
+    tensors = {}
     for key, value in loaded.items():
         if not isinstance(key, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{path} has a value of type {type(value).__name__} under {key!r} where a tensor was expected: give a file whose "
-                f"tensors lie at its top or under {', '.join(wrappings)}"
+                f"{path} has a value of type {type(value).__name__} under {key!r} where a tensor was expected: give a "
+                "file "
+                f"whose tensors lie at its top or under {', '.join(names)}"
             )
-    return dict(loaded)
+        name = ".".join(part for part in key.split(".") if part not in ADDED)
+        if name in tensors:
+            raise CheckpointError(
+                f"{path} has {name!r} twice, the second time as {key!r}: give the weights of one model"
+            )
+        # The counter of torch's AveragedModel.
+        if key != "n_averaged":
+            tensors[name] = value
+    return tensors
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -150,8 +189,8 @@ def fill(
     ignored: str,
     source: str | Path,
 ) -> Model:
-    """Put the tensors of `state` into `model`, made on the meta device, floating ones in `dtype` and without copying those
-    that have it already, and return it in evaluation mode.
+    """Put the tensors of `state` into `model`, made on the meta device, floating ones in `dtype` and without copying
+    those that have it already, and return it in evaluation mode.
 
     Args:
         original_name: from a name in `model` to its name in `state`.
@@ -183,13 +222,15 @@ def fill(
     return model.eval()
 
 
-def save_whole(save: Callable[[Path], object], out: str | Path) -> None:
-    """Let `save` write into a folder next to `out`, which becomes `out` once all of it is there.
+def save_whole(save: Callable[[Path], object], out: str | Path | None) -> None:
+    """Let `save` write into a folder next to `out`, which becomes `out` once all of it is there. None saves nothing.
 
     Raises:
-        CheckpointError: if `out` is neither absent nor an empty folder.
+        CheckpointError: if `out` is a file or a folder with something in it.
         OSError: if it cannot be written; nothing is left behind.
     """
+    if out is None:
+        return
     check_vacant(out)
     out = Path(out).absolute()
     partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")

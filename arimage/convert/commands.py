@@ -45,6 +45,12 @@ DistilledFolder = Annotated[
         help="Folder with the files of the model and its image tokenizer, and of its teacher if you have it.",
     ),
 ]
+Ema = Annotated[
+    bool,
+    typer.Option(
+        "--ema", help="Take the averaged weights (EMA) of the transformer, if a trainer's checkpoint has them."
+    ),
+]
 Out = Annotated[Path, typer.Option(callback=_checked(check_vacant), help="Folder to write; new or empty.")]
 
 
@@ -60,20 +66,22 @@ def llamagen(
     text_encoder: Annotated[
         Path | None, typer.Option(callback=FOLDER, help="Folder of the T5 encoder and its tokenizer.")
     ] = None,
+    ema: Ema = False,
 ) -> None:
     """Convert the published files of LlamaGen."""
     from . import convert_llamagen
 
-    convert_llamagen(transformer, tokenizer, image_size, num_heads=num_heads, text_encoder=text_encoder, out=out)
+    options = {"num_heads": num_heads, "text_encoder": text_encoder, "ema": ema}
+    convert_llamagen(transformer, tokenizer, image_size, **options, out=out)
     typer.echo(out)
 
 
 @convert_app.command()
-def var(transformer: Transformer, tokenizer: Tokenizer, out: Out) -> None:
+def var(transformer: Transformer, tokenizer: Tokenizer, out: Out, ema: Ema = False) -> None:
     """Convert the published files of VAR, or a trainer's ar-ckpt-*.pth."""
     from . import convert_var
 
-    convert_var(transformer, tokenizer, out=out)
+    convert_var(transformer, tokenizer, ema=ema, out=out)
     typer.echo(out)
 
 
@@ -97,20 +105,27 @@ def arpg(
     tokenizer: AnyOrderTokenizer = None,
     image_size: Pixels = None,
     num_heads: Heads = None,
+    ema: Ema = False,
 ) -> None:
     """Convert a published ARPG."""
     from . import convert_arpg
 
-    convert_arpg(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, out=out)
+    convert_arpg(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, ema=ema, out=out)
     typer.echo(out)
 
 
 @convert_app.command()
-def lpd(folder: AnyOrder, out: Out, tokenizer: AnyOrderTokenizer = None, num_heads: Heads = None) -> None:
+def lpd(
+    folder: AnyOrder,
+    out: Out,
+    tokenizer: AnyOrderTokenizer = None,
+    num_heads: Heads = None,
+    ema: Ema = False,
+) -> None:
     """Convert a published LPD."""
     from . import convert_lpd
 
-    convert_lpd(folder, tokenizer=tokenizer, num_heads=num_heads, out=out)
+    convert_lpd(folder, tokenizer=tokenizer, num_heads=num_heads, ema=ema, out=out)
     typer.echo(out)
 
 
@@ -121,11 +136,12 @@ def randar(
     tokenizer: AnyOrderTokenizer = None,
     image_size: Pixels = None,
     num_heads: Heads = None,
+    ema: Ema = False,
 ) -> None:
     """Convert a published RandAR."""
     from . import convert_randar
 
-    convert_randar(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, out=out)
+    convert_randar(folder, tokenizer=tokenizer, image_size=image_size, num_heads=num_heads, ema=ema, out=out)
     typer.echo(out)
 
 

@@ -1,5 +1,5 @@
-"""From the published files of Cosmos-Predict1's autoregressive models (https://github.com/nvidia-cosmos/cosmos-predict1) to a
-`CosmosPipeline`."""
+"""From the published files of Cosmos-Predict1's autoregressive models
+(https://github.com/nvidia-cosmos/cosmos-predict1) to a `CosmosPipeline`."""
 
 import re
 from pathlib import Path
@@ -51,15 +51,15 @@ def convert_cosmos(
     yarn: bool | None = None,
     out: str | Path | None = None,
 ) -> CosmosPipeline:
-    """The pipeline of a published model, with the published sampling defaults, exact parallel decoding, and the weights in the
-    dtype of their files, those of the text encoder in that of the model.
+    """The pipeline of a published model, with the published sampling defaults, exact parallel decoding, and the
+    weights in the dtype of their files, those of the text encoder in that of the model.
 
     Args:
         model_file: `model.pt` of an autoregressive Cosmos-Predict1.
-        tokenizer: folder of Cosmos-Tokenize1-DV8x16x16-720p, see `convert_cosmos_tokenizer`. The tokenizers of version 0.1 have
-            files of the same shapes and do not fit.
-        text_encoder: folder of the T5 encoder (google-t5/t5-11b) and its tokenizer, for models with text. Without it the pipeline
-            takes `prompt_embeds`.
+        tokenizer: folder of Cosmos-Tokenize1-DV8x16x16-720p, see `convert_cosmos_tokenizer`. The tokenizers of version
+            0.1 have files of the same shapes and do not fit.
+        text_encoder: folder of the T5 encoder (google-t5/t5-11b) and its tokenizer, for models with text. Without it
+            the pipeline takes `prompt_embeds`.
         num_frames, height, width: of the videos that the model was trained for.
         yarn: as in `cosmos_transformer_from_original`.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
@@ -67,8 +67,7 @@ def convert_cosmos(
     Raises:
         CheckpointError: if a file cannot be read, does not fit the others, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     vq = convert_cosmos_tokenizer(tokenizer)
     spatial, temporal = compression = (vq.scale_factor, vq.config.temporal_compression_ratio)
     if compression != COMPRESSION:
@@ -100,8 +99,7 @@ def convert_cosmos(
         raise CheckpointError(f"{model_file} does not fit: {error}") from error
     pipeline.generation_config.update(TEXT_SAMPLING if transformer.reads_text else SAMPLING)
     pipeline.decoding = SpeculativeJacobiDecoding(window=128, refresh="gumbel")
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline
 
 
@@ -112,12 +110,13 @@ def cosmos_transformer_from_original(
     yarn: bool | None = None,
     source: str | Path = "the checkpoint",
 ) -> CosmosTransformer:
-    """The transformer whose tensors are `state`, by their original names, with or without "model." in front, in their dtype.
+    """The transformer whose tensors are `state`, by their original names, with or without "model." in front, in their
+    dtype.
 
     Args:
         shape: frames, rows and columns of the token maps that it was trained for.
-        yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published sizes, where those
-            have it (40 layers) whose heads together are not as wide as the model.
+        yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published
+            sizes, where those have it (40 layers) whose heads together are not as wide as the model.
         source: what errors call the file.
 
     Raises:
@@ -162,8 +161,8 @@ def cosmos_transformer_from_original(
 
 
 def in_pairs(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of a weight [heads * head_dim, ...] in the order of heads whose neighbours turn together, from that of heads whose
-    halves do."""
+    """The rows of a weight [heads * head_dim, ...] in the order of heads whose neighbours turn together, from that of
+    heads whose halves do."""
     halves = weight.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).flatten(0, 2).contiguous()
 

@@ -44,8 +44,7 @@ def convert_cosmos_tokenizer(folder: str | Path, *, out: str | Path | None = Non
     Raises:
         CheckpointError: if a file is missing, damaged, or that of another kind of tokenizer, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     folder = Path(folder)
     if (folder / "encoder.jit").is_file():
         state = load_torchscript(folder / "encoder.jit") | load_torchscript(folder / "decoder.jit")
@@ -56,8 +55,7 @@ def convert_cosmos_tokenizer(folder: str | Path, *, out: str | Path | None = Non
             f"{folder} has neither encoder.jit and decoder.jit nor autoencoder.jit: give the folder of a {KIND}"
         )
     tokenizer = cosmos_tokenizer_from_original(state, source=folder)
-    if out is not None:
-        save_whole(tokenizer.save_pretrained, out)
+    save_whole(tokenizer.save_pretrained, out)
     return tokenizer
 
 

@@ -1,5 +1,5 @@
-"""From the published files of Distilled Decoding (https://github.com/microsoft/distilled_decoding), students of LlamaGen and VAR, to
-pipelines."""
+"""From the published files of Distilled Decoding (https://github.com/microsoft/distilled_decoding), students of
+LlamaGen and VAR, to pipelines."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ from .var import scales_of, var_tokenizer_from_original, var_transformer_from_or
 # Of the teacher; guidance is part of the student.
 LLAMAGEN_DD_SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 8000, "top_p": 1.0}
 VAR_DD_SAMPLING = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.95}
-# (hidden size, layers) of the published sizes to the level up to which they take codes, and the start of the second pass.
+# (hidden size, layers) of the published sizes to the level up to which they take codes, and the start of the second
+# pass.
 PUBLISHED_LEVELS = {
     (768, 12): (80, 80),
     (1024, 24): (130, 80),
@@ -49,8 +50,8 @@ State = dict[str, torch.Tensor]
 
 
 def _find_parts(folder: str | Path, teacher: str) -> dict[str, tuple[Path, State]]:
-    """The path and tensors of each of the student, the tokenizer and the teacher by the tensor that only it has. Other files may
-    lie next to them."""
+    """The path and tensors of each of the student, the tokenizer and the teacher by the tensor that only it has. Other
+    files may lie next to them."""
     folder = Path(folder)
     check_folder(folder)
     found: dict[str, tuple[Path, State]] = {}
@@ -83,7 +84,8 @@ def llamagen_dd_transformer_from_original(
         source: what errors call the file.
 
     Raises:
-        CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected shape.
+        CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected
+            shape.
     """
 
     def shape(key: str) -> torch.Size:
@@ -178,8 +180,8 @@ def convert_llamagen_dd(
     """The pipeline of a student of LlamaGen, which takes two passes by default if it has a published size.
 
     Args:
-        folder: with the student's file (`llamagen-B.pt`), that of the image tokenizer (`vq_ds16_c2i.pt`) and, if wanted, that of the
-            teacher (`c2i_B_256.pt`). Files are told apart by what they hold.
+        folder: with the student's file (`llamagen-B.pt`), that of the image tokenizer (`vq_ds16_c2i.pt`) and, if
+            wanted, that of the teacher (`c2i_B_256.pt`). Files are told apart by what they hold.
         image_size: pixels along each side of the images.
         num_heads: attention heads, needed if the student has no published size.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
@@ -187,8 +189,7 @@ def convert_llamagen_dd(
     Raises:
         CheckpointError: if a file is missing, cannot be read or does not fit the others, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     parts = _find_parts(folder, teacher="tok_embeddings.weight")
     path, state = parts[TOKENIZER]
     vq = llamagen_tokenizer_from_original(state, source=path)
@@ -215,16 +216,15 @@ def convert_var_dd(
     """The pipeline of a student of VAR, which takes two passes by default if it has a published size.
 
     Args:
-        folder: with the student's file (`var-d16.pth`), that of the image tokenizer (`vae_ch160v4096z32.pth`) and, if wanted, that of
-            the teacher (`var_d16.pth`). Files are told apart by what they hold.
+        folder: with the student's file (`var-d16.pth`), that of the image tokenizer (`vae_ch160v4096z32.pth`) and, if
+            wanted, that of the teacher (`var_d16.pth`). Files are told apart by what they hold.
         scales: sides of the token maps, from coarse to fine; by default those of the published models or of the file.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if a file is missing, cannot be read or does not fit the others, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     parts = _find_parts(folder, teacher="word_embed.weight")
     path, state = parts[STUDENT]
     if scales is None:
@@ -258,6 +258,5 @@ def _finish(kind, student, vq, teacher, sampling: dict, parts: dict, out: str | 
     if config.codes_until is not None:
         second = PUBLISHED_LEVELS[config.hidden_size, config.num_layers][1]
         pipeline.decoding = FewStepDecoding(starts=(0, second))
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

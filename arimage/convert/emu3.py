@@ -167,11 +167,13 @@ def convert_emu3(
     image_area: int | None = None,
     out: str | Path | None = None,
 ) -> Emu3Pipeline:
-    """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the files.
+    """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the
+    files.
 
     Args:
         folder: of Emu3-Gen or Emu3-Stage1, as the authors published it or as it is published for transformers,
-            according to its config.json. The latter may be without text tokenizer: the pipeline then takes `input_ids`.
+            according to its config.json. The latter may be without text tokenizer: the pipeline then takes
+            `input_ids`.
         vision_tokenizer: the authors' Emu3-VisionTokenizer, needed with the authors' layout only.
         image_area: pixels of an image that the model was trained for, by default that in the authors' config.json, or
             720 * 720.
@@ -180,8 +182,7 @@ def convert_emu3(
     Raises:
         CheckpointError: if a folder cannot be read, does not fit the other, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if config.get("model_type") == "emu3":
@@ -210,8 +211,7 @@ def convert_emu3(
     except ValueError as error:
         raise CheckpointError(f"{folder} does not fit: {error}") from error
     pipeline.generation_config.update(EMU3_SAMPLING)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline
 
 

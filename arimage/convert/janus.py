@@ -1,5 +1,5 @@
-"""From the published files of Janus and Janus-Pro (https://github.com/deepseek-ai/Janus), or from their transformers layout, to
-a `JanusPipeline`."""
+"""From the published files of Janus and Janus-Pro (https://github.com/deepseek-ai/Janus), or from their transformers
+layout, to a `JanusPipeline`."""
 
 import math
 import re
@@ -205,15 +205,14 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
     Args:
         folder: as deepseek-ai or deepseek-community published it, with config, weights and tokenizer.
             Without a tokenizer, the transformers layout gives a pipeline that takes `input_ids` only.
-        template: "janus" for Janus-1.3B or "janus-pro": how prompts are written. By default the template in the folder; the
-            layout of deepseek-ai has none, and is then taken for a Janus-Pro.
+        template: "janus" for Janus-1.3B or "janus-pro": how prompts are written. By default the template in the
+            folder; the layout of deepseek-ai has none, and is then taken for a Janus-Pro.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if the folder is not a complete Janus, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     if template not in (None, *ROLES):
         raise CheckpointError(f"template is {template!r}: choose among {', '.join(ROLES)}")
     folder = Path(folder)
@@ -238,12 +237,12 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
         model.generation_config = GenerationConfig(**ids, generation_kwargs={"boi_token_id": tokenizer.boi_token_id})
     else:
         raise CheckpointError(
-            f"{folder} holds a model of type {model_type!r}, expected 'janus' or the 'multi_modality' of Janus: give the "
+            f"{folder} holds a model of type {model_type!r}, expected 'janus' or the 'multi_modality' of Janus: give "
+            "the "
             "folder of a published Janus"
         )
     pipeline = JanusPipeline(model=model, processor=processor)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline
 
 

@@ -194,9 +194,11 @@ def convert_llamagen(
     *,
     num_heads: int | None = None,
     text_encoder: str | Path | None = None,
+    ema: bool = False,
     out: str | Path | None = None,
 ) -> LlamaGenPipeline:
-    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of ImageNet.
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of
+    ImageNet.
 
     Args:
         transformer, tokenizer: files such as `c2i_B_256.pt` and `vq_ds16_c2i.pt`. The tokenizers of the class and of
@@ -205,16 +207,16 @@ def convert_llamagen(
         num_heads: attention heads, needed if the transformer has no published size.
         text_encoder: for a text model, a local folder with the transformers T5 encoder it was trained with, and its
             tokenizer. Without it the pipeline takes `prompt_embeds` only.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if a file cannot be read, does not fit the other or the image size, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     vq = llamagen_tokenizer_from_original(load_original(tokenizer), source=tokenizer)
     model = llamagen_transformer_from_original(
-        load_original(transformer),
+        load_original(transformer, ema=ema),
         image_size=image_size,
         downsample=vq.scale_factor,
         num_heads=num_heads,
@@ -229,8 +231,7 @@ def convert_llamagen(
     labels = class_names(model.config.num_classes) if model.config.conditioning == "class" else None
     pipeline = LlamaGenPipeline(model, vq, *text, id2label=labels)
     pipeline.generation_config.update(LLAMAGEN_SAMPLING[model.config.conditioning])
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline
 
 

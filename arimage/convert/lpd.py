@@ -9,9 +9,8 @@ import torch
 
 from ..models.transformer_lpd import LPDTransformer
 from ..pipelines.pipeline_lpd import LPDPipeline
-from .any_order import find_files
+from .any_order import find_files, heads_of
 from .checkpoint import fill, load_original, rename, save_whole, shape_of
-from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 
 
@@ -36,18 +35,18 @@ TRANSFORMER_NAMES = (
 
 
 def lpd_transformer_from_original(
-    state: dict[str, torch.Tensor], *, num_heads: int, source: str | Path = "the transformer's file"
+    state: dict[str, torch.Tensor], *, num_heads: int | None, source: str | Path = "the transformer's file"
 ) -> LPDTransformer:
     """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
         state: tensors by their original names, see `load_original`.
-        num_heads: attention heads; the tensors do not show them.
+        num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
         source: what errors call the file.
 
     Raises:
-        CheckpointError: if the heads do not fit, the grid is not square, or a tensor is missing, unknown or of an unexpected
-            shape.
+        CheckpointError: if the heads do not fit, the grid is not square, or a tensor is missing, unknown or of an
+            unexpected shape.
     """
 
     def shape(key: str, dimensions: int = 2) -> torch.Size:
@@ -60,9 +59,11 @@ def lpd_transformer_from_original(
         raise CheckpointError(
             f"{source} has 'pos_embed' of {count} places, which is not a square: give an unaltered file"
         )
+    num_heads = heads_of(num_heads, hidden_size)
     if hidden_size % num_heads:
         raise CheckpointError(
-            f"{source} has width {hidden_size}, which {num_heads} heads cannot share: give the number of attention heads it was "
+            f"{source} has width {hidden_size}, which {num_heads} heads cannot share: give the number of attention "
+            "heads it was "
             "trained with as --num-heads (num_heads=)"
         )
     with torch.device("meta"):
@@ -93,31 +94,31 @@ def convert_lpd(
     *,
     tokenizer: str | Path | None = None,
     num_heads: int | None = None,
+    ema: bool = False,
     out: str | Path | None = None,
 ) -> LPDPipeline:
     """The pipeline of a published LPD, with the published guidance and the locality order.
 
     Args:
         folder: the transformer's file, such as `lpd_l_256.pth`, or a folder with one transformer.
-        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
-            Without it the pipeline returns tokens.
-        num_heads: attention heads, by default those of the folder's config.json (`decoder_num_heads`) if it has them, else the
-            published 64 channels per head.
+        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with
+            "vq". Without it the pipeline returns tokens.
+        num_heads: attention heads, by default those of the folder's config.json (`decoder_num_heads`) if it has them,
+            else the published 64 channels per head.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if a file cannot be read or does not fit the others, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     files = find_files(folder, tokenizer, None, num_heads)
-    state = load_original(files.transformer)
-    width = shape_of(state, "token_emb.weight", 2, source=files.transformer, kind=KIND)[1]
-    model = lpd_transformer_from_original(state, num_heads=files.heads(width), source=files.transformer)
-    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
-    pipeline = LPDPipeline(model, vq, id2label=labels)
-    pipeline.generation_config["guidance_scale"] = GUIDANCE.get((width, model.config.grid_size), 4.8)
+    state = load_original(files.transformer, ema=ema)
+    model = lpd_transformer_from_original(state, num_heads=files.num_heads, source=files.transformer)
+    pipeline = files.pipeline(LPDPipeline, model)
+    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(
+        (model.config.hidden_size, model.config.grid_size), 4.8
+    )
     pipeline.order = "locality"
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -1,5 +1,5 @@
-"""From the published files of Lumina-mGPT (https://github.com/Alpha-VLLM/Lumina-mGPT), Lumina-mGPT 2.0, Chameleon and Anole to
-a `LuminaMGPTPipeline` or `AnolePipeline`."""
+"""From the published files of Lumina-mGPT (https://github.com/Alpha-VLLM/Lumina-mGPT), Lumina-mGPT 2.0, Chameleon and
+Anole to a `LuminaMGPTPipeline` or `AnolePipeline`."""
 
 import re
 from pathlib import Path
@@ -59,8 +59,8 @@ META_NAMES = (
 
 
 def vq_model_from_original(state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file") -> VQModel:
-    """The image tokenizer of a VQGAN (https://arxiv.org/abs/2012.09841) or MoVQGAN (https://arxiv.org/abs/2209.09002) whose
-    tensors are `state`, in float32 and in evaluation mode.
+    """The image tokenizer of a VQGAN (https://arxiv.org/abs/2012.09841) or MoVQGAN (https://arxiv.org/abs/2209.09002)
+    whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
         state: tensors by their original names, see `load_original`.
@@ -161,7 +161,8 @@ def chameleon_from_original(
             shards = shape_of(state, key, 2, source=source, kind="Chameleon")[0]
             if heads[match[1]] % shards:
                 raise CheckpointError(
-                    f"{source} has {key!r} with {shards} rows, which {heads[match[1]]} heads cannot share: give the file of "
+                    f"{source} has {key!r} with {shards} rows, which {heads[match[1]]} heads cannot share: give the "
+                    "file of "
                     "an unaltered model"
                 )
             state[key] = tensor.repeat_interleave(heads[match[1]] // shards, dim=0)
@@ -233,15 +234,15 @@ def convert_lumina_mgpt(
     image_size: int = 768,
     out: str | Path | None = None,
 ) -> LuminaMGPTPipeline:
-    """The pipeline of a folder as `Alpha-VLLM/Lumina-mGPT-7B-768` or `Alpha-VLLM/Lumina-mGPT-2.0`, with the published sampling
-    defaults.
+    """The pipeline of a folder as `Alpha-VLLM/Lumina-mGPT-7B-768` or `Alpha-VLLM/Lumina-mGPT-2.0`, with the published
+    sampling defaults.
 
     Args:
         folder: config.json, weights (safetensors or .bin, sharded or not) in the layout of the authors' code or of
             transformers, and the text tokenizer.
         tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, or of 2.0 the file movqgan_270M.ckpt.
-        image_size: side in pixels of the square that the weights were trained for: 512, 768 or 1024. It is the default size
-            of the pipeline.
+        image_size: side in pixels of the square that the weights were trained for: 512, 768 or 1024. It is the default
+            size of the pipeline.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
@@ -260,10 +261,11 @@ def convert_anole(
     """The pipeline of a folder with Anole, or another Chameleon, with the published sampling defaults.
 
     Args:
-        folder: as `GAIR/Anole-7b-v0.1` in Meta's format: models/7b with params.json and consolidated.pth, and tokenizer; or
-            in the layout of transformers: config.json, weights (safetensors or .bin, sharded or not) and the text tokenizer.
-        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, where it is not in the folder and the weights hold no
-            image decoder, as those of leloy/Anole-7b-v0.1-hf do.
+        folder: as `GAIR/Anole-7b-v0.1` in Meta's format: models/7b with params.json and consolidated.pth, and
+            tokenizer; or in the layout of transformers: config.json, weights (safetensors or .bin, sharded or not) and
+            the text tokenizer.
+        tokenizer: Meta's folder with vqgan.ckpt and text_tokenizer.json, where it is not in the folder and the weights
+            hold no image decoder, as those of leloy/Anole-7b-v0.1-hf do.
         image_size: side in pixels of the images; that of all published ones.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
@@ -275,8 +277,7 @@ def convert_anole(
 
 def _convert(pipeline_class, folder, tokenizer, image_size, out):
     folder = Path(folder)
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     if whole := sorted(folder.glob("models/*/consolidated.pth")):
         parameters, shared = (
             read_json(whole[0].with_name(name)) for name in ("params.json", "consolidate_params.json")
@@ -309,8 +310,7 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
         pipeline.generation_config.update(ANOLE_SAMPLING)
     else:
         pipeline.generation_config.update(LUMINA_MGPT_SAMPLING[vq.config.norm_type])
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline
 
 
@@ -330,7 +330,8 @@ def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Te
 
 
 def _text_tokenizer(folder: Path, tokenizer) -> tuple[PreTrainedTokenizerFast | None, dict[str, int] | None]:
-    """The text tokenizer of the folder, else Meta's, and its vocabulary. None for what no file holds; a tokenizer needs merges."""
+    """The text tokenizer of the folder, else Meta's, and its vocabulary. None for what no file holds; a tokenizer
+    needs merges."""
     path, specials = folder / "tokenizer.json", {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     if not path.is_file():
         path = Path(tokenizer or folder) / "text_tokenizer.json"

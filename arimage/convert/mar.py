@@ -106,13 +106,15 @@ def mar_from_original(
     heads = [num_heads or NUM_HEADS.get(size, 0) for size in (width, decoder_width)]
     if any(count < 1 or size % count for count, size in zip(heads, (width, decoder_width), strict=True)):
         raise CheckpointError(
-            f"{source} has the widths {width} and {decoder_width}, and num_heads is {num_heads}: give the number of attention "
+            f"{source} has the widths {width} and {decoder_width}, and num_heads is {num_heads}: give the number of "
+            "attention "
             "heads, which no file holds"
         )
     num_tokens, token_dim = shape("diffusion_pos_embed_learned", 3)[1], shape("z_proj.weight", 2)[1]
     if token_dim % channels:
         raise CheckpointError(
-            f"{source} has tokens of width {token_dim}, and the image tokenizer {channels} channels: give the tokenizer that "
+            f"{source} has tokens of width {token_dim}, and the image tokenizer {channels} channels: give the "
+            "tokenizer that "
             "this transformer was trained with"
         )
     head_width = shape("diffloss.net.input_proj.weight", 2)[0]
@@ -208,11 +210,12 @@ def convert_mar(
     out: str | Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> MARPipeline:
-    """The pipeline of two published files, with the published sampling defaults and 64 forward passes. A thousand classes are
-    those of ImageNet.
+    """The pipeline of two published files, with the published sampling defaults and 64 forward passes. A thousand
+    classes are those of ImageNet.
 
     Args:
-        checkpoint: `checkpoint-last.pth`, of which the averaged weights (`model_ema`) are taken, or a file of tensors alone.
+        checkpoint: `checkpoint-last.pth`, of which the averaged weights (`model_ema`) are taken, or a file of tensors
+            alone.
         vae: the image tokenizer, `kl16.ckpt` or `.safetensors`.
         num_heads: attention heads, where the width of the transformer is none of those of the published sizes.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
@@ -221,11 +224,10 @@ def convert_mar(
     Raises:
         CheckpointError: if a file cannot be read or does not fit the other, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
-    tokenizer = mar_vae_from_original(load_original(vae, ("model", "state_dict")), source=vae)
+    check_vacant(out)
+    tokenizer = mar_vae_from_original(load_original(vae), source=vae)
     transformer, head = mar_from_original(
-        load_original(checkpoint, ("model_ema",)),
+        load_original(checkpoint, ()),
         channels=tokenizer.config["latent_channels"],
         num_heads=num_heads,
         dtype=dtype,
@@ -233,6 +235,5 @@ def convert_mar(
     )
     pipeline = MARPipeline(transformer, head, tokenizer, id2label=class_names(transformer.config.num_classes))
     pipeline.generation_config["guidance_scale"] = GUIDANCE.get(transformer.config.hidden_size, 1.0)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -19,8 +19,10 @@ def check_folder(path: str | Path) -> None:
         raise CheckpointError(f"{path} is not a folder: give the folder of a published checkpoint")
 
 
-def check_vacant(out: str | Path) -> None:
-    """Raise a `CheckpointError` if `out` is neither absent nor an empty folder."""
+def check_vacant(out: str | Path | None) -> None:
+    """Raise a `CheckpointError` if `out` is a file or a folder with something in it."""
+    if out is None:
+        return
     out = Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise CheckpointError(f"{out} exists already: give a new or empty folder to write to")

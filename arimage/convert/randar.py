@@ -8,9 +8,8 @@ import torch
 
 from ..models.transformer_randar import RandARTransformer
 from ..pipelines.pipeline_randar import RandARPipeline
-from .any_order import find_files
+from .any_order import find_files, heads_of
 from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
-from .imagenet import class_names
 from .llamagen import TRANSFORMER_NAMES
 from .paths import check_vacant
 
@@ -22,14 +21,18 @@ NAMES = (("query_embedding", "pos_instruct_embeddings"), *TRANSFORMER_NAMES)
 
 
 def randar_transformer_from_original(
-    state: dict[str, torch.Tensor], *, grid_size: int, num_heads: int, source: str | Path = "the transformer's file"
+    state: dict[str, torch.Tensor],
+    *,
+    grid_size: int,
+    num_heads: int | None,
+    source: str | Path = "the transformer's file",
 ) -> RandARTransformer:
     """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
         state: tensors by their original names, see `load_original`.
         grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
-        num_heads: attention heads; the tensors do not show them.
+        num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
         source: what errors call the file.
 
     Raises:
@@ -40,6 +43,7 @@ def randar_transformer_from_original(
         return shape_of(state, key, 2, source=source, kind=KIND)
 
     vocab_size, hidden_size = shape("tok_embeddings.weight")
+    num_heads = heads_of(num_heads, hidden_size)
     check_heads(num_heads, hidden_size, source)
     shape("pos_instruct_embeddings")
     with torch.device("meta"):
@@ -63,34 +67,32 @@ def convert_randar(
     tokenizer: str | Path | None = None,
     image_size: int | None = None,
     num_heads: int | None = None,
+    ema: bool = False,
     out: str | Path | None = None,
 ) -> RandARPipeline:
     """The pipeline of a published RandAR, with the published guidance.
 
     Args:
-        folder: the transformer's file, such as `randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors`, or a folder with one
-            such file.
-        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with "vq".
-            Without it, as with the weights for MaskGIT's tokenizer, the pipeline returns tokens.
-        image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention heads.
-            By default those of the folder's config.json (`block_size`, `n_head`) if it has them, else 256 pixels and the
-            published 64 channels per head.
+        folder: the transformer's file, such as `randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors`, or a folder
+            with one such file.
+        tokenizer: LlamaGen's image tokenizer, `vq_ds16_c2i.pt`; by default a file in the folder whose name begins with
+            "vq". Without it, as with the weights for MaskGIT's tokenizer, the pipeline returns tokens.
+        image_size, num_heads: pixels along each side of the images that the transformer was trained for, and attention
+            heads. By default those of the folder's config.json (`block_size`, `n_head`) if it has them, else 256
+            pixels and the published 64 channels per head.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
         CheckpointError: if a file cannot be read, does not fit the others or the image size, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     files = find_files(folder, tokenizer, image_size, num_heads, (".safetensors",))
-    state = load_original(files.transformer)
-    width = shape_of(state, "tok_embeddings.weight", 2, source=files.transformer, kind=KIND)[1]
+    state = load_original(files.transformer, ema=ema)
     model = randar_transformer_from_original(
-        state, grid_size=files.grid_size, num_heads=files.heads(width), source=files.transformer
+        state, grid_size=files.grid_size, num_heads=files.num_heads, source=files.transformer
     )
-    vq, labels = files.load_tokenizer(model.config.vocab_size), class_names(model.config.num_classes)
-    pipeline = RandARPipeline(model, vq, id2label=labels)
-    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(width, 3.4)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    pipeline = files.pipeline(RandARPipeline, model)
+    pipeline.generation_config["guidance_scale"] = GUIDANCE.get(model.config.hidden_size, 3.4)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -125,7 +125,8 @@ def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
     sides = tuple(math.isqrt(count) for count in counts)
     if len(sides) < 2 or level.tolist() != [*range(len(sides))] or [side**2 for side in sides] != counts:
         raise CheckpointError(
-            f"{source} has 'lvl_1L' with levels {level.tolist()} of {counts} codes, expected two or more square maps in "
+            f"{source} has 'lvl_1L' with levels {level.tolist()} of {counts} codes, expected two or more square maps "
+            "in "
             "order: give the file of an unaltered model"
         )
     return sides
@@ -137,8 +138,8 @@ def var_tokenizer_from_original(
     scales: tuple[int, ...],
     source: str | Path = "the tokenizer's file",
 ) -> VARVQModel:
-    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode. Half of every map is convolved,
-    as in the original.
+    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode. Half of every map is
+    convolved, as in the original.
 
     Args:
         state: tensors by their original names, see `load_original`.
@@ -199,24 +200,26 @@ def convert_var(
     transformer: str | Path,
     tokenizer: str | Path,
     *,
+    ema: bool = False,
     out: str | Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> VARPipeline:
-    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of ImageNet.
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of
+    ImageNet.
 
     Args:
         transformer, tokenizer: files such as `var_d16.pth` and `vae_ch160v4096z32.pth`. A trainer's `ar-ckpt-best.pth`
             holds both and may be given for either.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
         dtype: of the transformer's weights, by default that of the file. The tokenizer is float32.
 
     Raises:
         CheckpointError: if a file cannot be read or does not fit the other, or `out` is taken.
     """
-    if out is not None:
-        check_vacant(out)
+    check_vacant(out)
     model = var_transformer_from_original(
-        load_original(transformer, (*WRAPPINGS, "trainer", "var_wo_ddp")), dtype=dtype, source=transformer
+        load_original(transformer, (*WRAPPINGS, "trainer", "var_wo_ddp"), ema=ema), dtype=dtype, source=transformer
     )
     vq = var_tokenizer_from_original(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
@@ -225,11 +228,11 @@ def convert_var(
     known = vq.config.codebook_size, vq.config.codebook_dim
     if predicted != known:
         raise CheckpointError(
-            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of width "
+            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of "
+            "width "
             f"{known[1]}: give the tokenizer that this transformer was trained with"
         )
     pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
     pipeline.generation_config.update(VAR_SAMPLING)
-    if out is not None:
-        save_whole(pipeline.save_pretrained, out)
+    save_whole(pipeline.save_pretrained, out)
     return pipeline

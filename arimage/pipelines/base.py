@@ -33,13 +33,13 @@ from ..decoding.run.capture import CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
-from .checks import as_texts
+from .checks import as_texts, with_dtype
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
-from .saved_folder import CARD, INDEX, name_files, own_classes, write_card
-from .weights import check_weights
+from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, write_card
+from .weights import LOADING, check_weights
 
 
 logger = logging.get_logger(__name__)
@@ -175,7 +175,12 @@ class ARPipeline(DiffusionPipeline):
 
     # Loading and saving
 
-    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, safe_serialization: bool = True, **kwargs) -> None:
+        if not safe_serialization:
+            raise ValueError(
+                "safe_serialization is False, but pipelines load .safetensors files only, since others may run code: "
+                "leave it out"
+            )
         # First, since the parent may push the folder to the Hub.
         saved = {name: getattr(self, name) for name in self._saved_defaults}
         config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
@@ -216,18 +221,17 @@ class ARPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
-        folder = Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            folder = Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
         # transformers would load in the dtype of the file, diffusers in float32: one default for all components.
-        if "dtype" not in kwargs and "torch_dtype" not in kwargs:
-            kwargs["dtype"] = torch.float32
+        kwargs = with_dtype(kwargs)
+        local = local_folder(pretrained_model_name_or_path)
+        folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
         if not (folder / INDEX).is_file():
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
-        check_weights(folder, cls.load_config(folder), kwargs)
-        pipe = super().from_pretrained(folder, **kwargs)
+        with LOADING:
+            check_weights(folder, cls.load_config(folder), kwargs)
+            pipe = super().from_pretrained(folder, **kwargs)
         # Of a repository, not the folder of its snapshot.
-        pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
+        pipe.register_to_config(_name_or_path=str(local or pretrained_model_name_or_path))
         return pipe
 
     def register_to_config(self, **kwargs) -> None:
@@ -270,7 +274,7 @@ class ARPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pipe(cls, pipeline: "ARPipeline", **kwargs):
-        pipe = super().from_pipe(pipeline, **kwargs)
+        pipe = super().from_pipe(pipeline, **with_dtype(kwargs))
         pipe.generation_config = dict(pipeline.generation_config)
         pipe.decoding = pipeline.decoding
         for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):

@@ -1,4 +1,4 @@
-"""Checks of texts and token ids."""
+"""Checks of texts, token ids and dtypes."""
 
 from typing import Any
 
@@ -50,6 +50,26 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
         raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
     return len(ids)
+
+
+def with_dtype(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `from_pretrained` with a dtype, float32 by default, or with those of some components by
+    their names. The name of a dtype stands for it.
+
+    Raises:
+        ValueError: if a dtype is not one of floating-point numbers.
+    """
+    given = {name: _as_dtype(options[name]) for name in ("dtype", "torch_dtype") if options.get(name) is not None}
+    return options | (given or {"dtype": torch.float32})
+
+
+def _as_dtype(dtype: Any) -> Any:
+    if isinstance(dtype, dict):
+        return {component: _as_dtype(one) for component, one in dtype.items()}
+    found: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f'dtype is {dtype!r}: give a torch.dtype such as torch.bfloat16, or its name, "bfloat16"')
+    return found
 
 
 def _describe(value: Any) -> str:

@@ -8,6 +8,7 @@ read the names and never run the files. Folders of earlier versions name the mod
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +43,24 @@ from diffusers import DiffusionPipeline
 pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 ```
 """
+
+
+def local_folder(name: str | os.PathLike) -> Path | None:
+    """The folder at a path, where ~ is the home folder; None for a name, such as that of a Hub repository.
+
+    Raises:
+        ValueError: if it is a path, and no folder is there.
+    """
+    text = os.fspath(name)
+    folder = Path(os.path.expanduser(text))
+    if folder.is_dir():
+        return folder
+    if text.startswith((".", "~")) or text.count("/") > 1 or "\\" in text or folder.is_absolute():
+        raise ValueError(
+            f"{text} is not a folder: check the path, or give a name that `arimage models` lists or a Hub repository "
+            "(owner/name)"
+        )
+    return None
 
 
 def name_files(folder: Path, pipeline: type) -> None:

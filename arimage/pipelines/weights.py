@@ -6,8 +6,11 @@ their own.
 
 import importlib
 import json
+import re
 from contextlib import contextmanager
+from logging import Filter, LogRecord
 from pathlib import Path
+from threading import RLock, get_ident
 
 import torch
 from diffusers import ModelMixin
@@ -21,6 +24,19 @@ PROBLEMS = {
     "unexpected_keys": "is unexpected",
     "mismatched_keys": "has another shape than config.json says",
 }
+# transformers keeps what it does while it loads for the whole process.
+LOADING = RLock()
+
+
+class _OfOtherThreads(Filter):
+    """Lets only records of other threads than this one through."""
+
+    def __init__(self):
+        super().__init__()
+        self._thread = get_ident()
+
+    def filter(self, record: LogRecord) -> bool:
+        return record.thread != self._thread
 
 
 def check_weights(folder: Path, index: dict, given: dict) -> None:
@@ -61,10 +77,7 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
     if "quantization_config" in config:
         # Packed weights have other names and shapes, which only the library that packed them knows.
         return
-    files = sorted(folder.glob("*.safetensors"))
-    with_variant = [file for file in files if variant and f".{variant}" in file.name]
-    plain = [file for file in files if file.name.count(".") == 1]
-    files, variant = (with_variant, variant) if with_variant else (plain, None)
+    files, variant = _weight_files(folder, variant)
     shapes = _shapes(files)
     if not shapes:
         raise ValueError(f"{folder} holds no weights in .safetensors files: save the pipeline again")
@@ -81,6 +94,40 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
         for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
             where = shapes[key][0] if key in shapes else folder
             raise ValueError(f"{where}: the weight {key!r} {words}: save the component {folder.name} again")
+
+
+def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | None]:
+    """The files with the weights of a component, and the variant that they are; without that variant, those without
+    any."""
+    found: dict[str | None, list[Path]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        name = re.fullmatch(r"[^.]+?(\.[^.]+?)?(-\d{5}-of-\d{5})?", file.name.removesuffix(".safetensors"))
+        if name is not None:
+            found.setdefault(name[1] and name[1][1:], []).append(file)
+    variant = variant if variant in found else None
+    if found and variant not in found:
+        other = min(filter(None, found))
+        raise ValueError(
+            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or "
+            "save the "
+            "pipeline without a variant"
+        )
+    files = found.get(variant, [])
+    # Without an index the libraries take no shards.
+    shards = [file for file in files if re.search(r"-\d{5}-of-\d{5}", file.name)]
+    if shards and shards == files:
+        stem = re.split(r"[.-]", shards[0].name)[0]
+        index = folder / f"{stem}.safetensors.index.{f'{variant}.' if variant else ''}json"
+        if not index.is_file():
+            raise ValueError(
+                f"{folder} holds {shards[0].name} but not {index.name}: get all files, or save the pipeline again"
+            )
+        names = set(_config(index).get("weight_map", {}).values())
+        for name in sorted(names - {file.name for file in shards}):
+            raise ValueError(
+                f"{folder / name} is missing, which {index.name} names: get all files, or save the pipeline again"
+            )
+    return files, variant
 
 
 def _config(path: Path) -> dict:
@@ -132,13 +179,14 @@ def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, se
 
 @contextmanager
 def _quiet():
-    """Without transformers' progress bars and reports."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    """Without transformers' progress bars, and without its reports on what this thread loads."""
+    logger, own = logging.get_logger("transformers.modeling_utils"), _OfOtherThreads()
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logger.addFilter(own)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        logger.removeFilter(own)
         if bars:
             logging.enable_progress_bar()

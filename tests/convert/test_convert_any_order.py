@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_arpg, convert_lpd, convert_randar
+from arimage.convert.checkpoint import load_original
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -75,6 +76,21 @@ def test_what_the_tensors_do_not_show_may_be_given(published):
     options = {} if convert is convert_lpd else {"image_size": 96}
     pipe = convert(file, num_heads=4, **options)
     assert pipe.transformer.config.num_attention_heads == 4 and pipe.transformer.config.grid_size == 6
+
+
+def test_averaged_weights_are_taken_where_they_are_asked_for(published, tmp_path, caplog):
+    convert, folder = published
+    (file,) = [path for path in folder.iterdir() if path.suffix != ".json"]
+    state = load_original(file)
+    averaged = {f"module.{key}": value + 1 for key, value in state.items()}
+    torch.save({"model": state, "ema": averaged}, tmp_path / "trainer.pt")
+    options = {"num_heads": 4} | ({} if convert is convert_lpd else {"image_size": 96})
+    last, mean = (convert(tmp_path / "trainer.pt", **options, ema=ema).transformer for ema in (False, True))
+    assert "trainer.pt has averaged weights too, under 'ema'" in caplog.text
+    for ours, theirs in zip(mean.parameters(), last.parameters(), strict=True):
+        assert torch.equal(ours, theirs + 1)
+    with pytest.raises(CheckpointError, match="no averaged weights"):
+        convert(folder, ema=True)
 
 
 def test_no_or_several_files_are_refused(published):

@@ -2,6 +2,7 @@ import argparse
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,66 @@ def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
     loaded = load_original(tmp_path / "wrapped.pt")
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+PREFIXES = ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", "mixed"]
+
+
+def prefixed(state, prefix):
+    """The names of a state as wrappers of the module change them."""
+    if prefix == "mixed":
+        # Some blocks are compiled, and the output is in a wrapper of its own.
+        names = {key: re.sub(r"^layers\.1\.", "module.layers.1._orig_mod.", key) for key in state}
+        names |= {"output.weight": "module.output._checkpoint_wrapped_module.weight"}
+        return {names[key]: value for key, value in state.items()}
+    return {prefix + key: value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("wrapping", [None, "model", "ema", "model_ema"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_names_lose_what_wrappers_of_modules_added(state, prefix, wrapping, tmp_path):
+    changed = prefixed(state, prefix)
+    assert changed.keys() != state.keys()
+    if wrapping == "ema":
+        changed["n_averaged"] = torch.tensor(7)
+    torch.save(changed if wrapping is None else {wrapping: changed, "step": 3}, tmp_path / "wrapped.pt")
+    loaded = load_original(tmp_path / "wrapped.pt")
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[key], state[key]) for key in state)
+    save_file(prefixed(state, prefix), tmp_path / "wrapped.safetensors")
+    assert load_original(tmp_path / "wrapped.safetensors").keys() == state.keys()
+
+
+def test_a_name_with_and_without_a_prefix_is_refused(state, tmp_path):
+    torch.save(state | {"module.output.weight": torch.ones(2)}, tmp_path / "both.pt")
+    with pytest.raises(CheckpointError, match="both.pt has 'output.weight' twice, the second time as 'module.output"):
+        load_original(tmp_path / "both.pt")
+
+
+@pytest.mark.parametrize("name", ["ema", "model_ema"])
+def test_averaged_weights_are_offered_and_taken(state, name, tmp_path, caplog):
+    averaged = {f"module.{key}": value + 1 for key, value in state.items()}
+    torch.save({"trainer": {"model": state, name: averaged}, "step": 3}, tmp_path / "both.pt")
+    options = {"wrappings": ("trainer", "model")}
+    last = load_original(tmp_path / "both.pt", **options, ema=False)
+    assert torch.equal(last["output.weight"], state["output.weight"])
+    assert f"both.pt has averaged weights too, under '{name}'" in caplog.text and "--ema" in caplog.text
+    caplog.clear()
+    taken = load_original(tmp_path / "both.pt", **options, ema=True)
+    assert torch.equal(taken["output.weight"], state["output.weight"] + 1) and not caplog.text
+    torch.save({"model": state}, tmp_path / "one.pt")
+    load_original(tmp_path / "one.pt", ema=False)
+    assert not caplog.text
+    with pytest.raises(CheckpointError, match="one.pt has no averaged weights"):
+        load_original(tmp_path / "one.pt", ema=True)
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_transformer_is_that_of_the_last_or_of_the_averaged_weights(state, ema, tmp_path):
+    averaged = {f"_orig_mod.{key}": value + 1 for key, value in state.items()}
+    torch.save({"model": state, "ema": averaged}, tmp_path / "both.pt")
+    pipe = convert_llamagen(tmp_path / "both.pt", CLASS[1], 24, num_heads=4, ema=ema)
+    assert torch.equal(pipe.transformer.head.weight, state["output.weight"] + ema)
 
 
 def test_safetensors_and_the_old_torch_format_give_the_same_tensors(state, tmp_path):

@@ -210,6 +210,14 @@ def test_other_wrappings_give_the_same_weights(golden, wrapping, state, tmp_path
     assert_same(convert_var(path, FILES[1]), golden[0])
 
 
+def test_averaged_weights_are_taken_where_they_are_asked_for(state, tmp_path):
+    averaged = {f"_orig_mod.{key}": value * 2 if "head.weight" in key else value for key, value in state.items()}
+    torch.save({"trainer": {"var_wo_ddp": state, "ema": averaged}}, tmp_path / "trainer.pth")
+    for ema, factor in ((False, 1), (True, 2)):
+        pipe = convert_var(tmp_path / "trainer.pth", FILES[1], ema=ema)
+        assert torch.equal(pipe.transformer.head.weight, state["head.weight"] * factor)
+
+
 def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(golden, tmp_path):
     pipe = convert_var(*FILES, out=tmp_path / "pipe")
     loaded = VARPipeline.from_pretrained(tmp_path / "pipe")

@@ -128,6 +128,37 @@ def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
     assert (output.images - expected).abs().mean() < 0.02
 
 
+@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
+def test_a_number_format_may_be_named(folder, loader, keyword):
+    for name, expected in {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}.items():
+        loaded = loader.from_pretrained(folder, **{keyword: name})
+        assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {expected}
+    loaded = loader.from_pretrained(folder, **{keyword: {"transformer": "bfloat16"}})
+    assert loaded.transformer.dtype == torch.bfloat16 and loaded.vq.dtype == torch.float32
+    assert loader.from_pretrained(folder, **{keyword: None}).transformer.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "auto", "torch.nonesuch", torch.int8, 16, {"transformer": "fp16"}])
+def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe, folder, monkeypatch, dtype):
+    monkeypatch.setattr("arimage.convert.fetch.load_published", lambda *_, **__: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(base, "snapshot_download", lambda *_, **__: pytest.fail("it was downloaded"))
+    for load in (
+        lambda: AutoPipeline.from_pretrained(folder, dtype=dtype),
+        lambda: AutoPipeline.from_pretrained("janus-pro-1b", torch_dtype=dtype),
+        lambda: LlamaGenPipeline.from_pretrained("someone/tails", dtype=dtype),
+        lambda: LlamaGenPipeline.from_pipe(pipe, dtype=dtype),
+    ):
+        with pytest.raises(
+            ValueError, match='dtype is .*: give a torch.dtype such as torch.bfloat16, or its name, "bfl'
+        ):
+            load()
+
+
+def test_a_shared_pipeline_takes_the_name_of_a_number_format():
+    assert LlamaGenPipeline.from_pipe(tiny.class_pipeline(), dtype="bfloat16").transformer.dtype == torch.bfloat16
+
+
 def test_half_precision_files_load_in_float32(pipe, tmp_path):
     half = tiny.text_pipeline().to(torch.float16)
     half.save_pretrained(tmp_path)
@@ -245,6 +276,34 @@ def test_an_unknown_name_is_refused_with_those_that_are_known():
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="absent"):
         AutoPipeline.from_pretrained(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["~/x", "./x", "../x", "/x", "a/b/c", "x\\y", "owner/x/", "~nobody/x", "./file.txt"])
+@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
+def test_a_path_without_a_folder_is_told_apart_from_a_repository(loader, name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(ValueError) as refusal:
+        loader.from_pretrained(name)
+    assert str(refusal.value).startswith(f"{name} is not a folder: check the path")
+
+
+@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
+def test_a_path_may_begin_with_the_home_folder(folder, loader, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    loaded = loader.from_pretrained(f"~/{folder.name}")
+    assert loaded.generation_config == DEFAULTS and loaded.name_or_path == str(folder)
+
+
+@pytest.mark.parametrize("build", [tiny.text_pipeline, tiny.class_pipeline, lambda: tiny.scale_pipeline("text")])
+def test_pickled_weights_are_not_written(build, tmp_path):
+    pipe = build()
+    for options in ({"safe_serialization": False}, {"safe_serialization": False, "variant": "fp16"}):
+        with pytest.raises(ValueError, match="safe_serialization is False"):
+            pipe.save_pretrained(tmp_path / "saved", **options)
+    with pytest.raises(ValueError, match="safe_serialization is False"):
+        pipe.save_pretrained(tmp_path / "saved", False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_without_an_index_is_refused(tmp_path):

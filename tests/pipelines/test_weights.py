@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 import tiny
@@ -10,9 +12,11 @@ import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from arimage import AutoPipeline
 from arimage.convert import convert_janus
+from arimage.pipelines import weights
 
 
 BUILD = {
@@ -130,11 +134,63 @@ def test_a_component_that_is_given_is_not_checked(damaged):
     assert pipe.text_encoder is None
 
 
-def test_variants_and_shards_are_read(tmp_path):
-    pipe = tiny.text_pipeline()
-    pipe.save_pretrained(tmp_path, variant="fp16", max_shard_size="20KB")
-    assert len(list((tmp_path / "transformer").glob("*fp16*.safetensors"))) > 1
-    loaded = AutoPipeline.from_pretrained(tmp_path, variant="fp16")
-    assert torch.equal(loaded.transformer.head.weight, pipe.transformer.head.weight)
-    with pytest.raises(ValueError, match="holds no weights"):
-        AutoPipeline.from_pretrained(tmp_path)
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Folders of a pipeline in shards, by their variant."""
+    root = tmp_path_factory.mktemp("sharded")
+    for variant in (None, "fp16"):
+        tiny.text_pipeline().save_pretrained(root / str(variant), variant=variant, max_shard_size="20KB")
+    return root
+
+
+def test_variants_and_shards_are_read(sharded):
+    assert len(list((sharded / "fp16" / "transformer").glob("*fp16*.safetensors"))) > 1
+    loaded = AutoPipeline.from_pretrained(sharded / "fp16", variant="fp16")
+    assert torch.equal(loaded.transformer.head.weight, tiny.text_pipeline().transformer.head.weight)
+
+
+@pytest.mark.parametrize("asked", [None, "bf16"])
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+def test_a_folder_with_another_variant_alone_names_it(sharded, folders, tmp_path, part, asked):
+    folder = shutil.copytree(folders / "llamagen", tmp_path / "copy")
+    shutil.rmtree(folder / part)
+    shutil.copytree(sharded / "fp16" / part, folder / part)
+    with pytest.raises(ValueError, match=f"{part} holds weights of the variant 'fp16' only: give variant='fp16'"):
+        AutoPipeline.from_pretrained(folder, variant=asked)
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vq"])
+def test_shards_without_their_index_or_without_one_of_them_are_refused(sharded, tmp_path, part, variant):
+    folder = shutil.copytree(sharded / str(variant), tmp_path / "copy")
+    (index,) = (folder / part).glob("*.index*.json")
+    index.rename(tmp_path / index.name)
+    with pytest.raises(
+        ValueError, match=f"{part} holds .*-00001-of-.*safetensors but not {index.name}: get all files"
+    ):
+        AutoPipeline.from_pretrained(folder, variant=variant)
+    (tmp_path / index.name).rename(index)
+    (shard,) = (folder / part).glob("*-00002-of-*.safetensors")
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"{shard.name} is missing, which {index.name} names: get all files"):
+        AutoPipeline.from_pretrained(folder, variant=variant)
+
+
+def test_a_check_silences_its_own_thread_only(caplog):
+    logger = logging.get_logger("transformers.modeling_utils")
+    logger.propagate, level = True, logging.get_verbosity()
+    with weights._quiet():
+        logger.warning("mine")
+        thread = Thread(target=logger.warning, args=("theirs",))
+        thread.start()
+        thread.join()
+        assert logging.get_verbosity() == level
+    logger.warning("later")
+    assert [record.message for record in caplog.records] == ["theirs", "later"]
+
+
+def test_pipelines_that_load_at_once_leave_the_progress_bars_as_they_were(folders):
+    logging.enable_progress_bar()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(AutoPipeline.from_pretrained, [folders / "emu3", folders / "llamagen"] * 3))
+    assert logging.is_progress_bar_enabled()

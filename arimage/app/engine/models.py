@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from ...auto import packaged_models
 from ...decoding import decoding_from_name, decoding_to_text
 from ...options import DEFAULT_MODEL, load_pipeline
 from ...pipelines.base import ARPipeline
+from ...pipelines.saved_folder import local_folder
 
 
 # The ratios offered for a model that generates any.
@@ -66,7 +66,8 @@ def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str
     # The first one is what the demo begins with.
     packaged = sorted(packaged_models(videos), key=lambda name: name != DEFAULT_MODEL)
     for model in models or packaged:
-        name = Path(model).resolve().name if Path(model).is_dir() else model
+        folder = local_folder(model)
+        name = model if folder is None else folder.resolve().name
         if name in named:
             raise ValueError(f"two models have the name {name}: rename a folder")
         named[name] = model
