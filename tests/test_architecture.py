@@ -14,6 +14,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "arimage").
 MAX_LINES = 600
 
 FLOORS = {
+    "schema": 0,
     "kernels": 0,
     "decoding": 1,
     "models": 2,

@@ -9,6 +9,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Epsilon, Layers, Width, checked
 from .layers import Linear
 from .transformer_llamagen import LlamaGenTransformer, RMSNorm
 
@@ -42,13 +43,14 @@ class LlamaGenDenoiser(ModelMixin, ConfigMixin):
     """
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        codebook_dim: int = 8,
-        hidden_size: int = 768,
-        num_layers: int = 12,
-        rank: int = 64,
-        norm_eps: float = 1e-5,
+        codebook_dim: Width = 8,
+        hidden_size: Width = 768,
+        num_layers: Layers = 12,
+        rank: Width = 64,
+        norm_eps: Epsilon = 1e-5,
     ):
         super().__init__()
         self.vector_proj = Linear(codebook_dim + 2 * _WAVES, hidden_size, bias=False)

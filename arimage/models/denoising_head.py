@@ -11,6 +11,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Flag, Layers, Width, checked
 from .layers import Linear
 
 
@@ -58,14 +59,15 @@ class DenoisingHead(ModelMixin, ConfigMixin):
     ]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        token_dim: int = 16,
-        condition_dim: int = 768,
-        hidden_size: int = 1024,
-        num_layers: int = 6,
-        num_train_timesteps: int = 1000,
-        learned_variance: bool = True,
+        token_dim: Width = 16,
+        condition_dim: Width = 768,
+        hidden_size: Width = 1024,
+        num_layers: Layers = 6,
+        num_train_timesteps: Width = 1000,
+        learned_variance: Flag = True,
     ):
         super().__init__()
         self.input_projection = Linear(token_dim, hidden_size)

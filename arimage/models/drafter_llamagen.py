@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 
+from ..schema import Count, Epsilon, Positive, Share, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
@@ -24,15 +25,16 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
     """
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        hidden_size: int = 768,
-        intermediate_size: int = 2048,
-        num_attention_heads: int = 12,
-        num_key_value_heads: int | None = None,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
+        hidden_size: Width = 768,
+        intermediate_size: Width = 2048,
+        num_attention_heads: Count = 12,
+        num_key_value_heads: Count | None = None,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         self.fc = Linear(2 * hidden_size, hidden_size, bias=False)

@@ -48,6 +48,14 @@ def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
     return mask
 
 
+def check_groups(heads: int, key_value_heads: int) -> None:
+    """Refuse attention whose heads cannot share the keys and values in equal groups."""
+    if heads % key_value_heads:
+        raise ValueError(
+            f"num_key_value_heads is {key_value_heads}: give a number that divides the {heads} attention heads"
+        )
+
+
 def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     """What attention adds to its scores in all layers, [B, 1, Q, K]: 0 for a `visible` key [B, Q, K], -inf for
     another."""

@@ -11,6 +11,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_image
 from .layers import FeedForward, Linear, additive, attend, init_normal
@@ -67,24 +68,25 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     _repeated_blocks = ["Block", "QueryBlock"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        conditioning: str = "class",
-        grid_size: int = 16,
-        hidden_size: int = 1024,
-        intermediate_size: int = 2816,
-        num_layers: int = 24,
-        num_attention_heads: int = 16,
-        num_key_value_heads: int | None = None,
-        vocab_size: int = 16384,
-        num_classes: int = 1000,
-        num_condition_tokens: int = 1,
-        caption_dim: int = 2048,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
-        place_embeddings: bool = False,
-        condition_copies: int = 1,
+        conditioning: Literal["class", "text"] = "class",
+        grid_size: Side = 16,
+        hidden_size: Width = 1024,
+        intermediate_size: Width = 2816,
+        num_layers: Layers = 24,
+        num_attention_heads: Count = 16,
+        num_key_value_heads: Count | None = None,
+        vocab_size: Count = 16384,
+        num_classes: Count = 1000,
+        num_condition_tokens: Count = 1,
+        caption_dim: Width = 2048,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
+        place_embeddings: Flag = False,
+        condition_copies: Count = 1,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)

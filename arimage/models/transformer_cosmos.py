@@ -13,9 +13,10 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 from .cache import SlotCache
 from .conditions import Conditions, spread
-from .layers import FeedForward, Linear, additive, attend, init_normal
+from .layers import FeedForward, Linear, additive, attend, check_groups, init_normal
 
 
 # The authors' YaRN settings: positions are stretched twice, with a ramp between the frequencies that turn 4 times and
@@ -91,6 +92,7 @@ class Attention(nn.Module):
     def __init__(self, config, context_dim: int | None = None):
         super().__init__()
         heads, head_dim = config.num_attention_heads, config.head_dim
+        check_groups(heads, config.num_key_value_heads)
         inner = config.num_key_value_heads * head_dim
         self.head_dim = head_dim
         self.q_proj = Linear(config.hidden_size, heads * head_dim, bias=False)
@@ -167,22 +169,23 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        shape: tuple[int, int, int] = (5, 40, 64),
-        hidden_size: int = 4096,
-        intermediate_size: int = 14336,
-        num_layers: int = 16,
-        num_attention_heads: int = 32,
-        num_key_value_heads: int = 8,
-        head_dim: int = 128,
-        vocab_size: int = 64000,
-        context_dim: int | None = None,
-        embeddings: int | None = None,
-        yarn: bool = False,
-        rope_theta: float = 500000.0,
-        norm_eps: float = 1e-5,
-        block_tokens: int = 1,
+        shape: tuple[Side, Side, Side] = (5, 40, 64),
+        hidden_size: Width = 4096,
+        intermediate_size: Width = 14336,
+        num_layers: Layers = 16,
+        num_attention_heads: Count = 32,
+        num_key_value_heads: Count = 8,
+        head_dim: Width = 128,
+        vocab_size: Count = 64000,
+        context_dim: Width | None = None,
+        embeddings: Count | None = None,
+        yarn: Flag = False,
+        rope_theta: Positive = 500000.0,
+        norm_eps: Epsilon = 1e-5,
+        block_tokens: Count = 1,
     ):
         super().__init__()
         _check_blocks(block_tokens, shape[1:])

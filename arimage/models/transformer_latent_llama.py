@@ -8,6 +8,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_raster, spread
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
@@ -44,26 +45,27 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     _keep_in_fp32_modules = ["denoising_head"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        conditioning: str = "class",
-        grid_size: int = 16,
-        patch_size: int = 1,
-        token_dim: int = 16,
-        hidden_size: int = 768,
-        intermediate_size: int = 2048,
-        num_layers: int = 12,
-        num_attention_heads: int = 12,
-        num_key_value_heads: int | None = None,
-        head_hidden_size: int = 1024,
-        num_head_layers: int = 6,
-        num_train_timesteps: int = 1000,
-        num_classes: int = 1000,
-        num_condition_tokens: int = 1,
-        caption_dim: int = 2048,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
+        conditioning: Literal["class", "text"] = "class",
+        grid_size: Side = 16,
+        patch_size: Side = 1,
+        token_dim: Width = 16,
+        hidden_size: Width = 768,
+        intermediate_size: Width = 2048,
+        num_layers: Layers = 12,
+        num_attention_heads: Count = 12,
+        num_key_value_heads: Count | None = None,
+        head_hidden_size: Width = 1024,
+        num_head_layers: Layers = 6,
+        num_train_timesteps: Width = 1000,
+        num_classes: Count = 1000,
+        num_condition_tokens: Count = 1,
+        caption_dim: Width = 2048,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)

@@ -10,9 +10,10 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_raster, spread
-from .layers import FeedForward, Linear, additive, attend, causal_mask, init_normal
+from .layers import FeedForward, Linear, additive, attend, causal_mask, check_groups, init_normal
 from .prefix import PrefixModel
 
 
@@ -49,6 +50,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, num_key_value_heads: int, dropout: float):
         super().__init__()
+        check_groups(num_heads, num_key_value_heads)
         self.head_dim = hidden_size // num_heads
         self.heads = [num_heads, num_key_value_heads, num_key_value_heads]
         self.qkv_proj = Linear(hidden_size, sum(self.heads) * self.head_dim, bias=False)
@@ -116,8 +118,6 @@ class ClassOrTextCondition:
     def add_condition(self) -> None:
         """Add the parameters of the condition."""
         config = self.config
-        if config.conditioning not in ("class", "text"):
-            raise ValueError(f'conditioning is {config.conditioning!r}: give "class" or "text"')
         if config.conditioning == "class":
             self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
         else:
@@ -185,22 +185,23 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        conditioning: str = "class",
-        grid_size: int = 16,
-        hidden_size: int = 768,
-        intermediate_size: int = 2048,
-        num_layers: int = 12,
-        num_attention_heads: int = 12,
-        num_key_value_heads: int | None = None,
-        vocab_size: int = 16384,
-        num_classes: int = 1000,
-        num_condition_tokens: int = 1,
-        caption_dim: int = 2048,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
+        conditioning: Literal["class", "text"] = "class",
+        grid_size: Side = 16,
+        hidden_size: Width = 768,
+        intermediate_size: Width = 2048,
+        num_layers: Layers = 12,
+        num_attention_heads: Count = 12,
+        num_key_value_heads: Count | None = None,
+        vocab_size: Count = 16384,
+        num_classes: Count = 1000,
+        num_condition_tokens: Count = 1,
+        caption_dim: Width = 2048,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)

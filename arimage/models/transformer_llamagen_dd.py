@@ -1,11 +1,14 @@
 """The student of LlamaGen in Distilled Decoding (https://arxiv.org/abs/2412.17153): all tokens from noise in one
 forward pass."""
 
+from typing import Literal
+
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Whole, Width, checked
 from .distilled import VectorHead, known_flags
 from .layers import Linear, additive
 from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
@@ -34,24 +37,25 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        grid_size: int = 16,
-        hidden_size: int = 768,
-        intermediate_size: int = 2048,
-        num_layers: int = 12,
-        num_attention_heads: int = 12,
-        num_key_value_heads: int | None = None,
-        vocab_size: int = 16384,
-        codebook_dim: int = 8,
-        num_classes: int = 1000,
-        codes_until: int | None = 80,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
-        conditioning: str = "class",
-        num_condition_tokens: int = 1,
-        caption_dim: int = 2048,
+        grid_size: Side = 16,
+        hidden_size: Width = 768,
+        intermediate_size: Width = 2048,
+        num_layers: Layers = 12,
+        num_attention_heads: Count = 12,
+        num_key_value_heads: Count | None = None,
+        vocab_size: Count = 16384,
+        codebook_dim: Width = 8,
+        num_classes: Count = 1000,
+        codes_until: Whole | None = 80,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
+        conditioning: Literal["class", "text"] = "class",
+        num_condition_tokens: Count = 1,
+        caption_dim: Width = 2048,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)

@@ -7,6 +7,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Count, Epsilon, Layers, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, attend
 from .paired import PairedModel, teacher_forcing_mask
@@ -59,17 +60,18 @@ class LPDTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        grid_size: int = 16,
-        hidden_size: int = 1024,
-        intermediate_size: int = 4096,
-        num_layers: int = 24,
-        num_attention_heads: int = 16,
-        vocab_size: int = 16384,
-        num_classes: int = 1000,
-        norm_eps: float = 1e-6,
-        dropout: float = 0.0,
+        grid_size: Side = 16,
+        hidden_size: Width = 1024,
+        intermediate_size: Width = 4096,
+        num_layers: Layers = 24,
+        num_attention_heads: Count = 16,
+        vocab_size: Count = 16384,
+        num_classes: Count = 1000,
+        norm_eps: Epsilon = 1e-6,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         if hidden_size % num_attention_heads:

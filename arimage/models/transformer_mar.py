@@ -10,6 +10,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Count, Layers, Positive, Side, Width, checked
 from .conditions import Conditions
 from .denoising_head import diffusion_tables
 from .layers import Linear, additive, attend
@@ -57,20 +58,21 @@ class MARTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        num_classes: int = 1000,
-        token_dim: int = 16,
-        patch_size: int = 1,
-        grid_size: int = 16,
-        num_buffers: int = 64,
-        hidden_size: int = 768,
-        num_layers: int = 12,
-        num_attention_heads: int = 12,
-        decoder_hidden_size: int = 768,
-        num_decoder_layers: int = 12,
-        num_decoder_attention_heads: int = 12,
-        mlp_ratio: float = 4.0,
+        num_classes: Count = 1000,
+        token_dim: Width = 16,
+        patch_size: Side = 1,
+        grid_size: Side = 16,
+        num_buffers: Count = 64,
+        hidden_size: Width = 768,
+        num_layers: Layers = 12,
+        num_attention_heads: Count = 12,
+        decoder_hidden_size: Width = 768,
+        num_decoder_layers: Layers = 12,
+        num_decoder_attention_heads: Count = 12,
+        mlp_ratio: Positive = 4.0,
     ):
         super().__init__()
         shapes = ((hidden_size, num_attention_heads), (decoder_hidden_size, num_decoder_attention_heads))

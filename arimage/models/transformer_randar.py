@@ -7,6 +7,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive
 from .paired import PairedModel, teacher_forcing_mask
@@ -29,19 +30,20 @@ class RandARTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        grid_size: int = 16,
-        hidden_size: int = 1024,
-        intermediate_size: int = 2816,
-        num_layers: int = 24,
-        num_attention_heads: int = 16,
-        num_key_value_heads: int | None = None,
-        vocab_size: int = 16384,
-        num_classes: int = 1000,
-        rope_theta: float = 10000.0,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.0,
+        grid_size: Side = 16,
+        hidden_size: Width = 1024,
+        intermediate_size: Width = 2816,
+        num_layers: Layers = 24,
+        num_attention_heads: Count = 16,
+        num_key_value_heads: Count | None = None,
+        vocab_size: Count = 16384,
+        num_classes: Count = 1000,
+        rope_theta: Positive = 10000.0,
+        norm_eps: Epsilon = 1e-5,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)

@@ -13,6 +13,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.linear import linear
+from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .cache import GrowingCache
 from .conditions import Conditions, spread, with_unconditional
 from .layers import Linear, attend, init_normal
@@ -155,26 +156,25 @@ class VARTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        conditioning: str = "class",
-        num_classes: int = 1000,
-        caption_dim: int | None = None,
-        num_condition_tokens: int = 0,
-        vocab_size: int = 4096,
-        codebook_dim: int = 32,
-        scales: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
-        hidden_size: int = 1024,
-        num_layers: int = 16,
-        num_attention_heads: int = 16,
-        mlp_ratio: float = 4.0,
-        shared_adaln: bool = False,
-        qk_norm: bool = True,
-        dropout: float = 0.0,
+        conditioning: Literal["class", "text"] = "class",
+        num_classes: Count = 1000,
+        caption_dim: Width | None = None,
+        num_condition_tokens: Whole = 0,
+        vocab_size: Count = 4096,
+        codebook_dim: Width = 32,
+        scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        hidden_size: Width = 1024,
+        num_layers: Layers = 16,
+        num_attention_heads: Count = 16,
+        mlp_ratio: Positive = 4.0,
+        shared_adaln: Flag = False,
+        qk_norm: Flag = True,
+        dropout: Share = 0.0,
     ):
         super().__init__()
-        if conditioning not in ("class", "text"):
-            raise ValueError(f'conditioning is {conditioning!r}: give "class" or "text"')
         if hidden_size % num_attention_heads:
             raise ValueError(
                 f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"

@@ -7,6 +7,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .distilled import VectorHead, known_flags
 from .layers import Linear
 from .transformer_var import Attention, FeedForward, Float32Linear, layer_norm
@@ -51,19 +52,20 @@ class VARDDTransformer(ModelMixin, ConfigMixin):
     _repeated_blocks = ["Block"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        num_classes: int = 1000,
-        vocab_size: int = 4096,
-        codebook_dim: int = 32,
-        scales: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
-        hidden_size: int = 1024,
-        num_layers: int = 16,
-        num_attention_heads: int = 16,
-        mlp_ratio: float = 4.0,
-        qk_norm: bool = True,
-        codes_until: int | None = 5,
-        dropout: float = 0.0,
+        num_classes: Count = 1000,
+        vocab_size: Count = 4096,
+        codebook_dim: Width = 32,
+        scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        hidden_size: Width = 1024,
+        num_layers: Layers = 16,
+        num_attention_heads: Count = 16,
+        mlp_ratio: Positive = 4.0,
+        qk_norm: Flag = True,
+        codes_until: Whole | None = 5,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         if hidden_size % num_attention_heads:

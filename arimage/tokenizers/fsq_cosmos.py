@@ -2,6 +2,7 @@
 quantisation (https://arxiv.org/abs/2309.15505) in place of a learned codebook."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,15 @@ from diffusers.models.autoencoders.autoencoder_kl_cosmos import (
     CosmosUpsample3d,
 )
 from diffusers.utils.accelerate_utils import apply_forward_hook
+from pydantic import Field
 from torch import nn
 
+from ..schema import Count, Layers, Side, Width, Widths, checked
 from .tiling import TilingMixin
+
+
+# A channel of one value would say nothing.
+Level = Annotated[int, Field(strict=True, ge=2, le=2**16)]
 
 
 class FiniteScalarQuantizer(nn.Module):
@@ -82,18 +89,19 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
     use_framewise_decoding = False
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        encoder_block_out_channels: tuple[int, ...] = (128, 256, 512, 512),
-        decoder_block_out_channels: tuple[int, ...] = (256, 512, 512, 512),
-        latent_channels: int = 16,
-        num_layers: int = 2,
-        attention_resolutions: tuple[int, ...] = (32,),
-        resolution: int = 1024,
-        patch_size: int = 4,
-        spatial_compression_ratio: int = 16,
-        temporal_compression_ratio: int = 8,
-        levels: tuple[int, ...] = (8, 8, 8, 5, 5, 5),
+        encoder_block_out_channels: Widths = (128, 256, 512, 512),
+        decoder_block_out_channels: Widths = (256, 512, 512, 512),
+        latent_channels: Width = 16,
+        num_layers: Layers = 2,
+        attention_resolutions: Widths = (32,),
+        resolution: Count = 1024,
+        patch_size: Side = 4,
+        spatial_compression_ratio: Side = 16,
+        temporal_compression_ratio: Side = 8,
+        levels: Annotated[tuple[Level, ...], Field(min_length=1, max_length=20)] = (8, 8, 8, 5, 5, 5),
     ):
         super().__init__()
         shared = {

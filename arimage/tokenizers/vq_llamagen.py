@@ -12,6 +12,7 @@ from torch import nn
 
 from ..kernels.codebook import nearest_code
 from ..kernels.group_norm import group_norm_silu
+from ..schema import Count, Layers, Width, Widths, checked
 from .tiling import TilingMixin
 
 
@@ -179,15 +180,16 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
     _no_split_modules = ["ResBlock", "SpatialAttention"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        channels: int = 128,
-        channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4),
-        layers_per_block: int = 2,
-        latent_channels: int = 256,
-        codebook_size: int = 16384,
-        codebook_dim: int = 8,
-        norm_num_groups: int = 32,
+        channels: Width = 128,
+        channel_multipliers: Widths = (1, 1, 2, 2, 4),
+        layers_per_block: Layers = 2,
+        latent_channels: Width = 256,
+        codebook_size: Count = 16384,
+        codebook_dim: Width = 8,
+        norm_num_groups: Count = 32,
     ):
         super().__init__()
         multipliers = list(channel_multipliers)

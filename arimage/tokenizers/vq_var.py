@@ -10,6 +10,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
+from ..schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
 from .tiling import TilingMixin
 from .vq_llamagen import Decoder, Encoder, rows
 
@@ -57,17 +58,18 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
     _no_split_modules = ["ResBlock", "SpatialAttention"]
 
     @register_to_config
+    @checked
     def __init__(
         self,
-        channels: int = 160,
-        channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4),
-        layers_per_block: int = 2,
-        codebook_size: int = 4096,
-        codebook_dim: int = 32,
-        scales: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
-        num_phi: int = 4,
-        phi_weight: float = 0.5,
-        norm_num_groups: int = 32,
+        channels: Width = 160,
+        channel_multipliers: Widths = (1, 1, 2, 2, 4),
+        layers_per_block: Layers = 2,
+        codebook_size: Count = 4096,
+        codebook_dim: Width = 32,
+        scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        num_phi: Whole = 4,
+        phi_weight: Share = 0.5,
+        norm_num_groups: Count = 32,
     ):
         super().__init__()
         multipliers = list(channel_multipliers)

@@ -1,0 +1,130 @@
+"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence. No heavy imports."""
+
+import functools
+import json
+import reprlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
+
+
+# A yes or no, a whole number, a number and a text of exactly that type: "3" is not 3, and true is not 1.
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=10**6)]
+Count = Annotated[int, Field(strict=True, ge=1, le=10**6)]
+Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
+Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+# The shape of a network: its layers, the width of one or of several, tokens along a side, the sides of maps from coarse to fine, and what
+# keeps a division finite.
+Layers = Annotated[int, Field(strict=True, ge=1, le=1000)]
+Width = Annotated[int, Field(strict=True, ge=1, le=2**17)]
+Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=20)]
+Side = Annotated[int, Field(strict=True, ge=1, le=2**10)]
+Scales = Annotated[tuple[Side, ...], Field(min_length=2, max_length=100)]
+Epsilon = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
+
+# The configuration of models and dataclasses that describe files: a setting that they do not have is a mistake.
+COMPLETE = ConfigDict(extra="forbid")
+
+# What to give instead, by the type of pydantic's error.
+_REMEDIES = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "string_too_long": "a text of at most {max_length} characters",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "dict_type": "a table of settings",
+    "model_type": "a table of settings",
+    "dataclass_type": "a table of settings",
+}
+T = TypeVar("T")
+Init = TypeVar("Init", bound=Callable)
+
+
+def check(kind: type[T] | Any, value: object, where: object) -> T:
+    """`value`, from a file, as the type, model or dataclass `kind`; `where` names the file.
+
+    Raises:
+        ValueError: one sentence that names file, setting and remedy.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {sentence(error, value)}") from error
+
+
+def checked(init: Init) -> Init:
+    """Check the arguments of a constructor against its annotations; lists become tuples where those are asked for.
+
+    Raises:
+        ValueError: one sentence that names the argument and the remedy.
+    """
+    validated = validate_call(init)
+
+    @functools.wraps(init)
+    def check_and_init(self, *args, **kwargs):
+        try:
+            validated(self, *args, **kwargs)
+        except ValidationError as error:
+            raise ValueError(sentence(error, kwargs)) from error
+
+    return check_and_init  # pyright: ignore[reportReturnType]
+
+
+def sentence(error: ValidationError, value: object) -> str:
+    """The first thing that pydantic refused in `value`, as in "a.b[2] is -1: give at least 0"."""
+    first = error.errors(include_url=False)[0]
+    kind, context = first["type"], first.get("ctx", {})
+    name = _name(first["loc"], value, kind == "missing")
+    if kind == "missing":
+        return f"{name} is missing: add it"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{name} is not a setting: leave it out, or correct its name"
+    if kind == "value_error":
+        return f"{name}: {context['error']}" if name else str(context["error"])
+    remedy = _REMEDIES.get(kind)
+    told = first["msg"] if remedy is None else "give " + remedy.format(**context)
+    return f"{name or 'it'} is {reprlib.repr(first['input'])}: {told}"
+
+
+def _name(path: tuple[int | str, ...], value: Any, missing: bool) -> str:
+    """The place of an error in a value, without the names that pydantic gives to the choices of a union."""
+    name = ""
+    for number, part in enumerate(path):
+        inside = isinstance(value, dict) and part in value
+        inside = inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value))
+        if inside or (missing and number == len(path) - 1):
+            name += f"[{part}]" if isinstance(part, int) else f".{part}"
+            value = value[part] if inside else None
+    return name.removeprefix(".")
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: if the file is not JSON, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): get the file again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object: get the file again")
+    return value
