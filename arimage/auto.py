@@ -1,6 +1,5 @@
 """The pipeline of any checkpoint, by name."""
 
-import json
 import os
 from importlib import import_module
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published
 from .pipelines.saved_folder import local_folder
+from .schema import read_object
 
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
 CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
-# Far beyond any published transformer.
-MAX_LAYERS = 1000
 
 
 def packaged_models(videos: bool = True) -> list[str]:
@@ -72,14 +70,15 @@ def find_model(name: str) -> Path | None:
             known = ", ".join([*packaged_models(), *published_models()])
             raise ValueError(f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}")
     _class_name(folder / INDEX)
-    _check_layers(folder)
     return folder
 
 
 def class_names(folder: Path) -> list[str] | None:
     """The names of the classes of the model in a folder; None if it does not name any."""
-    labels = _read_object(folder / INDEX).get("id2label")
-    return [labels[str(i)] for i in range(len(labels))] if isinstance(labels, dict) else None
+    from .pipelines.saved_folder import read_index
+
+    labels = read_index(folder / INDEX).get("id2label")
+    return [labels[str(i)] for i in range(len(labels))] if labels is not None else None
 
 
 class AutoPipeline:
@@ -136,7 +135,7 @@ def _download_index(name: str, hub: dict) -> Path:
 
 def _remedy(config: Path | None) -> str:
     """What to do with a folder or repository that holds no pipeline, by its `config.json`."""
-    model_type = _read_object(config).get("model_type") if config is not None and config.is_file() else None
+    model_type = read_object(config).get("model_type") if config is not None and config.is_file() else None
     if command := CONVERT_COMMANDS.get(str(model_type)):
         return f"convert its folder with `{command}`, and give the folder that it writes"
     holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "
@@ -144,7 +143,7 @@ def _remedy(config: Path | None) -> str:
 
 
 def _class_name(index: Path) -> str:
-    class_name = _read_object(index).get("_class_name")
+    class_name = read_object(index).get("_class_name")
     # Of the file and the class in it: see `pipelines/saved_folder.py`.
     if isinstance(class_name, list) and len(class_name) == 2:
         class_name = class_name[1]
@@ -155,21 +154,3 @@ def _class_name(index: Path) -> str:
             "that wrote it"
         )
     return class_name
-
-
-def _check_layers(folder: Path) -> None:
-    """Refuse a damaged number of layers, which would be built one by one before the weights are compared."""
-    for path in sorted(folder.glob("*/config.json")):
-        for key, value in _read_object(path).items():
-            if key in ("num_layers", "num_hidden_layers") and value not in range(1, MAX_LAYERS + 1):
-                raise ValueError(f"{path} has {key} = {value!r}: give a number from 1 to {MAX_LAYERS}")
-
-
-def _read_object(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): get the file again") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object: get the file again")
-    return value

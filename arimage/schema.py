@@ -1,6 +1,7 @@
 """Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence. No heavy imports."""
 
 import functools
+import inspect
 import json
 import reprlib
 from collections.abc import Callable
@@ -75,14 +76,16 @@ def checked(init: Init) -> Init:
     Raises:
         ValueError: one sentence that names the argument and the remedy.
     """
-    validated = validate_call(init)
+    validated, signature = validate_call(init), inspect.signature(init)
 
     @functools.wraps(init)
-    def check_and_init(self, *args, **kwargs):
+    def check_and_init(*args, **kwargs):
+        # By name, as the sentence needs it; what no argument has this name for is a TypeError, as ever.
+        named = signature.bind(*args, **kwargs).arguments
         try:
-            validated(self, *args, **kwargs)
+            validated(**named)
         except ValidationError as error:
-            raise ValueError(sentence(error, kwargs)) from error
+            raise ValueError(sentence(error, named)) from error
 
     return check_and_init  # pyright: ignore[reportReturnType]
 
@@ -111,7 +114,7 @@ def _name(path: tuple[int | str, ...], value: Any, missing: bool) -> str:
         inside = inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value))
         if inside or (missing and number == len(path) - 1):
             name += f"[{part}]" if isinstance(part, int) else f".{part}"
-            value = value[part] if inside else None
+            value = value[part] if inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
     return name.removeprefix(".")
 
 
@@ -119,12 +122,12 @@ def read_object(path: Path) -> dict:
     """The object in a JSON file.
 
     Raises:
-        ValueError: if the file is not JSON, or holds something else.
+        ValueError: if the file is missing or not JSON, or holds something else.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): get the file again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}): get the file again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object: get the file again")
     return value

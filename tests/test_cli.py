@@ -436,6 +436,19 @@ def test_arguments_of_other_pipelines_are_refused(refused, models, option, value
     assert not Path("outputs").exists()
 
 
+@pytest.mark.parametrize("option", ["--guidance-scale", "--temperature"])
+def test_settings_that_would_overflow_are_refused(refused, models, option):
+    for value in ("1e308", "1e30", "nan", "inf"):
+        assert option[2:].replace("-", "_") in refused("generate", "x", "--model", models["text"], option, value)
+
+
+@pytest.mark.parametrize("labels", [5, {"0": 5}, {"1": "cat"}, []])
+def test_odd_names_of_classes_are_refused(refused, models, tmp_path, labels):
+    path = shutil.copytree(models["class"], tmp_path / "odd") / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": labels}))
+    assert "model_index.json: id2label" in refused("models", tmp_path / "odd")
+
+
 def test_guided_tokens_ratio_and_prompt_suffix_reach_the_model(run, models, tmp_path):
     guidance = ["--guidance-scale", 3, "--out", "x.png"]
     assert run("generate", "tree", "--model", models["text"], "--guided-tokens", 3, *guidance)[0] == 0

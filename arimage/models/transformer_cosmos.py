@@ -295,7 +295,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
 
 def _check_blocks(block: int, shape: tuple[int, int]) -> None:
     """Refuse blocks that do not divide a frame of (rows, columns) tokens."""
-    if block < 1 or math.prod(shape) % block:
+    if math.prod(shape) % block:
         raise ValueError(
             f"block_tokens is {block}: give a number that divides the {math.prod(shape)} tokens of a frame"
         )

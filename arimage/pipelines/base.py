@@ -23,7 +23,6 @@ from ..decoding import (
     AutoregressiveDecoding,
     Decoding,
     Sampling,
-    decoding_from_dict,
     decoding_from_text,
     decoding_names,
     decoding_to_dict,
@@ -38,7 +37,8 @@ from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
-from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, write_card
+from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
+from .saved_settings import load_defaults
 from .weights import LOADING, check_weights
 
 
@@ -227,6 +227,7 @@ class ARPipeline(DiffusionPipeline):
         folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
         if not (folder / INDEX).is_file():
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
+        read_index(folder / INDEX)
         with LOADING:
             check_weights(folder, cls.load_config(folder), kwargs)
             pipe = super().from_pretrained(folder, **kwargs)
@@ -240,7 +241,7 @@ class ARPipeline(DiffusionPipeline):
         if "_name_or_path" in kwargs:
             folder = self._saved_folder(str(kwargs["_name_or_path"]))
             if folder is not None:
-                self._load_generation_config(folder / GENERATION_CONFIG)
+                load_defaults(self, folder / GENERATION_CONFIG)
                 self.known_captions = KnownCaptions.load(folder)
 
     def _saved_folder(self, name: str) -> Path | None:
@@ -252,25 +253,6 @@ class ARPipeline(DiffusionPipeline):
         paths = [Path(getattr(config, "_name_or_path", None) or "") for config in configs]
         cached = repo_folder_name(repo_id=name, repo_type="model")
         return next((path.parent for path in paths if cached in path.parts), None)
-
-    def _load_generation_config(self, path: Path) -> None:
-        if not path.is_file():
-            raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")
-        try:
-            config = json.loads(path.read_text())
-            if not isinstance(config, dict) or not config:
-                raise ValueError(f"it is {config!r}")
-            if "decoding" in config:
-                self.decoding = decoding_from_dict(config.pop("decoding"))
-            for name in config.keys() & set(self._saved_defaults):
-                setattr(self, name, config.pop(name))
-            self.generation_config.update(config)
-            self.sampling()
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path} does not hold the sampling defaults of a pipeline ({error}): save the pipeline again, or "
-                "correct it"
-            ) from error
 
     @classmethod
     def from_pipe(cls, pipeline: "ARPipeline", **kwargs):

@@ -2,6 +2,7 @@
 token ids."""
 
 import numbers
+import re
 from typing import Any
 
 import torch
@@ -57,10 +58,10 @@ def image_size(
         ValueError: if they are not multiples of `factor`, not both given, or given together with a ratio.
     """
     if height is None and width is None:
-        sides = str(ratio or "1:1").split(":")
-        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
-            raise ValueError(f'ratio is {ratio!r}: give width and height as in "16:9"')
-        across, down = map(int, sides)
+        sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
+        across, down = map(int, sides.groups()) if sides else (0, 0)
+        if not across * down:
+            raise ValueError(f'ratio is {ratio!r}: give width and height of up to four digits, as in "16:9"')
         unit = (area / (across * down)) ** 0.5 / factor
         return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
     if ratio is not None or height is None or width is None:

@@ -21,6 +21,7 @@ MAX_WORDS = 24
 # named, and how much the thing asked for ("apple") tells against the rest of the prompt ("green"), and a caption
 # against a name.
 SPELLING, NEARNESS, THING, CAPTION = 0.82, 0.2, 1.5, 0.8
+_PLACE = re.compile(r"\{(\w+)\}")
 _ARTICLES = frozenset(("a", "an", "the"))
 _FILLERS = _ARTICLES | {"and", "at", "by", "for", "from", "in", "next", "of", "on", "or", "to", "with"}
 
@@ -55,6 +56,8 @@ class KnownCaptions:
     pictures: dict[str, list[str]]
     words: dict[str, list[str]] = field(default_factory=dict)
     patterns: list[str] = field(default_factory=list)
+    # What pydantic is told where the file is read.
+    __pydantic_config__ = {"extra": "forbid"}
 
     @classmethod
     def load(cls, folder: Path) -> "KnownCaptions | None":
@@ -66,13 +69,14 @@ class KnownCaptions:
         path = folder / KNOWN_CAPTIONS
         if not path.is_file():
             return None
-        try:
-            known = cls(**json.loads(path.read_text(encoding="utf-8")))
-            known.knows("")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        from ..schema import check, read_object
+
+        known = check(cls, read_object(path), path)
+        places = {place for pattern in known.patterns for place in _PLACE.findall(pattern)}
+        for place in places - {"picture", *known.words}:
             raise ValueError(
-                f"{path} does not hold the captions of a model ({error}): save the pipeline again, or delete the file"
-            ) from error
+                f"{path}: a pattern has the place {{{place}}}, and words has no list of that name: add it"
+            )
         return known
 
     def save(self, folder: Path) -> None:
@@ -166,7 +170,7 @@ def parse_pattern(pattern: str, words: Mapping[str, Set[Words]]) -> list[Set[Wor
     Raises:
         KeyError: if there are no words for one of its places.
     """
-    parts = re.split(r"\{(\w+)\}", pattern)
+    parts = _PLACE.split(pattern)
     every = [words[part] if i % 2 else {as_words(part)} for i, part in enumerate(parts)]
     return [part for part in every if part != {()}]
 

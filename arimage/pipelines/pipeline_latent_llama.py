@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
+from ..models.denoising_head import diffusion_tables
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import LATENT_SAMPLING, Abilities
@@ -118,7 +119,11 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}
-        return LatentSampling(**{**self.generation_config, **given})
+        sampling = LatentSampling(**{**self.generation_config, **given})
+        if self.transformer is not None:
+            # Refuses more steps than the transformer was trained for, before anything of their number is made.
+            diffusion_tables(sampling.num_diffusion_steps, self.transformer.config.num_train_timesteps)
+        return sampling
 
     @torch.no_grad()
     def prepare(

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding
-from ..models.denoising_head import DenoisingHead
+from ..models.denoising_head import DenoisingHead, diffusion_tables
 from ..models.transformer_mar import MARLatentModel, MARTransformer
 from ..tokenizers.tiling import Tiling
 from .abilities import EDITING, LATENT_SAMPLING, Abilities
@@ -129,7 +129,11 @@ class MARPipeline(ClassOrTextPipeline):
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}
-        return LatentSampling(**{**self.generation_config, **given})
+        sampling = LatentSampling(**{**self.generation_config, **given})
+        if self.head is not None:
+            # Refuses more steps than the head was trained for, before anything of their number is made.
+            diffusion_tables(sampling.num_diffusion_steps, self.head.config.num_train_timesteps)
+        return sampling
 
     @torch.no_grad()
     def prepare(

@@ -11,6 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from ..schema import Flag, Text, check, read_object
 
 
 INDEX, CARD = "model_index.json", "README.md"
@@ -63,9 +68,39 @@ def local_folder(name: str | os.PathLike) -> Path | None:
     return None
 
 
+def _numbered(labels: dict[str, str]) -> dict[str, str]:
+    if sorted(labels) != sorted(map(str, range(len(labels)))):
+        raise ValueError(
+            f"it names {len(labels)} classes, but not each id from 0 to {len(labels) - 1}: name each once"
+        )
+    return labels
+
+
+class IndexFields(BaseModel):
+    """The fields of model_index.json that are ours. All others are diffusers'."""
+
+    id2label: Annotated[dict[str, Text], AfterValidator(_numbered)] | None = None
+    fps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 24
+    begins_with_text: Flag = False
+    requires_safety_checker: Flag = False
+    image_size: Annotated[int, Field(strict=True, ge=8, le=2**13)] = 512
+    image_area: Annotated[int, Field(strict=True, ge=64, le=2**26)] = 720 * 720
+
+
+def read_index(path: Path) -> dict:
+    """What a model_index.json holds.
+
+    Raises:
+        ValueError: if one of our fields is not of its type or out of its range.
+    """
+    index = read_object(path)
+    check(IndexFields, index, path)
+    return index
+
+
 def name_files(folder: Path, pipeline: type) -> None:
     """Write the files of a folder that diffusers has just saved, and let its index name them."""
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index = read_object(folder / INDEX)
     for name, entry in index.items():
         if isinstance(entry, list) and str(entry[0]).startswith(f"{PACKAGE}."):
             module, kind = entry

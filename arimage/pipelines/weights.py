@@ -5,7 +5,6 @@ their own.
 """
 
 import importlib
-import json
 import re
 from contextlib import contextmanager
 from logging import Filter, LogRecord
@@ -14,9 +13,12 @@ from threading import RLock, get_ident
 
 import torch
 from diffusers import ModelMixin
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
+
+from ..schema import Layers, check, read_object
 
 
 PROBLEMS = {
@@ -37,6 +39,13 @@ class _OfOtherThreads(Filter):
 
     def filter(self, record: LogRecord) -> bool:
         return record.thread != self._thread
+
+
+class Depth(BaseModel):
+    """How many layers a config asks for, which are built one by one before the weights are compared."""
+
+    num_layers: Layers = 1
+    num_hidden_layers: Layers = 1
 
 
 def check_weights(folder: Path, index: dict, given: dict) -> None:
@@ -73,7 +82,8 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
         raise ValueError(
             f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
         )
-    config = _config(folder / "config.json")
+    config = read_object(folder / "config.json")
+    check(Depth, config, folder / "config.json")
     if "quantization_config" in config:
         # Packed weights have other names and shapes, which only the library that packed them knows.
         return
@@ -88,7 +98,7 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
             found = _load_on_meta(kind, folder, variant)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
-            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): save it again"
+            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): correct it, or save the component again"
         ) from error
     for problem, words in PROBLEMS.items():
         for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
@@ -108,9 +118,8 @@ def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | 
     if found and variant not in found:
         other = min(filter(None, found))
         raise ValueError(
-            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or "
-            "save the "
-            "pipeline without a variant"
+            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or save "
+            "the pipeline without a variant"
         )
     files = found.get(variant, [])
     # Without an index the libraries take no shards.
@@ -122,22 +131,12 @@ def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | 
             raise ValueError(
                 f"{folder} holds {shards[0].name} but not {index.name}: get all files, or save the pipeline again"
             )
-        names = set(_config(index).get("weight_map", {}).values())
+        names = set(read_object(index).get("weight_map", {}).values())
         for name in sorted(names - {file.name for file in shards}):
             raise ValueError(
                 f"{folder / name} is missing, which {index.name} names: get all files, or save the pipeline again"
             )
     return files, variant
-
-
-def _config(path: Path) -> dict:
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): save the pipeline again") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds no settings: save the pipeline again")
-    return config
 
 
 def _shapes(files: list[Path]) -> dict[str, tuple[Path, tuple[int, ...]]]:

@@ -1,7 +1,6 @@
 """The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -22,6 +21,10 @@ _ROWS = {
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
 }
+
+
+# Beyond this, settings would only overflow.
+LARGEST = 10**6
 
 
 def _is_number(value, kind) -> bool:
@@ -65,24 +68,28 @@ class Sampling:
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
-        scale, temperature = self.guidance_scale, self.temperature
-        if not (_is_number(scale, Real) and math.isfinite(scale) and scale >= 0):
-            raise ValueError(f"guidance_scale is {scale!r}: give a finite number of at least 0; 1 disables guidance")
-        if not (_is_number(temperature, Real) and math.isfinite(temperature) and temperature >= 1e-6):
+        scale, temperature, allowed = self.guidance_scale, self.temperature, self.allowed
+        if not (_is_number(scale, Real) and 0 <= scale <= LARGEST):
+            raise ValueError(f"guidance_scale is {scale!r}: give a number from 0 to {LARGEST:g}; 1 disables guidance")
+        if not (_is_number(temperature, Real) and 1e-6 <= temperature <= LARGEST):
             raise ValueError(
-                f"temperature is {temperature!r}: give a finite number of at least 1e-6, or top_k=1 for greedy "
+                f"temperature is {temperature!r}: give a number from 1e-6 to {LARGEST:g}, or top_k=1 for greedy "
                 "decoding"
             )
-        if not (_is_number(self.top_k, Integral) and self.top_k >= 0):
+        if not (_is_number(self.top_k, Integral) and 0 <= self.top_k <= LARGEST):
             raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
         if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
         if self.guided_tokens is not None and not (
-            _is_number(self.guided_tokens, Integral) and self.guided_tokens >= 0
+            _is_number(self.guided_tokens, Integral) and 0 <= self.guided_tokens <= LARGEST
         ):
             raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
-        if self.allowed is not None and not (self.allowed.dtype == torch.bool and self.allowed.any()):
+        if allowed is not None and not (
+            isinstance(allowed, torch.Tensor) and allowed.dtype == torch.bool and allowed.ndim == 1 and allowed.any()
+        ):
             raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
+        if self.forced is not None and not isinstance(self.forced, torch.Tensor):
+            raise ValueError(f"forced is {self.forced!r}: give a tensor of known tokens [B, N]")
 
     @classmethod
     def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
@@ -167,10 +174,17 @@ class Sampling:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or
         2."""
         scale = self.guidance_scale
+        self._check_allowed(logits.shape[-1])
         if self.guided_tokens is not None:
             scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
         probabilities = kernel.probabilities(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
         return self.force(probabilities, positions)
+
+    def _check_allowed(self, vocab_size: int) -> None:
+        if self.allowed is not None and self.allowed.shape[-1] != vocab_size:
+            raise ValueError(
+                f"allowed has {self.allowed.shape[-1]} tokens, the model {vocab_size}: give one flag per token"
+            )
 
     def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] of the tokens at `positions` [B, Q], one-hot where a token is forced."""
@@ -183,6 +197,7 @@ class Sampling:
     def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
         """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the
         allowed tokens, one-hot where a token is forced."""
+        self._check_allowed(vocab_size)
         if self.allowed is None:
             weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
         else:
@@ -225,14 +240,15 @@ class LatentSampling(Sampling):
                 )
         if self.guidance_schedule not in ("linear", "constant"):
             raise ValueError(f'guidance_schedule is {self.guidance_schedule!r}: give "linear" or "constant"')
-        if not _is_number(self.num_inference_steps, Integral) or self.num_inference_steps < 1:
-            raise ValueError(f"num_inference_steps is {self.num_inference_steps!r}: give a whole number of at least 1")
-        steps = self.num_diffusion_steps
+        passes, steps = self.num_inference_steps, self.num_diffusion_steps
+        if not (_is_number(passes, Integral) and 1 <= passes <= LARGEST):
+            raise ValueError(f"num_inference_steps is {passes!r}: give a whole number from 1 to {LARGEST}")
         # JSON has lists only.
         parts = tuple(steps) if isinstance(steps, list | tuple) else (steps,)
-        if not parts or not all(_is_number(part, Integral) and part >= 1 for part in parts) or sum(parts) < 2:
+        whole = all(_is_number(part, Integral) and part >= 1 for part in parts)
+        if not parts or not whole or not 2 <= sum(parts) <= LARGEST:
             raise ValueError(
-                f"num_diffusion_steps is {steps!r}: give a whole number of at least 2, or several as a list"
+                f"num_diffusion_steps is {steps!r}: give a whole number from 2 to {LARGEST}, or several as a list"
             )
         object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
 

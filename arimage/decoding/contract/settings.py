@@ -1,7 +1,7 @@
 """Checks of settings that the decodings share."""
 
-import math
 from numbers import Real
+from typing import Any
 
 
 # Trees and windows larger than this would only exhaust the memory.
@@ -35,6 +35,6 @@ def check_number(decoding, name: str, smallest: float, largest: float = 1e6) -> 
         ValueError: naming the setting.
     """
     value = getattr(decoding, name)
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not smallest <= float(value) <= largest:
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else None
+    if number is None or not smallest <= number <= largest:
         raise ValueError(f"{name} is {value!r}: give a number from {smallest} to {largest:g}")

@@ -140,18 +140,30 @@ def test_distributions_sum_to_one(top_k, top_p):
 @pytest.mark.parametrize(
     ("setting", "values"),
     [
-        ("guidance_scale", [NAN, INF, -INF, -1, True, None, "3", torch.tensor(3.0), torch.tensor([1.0, 2.0])]),
-        ("temperature", [0, -1.0, 1e-40, NAN, INF, True, "1"]),
+        (
+            "guidance_scale",
+            [NAN, INF, 1e7, 1e308, 10**400, -INF, -1, True, None, "3", torch.tensor(3.0), torch.tensor([1.0, 2.0])],
+        ),
+        ("temperature", [1e30, 10**400, 0, -1.0, 1e-40, NAN, INF, True, "1"]),
         ("top_k", [-1, 5.0, NAN, INF, True, "5"]),
         ("top_p", [0, -0.5, 1.5, NAN, True]),
         ("guided_tokens", [-1, 2.0, True]),
-        ("allowed", [torch.zeros(4, dtype=torch.bool), torch.tensor([0, 1, 1])]),
+        ("allowed", [torch.zeros(4, dtype=torch.bool), torch.tensor([0, 1, 1]), [True], "x", torch.ones(2, 4).bool()]),
+        ("forced", [[1, 2], 5]),
     ],
 )
 def test_settings_out_of_range_are_refused(setting, values):
     for value in values:
         with pytest.raises(ValueError, match=setting):
             Sampling(**{setting: value})
+
+
+def test_allowed_tokens_of_another_vocabulary_are_refused():
+    sampling, positions = Sampling(allowed=torch.ones(5, dtype=torch.bool)), torch.zeros(1, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="allowed has 5 tokens, the model 4"):
+        distribution(random_logits(1, 1, 4), sampling)
+    with pytest.raises(ValueError, match="allowed has 5 tokens, the model 4"):
+        sampling.uniform(positions, 4)
 
 
 def test_the_ends_of_the_ranges_are_taken():

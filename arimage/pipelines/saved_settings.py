@@ -1,0 +1,56 @@
+"""The defaults of calls that a saved pipeline keeps in generation_config.json."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from ..decoding.presets import decoding_from_dict
+from ..schema import COMPLETE, Count, Number, Text, Whole, check, read_object
+
+
+if TYPE_CHECKING:
+    from .base import ARPipeline
+
+
+class Defaults(BaseModel):
+    """What generation_config.json holds. Which of the settings there are, and their ranges, is up to the pipeline."""
+
+    model_config = COMPLETE
+    guidance_scale: Number = 1.0
+    temperature: Number = 1.0
+    top_k: Whole = 0
+    top_p: Number = 1.0
+    guided_tokens: Whole | None = None
+    guidance_schedule: Text = "linear"
+    num_inference_steps: Count = 64
+    num_diffusion_steps: Count | list[Count] = 100
+    order: Text = "farthest"
+    decoding: dict[str, Any] = {}
+
+
+def load_defaults(pipe: "ARPipeline", path: Path) -> None:
+    """Give a pipeline the defaults that generation_config.json holds.
+
+    Raises:
+        ValueError: if the file is missing, or a default is not one of this pipeline or out of its range.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")
+    defaults = check(Defaults, read_object(path), path).model_dump(exclude_unset=True)
+    if not defaults:
+        raise ValueError(f"{path} holds no sampling defaults: save the pipeline again")
+    known = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
+    try:
+        for name in defaults.keys() - known:
+            raise ValueError(f"{name} is not a setting of a {type(pipe).__name__}: leave it out")
+        decoding = decoding_from_dict(defaults.pop("decoding")) if "decoding" in defaults else pipe.decoding
+        for name in defaults.keys() & set(pipe._saved_defaults):
+            setattr(pipe, name, defaults.pop(name))
+        pipe.sampling(**defaults)
+    # Settings of a decoding may be of any type.
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    pipe.generation_config.update(defaults)
+    pipe.decoding = decoding

@@ -1,0 +1,175 @@
+"""What a saved folder says besides its components is checked by schemas when it is read."""
+
+import json
+
+import pytest
+import tiny
+import tiny_latent_llama
+import tiny_lumina_mgpt
+import tiny_mar
+
+from arimage import AutoPipeline
+from arimage.auto import class_names
+from arimage.pipelines.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.saved_folder import read_index
+from arimage.pipelines.saved_settings import load_defaults
+
+
+DEEP = ["[" * 100_000, '{"a":' * 100_000]
+ODD = [None, True, "x", -1, 10**30, 10**400, float("nan"), float("inf"), [], [[]], {}, {"a": 1}]
+# By pipeline, the settings that it takes with one good value each.
+SETTINGS = {
+    "tokens": {"guidance_scale": 2, "temperature": 0.5, "top_k": 3, "top_p": 1, "guided_tokens": 4},
+    "latents": {
+        "guidance_scale": 2,
+        "temperature": 0.5,
+        "guidance_schedule": "constant",
+        "num_diffusion_steps": [2, 3],
+    },
+}
+OTHERS = {"tokens": ["num_inference_steps", "guidance_schedule", "order"], "latents": ["top_k", "order"]}
+
+
+@pytest.fixture(scope="module")
+def pipes():
+    return {"tokens": tiny.class_pipeline(), "latents": tiny_latent_llama.pipeline()}
+
+
+@pytest.fixture
+def load(pipes, tmp_path):
+    """Give a pipeline defaults from a file that holds them."""
+
+    def load(kind, defaults):
+        path = tmp_path / "generation_config.json"
+        path.write_text(defaults if isinstance(defaults, str) else json.dumps(defaults))
+        load_defaults(pipes[kind], path)
+        return pipes[kind]
+
+    return load
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_sound_defaults_are_taken(load, kind):
+    pipe = load(kind, SETTINGS[kind] | {"decoding": {"method": "AutoregressiveDecoding"}})
+    assert pipe.generation_config.items() >= SETTINGS[kind].items()
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SETTINGS.items() for name in names])
+def test_odd_defaults_are_refused_by_name(load, kind, name):
+    for value in ODD:
+        if (name, value) == ("guided_tokens", None):
+            continue
+        with pytest.raises(ValueError, match=f"^.*generation_config.json: {name}.* (give|choose|leave)") as refusal:
+            load(kind, {name: value})
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("name", ["allowed", "forced", "nonesuch"])
+def test_defaults_that_no_file_can_hold_are_refused(load, name, value):
+    with pytest.raises(ValueError, match=f"generation_config.json: {name} is not a setting"):
+        load("tokens", {name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in OTHERS.items() for name in names])
+def test_defaults_of_other_pipelines_are_refused(load, kind, name):
+    value = {"guidance_schedule": "linear", "order": "raster"}.get(name, 3)
+    with pytest.raises(ValueError, match=f"generation_config.json: {name} is"):
+        load(kind, {name: value})
+
+
+@pytest.mark.parametrize("value", [value for value in ODD if value != {}])
+@pytest.mark.parametrize("name", ["method", "window", "acceptance", "refresh", "relax", "levels"])
+def test_odd_decodings_are_refused(load, name, value):
+    decoding = {"method": "SpeculativeJacobiDecoding"} | {name: value}
+    with pytest.raises(ValueError, match="generation_config.json: "):
+        load("tokens", {"decoding": decoding})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", *DEEP])
+def test_a_file_without_defaults_is_refused(load, text):
+    with pytest.raises(ValueError, match="generation_config.json"):
+        load("tokens", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "id2label",
+            ["x", [], 5, {"0": 5}, {"0": ""}, {"1": "cat"}, {"0": "cat", "2": "dog"}, {"cat": "0"}, {"0": None}],
+        ),
+        ("fps", [None, True, 0, -1, 1.5, "x", float("nan"), 10**9]),
+        ("begins_with_text", [None, 0, 1, "x"]),
+        ("requires_safety_checker", [None, 0, "x"]),
+        ("image_size", [None, 0, -1, "x", 10**9, 64.0]),
+        ("image_area", [None, 0, -1, "x", 10**12]),
+    ],
+)
+def test_odd_fields_of_the_index_are_refused_by_name(tmp_path, name, values):
+    path = tmp_path / "model_index.json"
+    for value in values:
+        path.write_text(json.dumps({"_class_name": "CosmosPipeline", name: value}))
+        with pytest.raises(ValueError, match=f"^.*model_index.json: {name}.*: (give|name)"):
+            read_index(path)
+        with pytest.raises(ValueError, match=name):
+            class_names(tmp_path)
+
+
+@pytest.mark.parametrize("text", DEEP)
+def test_deep_files_are_refused(tmp_path, text):
+    (tmp_path / KNOWN_CAPTIONS).write_text(text)
+    with pytest.raises(ValueError, match=KNOWN_CAPTIONS):
+        KnownCaptions.load(tmp_path)
+    (tmp_path / "model_index.json").write_text(text)
+    with pytest.raises(ValueError, match="model_index.json"):
+        class_names(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "build", [tiny.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_lumina_mgpt.pipeline]
+)
+@pytest.mark.parametrize(
+    ("file", "setting", "value"),
+    [
+        ("generation_config.json", "temperature", 1e30),
+        ("model_index.json", "id2label", 5),
+        ("transformer/config.json", "num_layers", 10**9),
+        ("transformer/config.json", "num_hidden_layers", 10**9),
+    ],
+)
+def test_a_folder_is_checked_as_a_whole(tmp_path, build, file, setting, value):
+    build().save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps(settings | {setting: value}))
+    with pytest.raises(ValueError, match=f"{file}: {setting} is"):
+        AutoPipeline.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("grid_size", 16.5),
+        ("grid_size", 0),
+        ("norm_eps", "x"),
+        ("norm_eps", float("nan")),
+        ("rope_theta", -1),
+        ("dropout", 2),
+    ],
+)
+def test_odd_configs_are_refused_by_file_and_name(tmp_path, setting, value):
+    tiny.class_pipeline().save_pretrained(tmp_path)
+    path = tmp_path / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {setting: value}))
+    with pytest.raises(
+        ValueError, match=rf"transformer/config.json does not describe a LlamaGen.*\({setting} is .*: give"
+    ):
+        AutoPipeline.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("build", [tiny_latent_llama.pipeline, tiny_mar.pipeline])
+def test_more_denoising_steps_than_there_were_in_training_are_refused_at_once(build):
+    pipe = build()
+    for steps in (1001, 10**9, [600, 500]):
+        with pytest.raises(ValueError, match="num_diffusion_steps is"):
+            pipe(class_labels=0, num_diffusion_steps=steps)
