@@ -12,7 +12,7 @@ TEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/pyth
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: generate test test-slow style quality docs clean
+.PHONY: generate test test-slow style quality docs release clean
 
 generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
@@ -35,6 +35,9 @@ quality: .venv/.installed-dev
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
+release: .venv/.installed-release
+	.ci/release .venv/bin/python
+
 clean:
 	rm -rf dist site .pytest_cache .ruff_cache
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -48,10 +51,6 @@ clean:
 	.venv/bin/python -m pip install -e .
 	touch $@
 
-.venv/.installed-dev: pyproject.toml | .venv/bin/pip
-	.venv/bin/python -m pip install -e ".[dev]"
-	touch .venv/.installed $@
-
-.venv/.installed-docs: pyproject.toml | .venv/bin/pip
-	.venv/bin/python -m pip install -e ".[docs]"
+.venv/.installed-dev .venv/.installed-docs .venv/.installed-release: .venv/.installed-%: pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e ".[$*]"
 	touch .venv/.installed $@

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import typer
 
+import arimage
 from arimage import cli
 from arimage.auto import find_model
 
 
 ROOT = Path(cli.__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("arimage/assets/*/README.md"))]
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *GUIDES]
+OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
+PAGES = [*(ROOT / other for other in OTHERS), *GUIDES]
 
 UNIT = "pass|step|image|picture|prompt|token|second|batch|weight|call|class|channel|row|side"
 DIALECT = [
@@ -101,6 +103,11 @@ def test_links_lead_to_files_and_headings(path):
 def test_pages_use_the_words_of_the_field(path):
     text = " ".join(re.sub(r"`[^`]+`", "", prose(read(path))).split())
     assert [match.group() for pattern in DIALECT for match in re.finditer(pattern, text)] == []
+
+
+def test_every_file_names_this_version():
+    assert f"\nversion: {arimage.__version__}\n" in read(ROOT / "CITATION.cff")
+    assert f"\n## [{arimage.__version__}]" in read(ROOT / "CHANGELOG.md")
 
 
 def test_there_are_commands():
