@@ -94,7 +94,7 @@ def noise_of_the_first_token(seeds, positions, purpose, steps, count):
 def test_the_check_finds(name, flaw, table_model, monkeypatch):
     monkeypatch.setattr("arimage.decoding.flow." + name, flaw)
     teacher = table_model()
-    tokens = sample_images(teacher, FlowDecoding(), Sampling(), 20_000)
+    tokens = sample_images(teacher, FlowDecoding(3), Sampling(), 20_000)
     with pytest.raises(AssertionError, match="chi-square"):
         assert_follows(tokens, teacher.joint(Sampling()), teacher.vocab_size)
 

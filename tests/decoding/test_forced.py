@@ -19,17 +19,17 @@ from arimage.decoding import (
 
 GRID = {"grid": (2, 2), "vocab_size": 3}
 LARGER = {"grid": (3, 4), "vocab_size": 3}
-FORCED = {
-    "the first": [2, -1, -1, -1],
-    "the last": [-1, -1, -1, 0],
-    "one between": [-1, 1, -1, -1],
-    "two apart": [0, -1, 2, -1],
-    "a run": [-1, 2, 0, -1],
-}
+# The first, the last, one between, two apart, a run.
+FORCED = torch.tensor([[2, -1, -1, -1], [-1, -1, -1, 0], [-1, 1, -1, -1], [0, -1, 2, -1], [-1, 2, 0, -1]])
 DECODINGS = {name: decoding_from_name(name) for name in FOR_TOKENS}
-# Trees no larger than the image, which take less time.
-TREES = {f"eagle {tree}": DraftTreeDecoding(tree=tree, depth=2, width=2, nodes=4) for tree in ("dynamic", "static")}
-EXACT = {name: decoding for name, decoding in DECODINGS.items() if decoding.exact and name != "eagle"} | TREES
+# Windows and trees no larger than the image, which take a fraction of the time.
+SMALL = {
+    **{name: decoding_from_name(name, window=3) for name in ("sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "flow")},
+    "sjd-tree": decoding_from_name("sjd-tree", window=4, depth=2),
+    "sjd-lazy": decoding_from_name("sjd-lazy", window=4, chain=2, tokens=3),
+    **{f"eagle {tree}": DraftTreeDecoding(tree=tree, depth=2, width=2, nodes=4) for tree in ("dynamic", "static")},
+}
+EXACT = {name: decoding for name, decoding in DECODINGS.items() if decoding.exact and name != "eagle"} | SMALL
 SEEDS = torch.arange(6)
 
 
@@ -47,14 +47,23 @@ def decoding(request, table_model):
     return DECODINGS[request.param], table_model(**LARGER, truncated=request.param in ("zipar", "pjd"))
 
 
-@pytest.mark.parametrize("forced", FORCED)
+def assert_each_follows(model, decoding, patterns, size, case):
+    """Every image of a batch follows its distribution given the tokens that `patterns` [M, N] force in it, one after the
+    other."""
+    settings = {"guidance_scale": 1.5, "top_p": 0.95}
+    forced = patterns[torch.arange(size) % len(patterns)]
+    tokens = sample_images(model, decoding, Sampling(**settings, forced=forced), size, case)
+    for first, given in enumerate(patterns.tolist()):
+        assert_follows(tokens[first :: len(patterns)], model.joint_given(Sampling(**settings), given), 3)
+
+
+SIZES = pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+
+
+@SIZES
 @pytest.mark.parametrize("name", EXACT)
-def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_model, name, forced):
-    decoding, size = EXACT[name], 20_000
-    model, sampling = table_model(**GRID, groups=2), {"guidance_scale": 1.5, "top_p": 0.95}
-    given = torch.tensor(FORCED[forced])
-    tokens = sample_images(model, decoding, Sampling(**sampling, forced=given.expand(size, -1)), size, forced)
-    assert_follows(tokens, model.joint_given(Sampling(**sampling), given.tolist()), 3)
+def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_model, name, size):
+    assert_each_follows(table_model(**GRID, groups=2), EXACT[name], FORCED, size, f"forced {size}")
 
 
 @pytest.mark.parametrize(
@@ -136,24 +145,13 @@ def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, i
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes <= 1 + 2 + 3
 
 
-KNOWN_FIRST = {"none": 0, "some": 2, "all but one": 3}
-
-
-@pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("known", KNOWN_FIRST)
+@SIZES
 @pytest.mark.parametrize("name", EXACT)
-def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, known, size):
-    # The first ranks of each image are known, another number of them in every second one.
-    count = KNOWN_FIRST[known]
+def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, size):
+    # None, one, two, and all but one.
+    known = torch.tensor([[-1, -1, -1, -1], [1, -1, -1, -1], [2, 0, -1, -1], [2, 0, 1, -1]])
     model = table_model(**GRID, groups=2, order=some_order("random", GRID["grid"], size))
-    sampling = {"guidance_scale": 1.5, "top_p": 0.95}
-    forced = torch.full((size, 4), -1)
-    forced[::2, :count] = torch.tensor([2, 0, 1])[:count]
-    forced[1::2, :1] = 1
-    tokens = sample_images(model, EXACT[name], Sampling(**sampling, forced=forced), size, f"{known} {size}")
-    for first in (0, 1):
-        given = forced[first].tolist()
-        assert_follows(tokens[first::2], model.joint_given(Sampling(**sampling), given), 3)
+    assert_each_follows(model, EXACT[name], known, size, f"known {size}")
 
 
 def test_known_tokens_take_one_forward_pass(table_model):
