@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
+from types import FunctionType
 
 import torch
 
@@ -14,8 +15,8 @@ Step = Callable[[DecodingState], None]
 
 # Steps of a shape before it is captured. They compile, and let libraries allocate what they keep.
 WARM_UP = 2
-# Every shape is compiled on its own: a next-scale model alone has ten.
-_RECOMPILATIONS = 64
+# How often a step of one decoding and number of images may be compiled: every scale or group has shapes of its own.
+_RECOMPILATIONS = 1024
 # Steps are captured here, since the CUDA graphs of inductor exclude whatever writes its inputs.
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
@@ -24,8 +25,9 @@ class CompiledSteps:
     """Compiles the steps of decodings: forward pass, sampling and bookkeeping in one graph, without a break. On a CUDA
     device the compiled step is then captured, see `CapturedStep`.
 
-    A step is compiled again for every decoding, model and shape. PyTorch gives up after 8 times; here the limit is
-    raised to 64, for the whole process.
+    Every decoding and number of images has a compiled function of its own, so that a process which sees more and more
+    of them never reaches PyTorch's limit of recompilations, which counts per function. For the whole process the limit
+    is raised from 8 to 1,024.
 
     Args:
         options: those of `torch.compile`; `fullgraph` is True and `dynamic` False where they are not given. With the
@@ -36,16 +38,17 @@ class CompiledSteps:
         if options.get("mode") in _WITHOUT_GRAPHS:
             options["mode"] = _WITHOUT_GRAPHS[options["mode"]]
         self._options = {"fullgraph": True, "dynamic": False, **options}
-        self._compiled: dict[type, Callable] = {}
+        self._compiled: dict[Hashable, Callable] = {}
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
 
     def __call__(self, decoding: Decoding, state: DecodingState) -> Step:
         """The function that takes the steps of `state`, which `decoding` started."""
-        method = type(decoding)
-        if method not in self._compiled:
-            self._compiled[method] = torch.compile(method.step, **self._options)
-        step = partial(self._compiled[method], decoding)
+        key = type(decoding), len(state.seeds)
+        if key not in self._compiled:
+            self._compiled[key] = torch.compile(_copy_of(type(decoding).step), **self._options)
+        step = partial(self._compiled[key], decoding)
         return CapturedStep(step, state.seeds.device) if state.seeds.is_cuda else step
 
 
@@ -89,3 +92,9 @@ class CapturedStep:
         with torch.cuda.stream(self._stream):
             self._step(state)
         current.wait_stream(self._stream)
+
+
+def _copy_of(function: Callable) -> Callable:
+    """The same function with code of its own, by which dynamo counts compilations."""
+    code, closure = function.__code__.replace(), function.__closure__
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
