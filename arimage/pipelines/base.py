@@ -130,6 +130,11 @@ class ARPipeline(DiffusionPipeline):
     # State
 
     @property
+    def order(self) -> str | None:
+        """The order of the tokens of calls that give none; None for families that generate in raster order only."""
+        return None
+
+    @property
     def decoding(self) -> Decoding:
         return self._decoding
 

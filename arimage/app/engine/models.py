@@ -129,6 +129,6 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
-        order=pipe.order if pipe.abilities.accepts("order") else None,  # pyright: ignore[reportAttributeAccessIssue]
+        order=pipe.order,
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

@@ -124,7 +124,7 @@ def make_config(
                 raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
             optional[name] = value
     if pipe.abilities.accepts("order"):
-        optional.setdefault("order", pipe.order)  # pyright: ignore[reportAttributeAccessIssue]
+        optional.setdefault("order", pipe.order)
     pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)
     return {
         "model": model,
