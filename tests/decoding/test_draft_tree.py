@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
+from decoding.test_exactness import IMAGES, SAMPLINGS, assert_follows, sample_images
 
 import arimage.decoding.draft_tree as draft_tree
 from arimage.decoding import (
@@ -137,7 +137,7 @@ def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, 
     decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
     assert decoding.exact
     model, sampling = table_model(groups=2), Sampling(guidance_scale=2.5)
-    assert_follows(sample_images(model, decoding, sampling, 20_000), model.joint(sampling), 3)
+    assert_follows(sample_images(model, decoding, sampling, IMAGES), model.joint(sampling), 3)
 
 
 @TREES
@@ -201,7 +201,7 @@ def test_the_check_rejects_a_tree_in_which(flaw, table_model, monkeypatch):
     for attribute, value in patches.items():
         monkeypatch.setattr(draft_tree, attribute, value)
     model, sampling = table_model(), Sampling()
-    tokens = sample_images(model, method(tree="static", depth=2, width=2, nodes=3), sampling, 50_000)
+    tokens = sample_images(model, method(tree="static", depth=2, width=2, nodes=3), sampling, 20_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, model.joint(sampling), 3)
 
