@@ -35,6 +35,8 @@ COMPLETE = ConfigDict(extra="forbid")
 # What to give instead, by the type of pydantic's error.
 _REMEDIES = {
     "bool_type": "true or false",
+    "bytes_type": "the bytes of a file",
+    "bytes_too_short": "the bytes of a file",
     "int_type": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",

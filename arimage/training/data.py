@@ -5,18 +5,41 @@
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
+from pydantic import BaseModel, Field
 
 from ..media.files import open_image, to_rgb, to_rgba
+from ..schema import Positive, Text, check
 
 
-COLUMNS = ["image", "alpha", "caption", "captions", "style", "group", "name", "base", "skin_tones", "weight"]
+Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
+
+
+class Row(BaseModel):
+    """A row of a training set. `keywords` is a column that may be absent."""
+
+    image: Bytes
+    alpha: Bytes
+    caption: Text
+    captions: list[Text]
+    style: Text
+    group: Text
+    name: Text
+    base: Text
+    skin_tones: list[Text] | None
+    weight: Positive
+    keywords: list[Text] | None = None
+
+
 OPTIONAL = ["keywords"]
+COLUMNS = [name for name in Row.model_fields if name not in OPTIONAL]
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
@@ -62,17 +85,22 @@ def load_captioned_images(
     variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
-        ValueError: if the file does not exist or lacks a column, no row is left, or an image cannot be read.
+        ValueError: if the file does not exist or lacks a column, no row is left, or a row has no picture, no caption, or a
+            weight that is not positive.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as parquet ({error}): get the file again") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}: a training set needs {COLUMNS}")
+    table = table.select([name for name in COLUMNS + OPTIONAL if name in table.column_names])
     rows = [
-        row
-        for row in table.select(COLUMNS + [name for name in OPTIONAL if name in table.column_names]).to_pylist()
+        _row(row, f"{path}, row {number}")
+        for number, row in enumerate(table.to_pylist(), 1)
         if (styles is None or row["style"] in styles)
         and (skin_tones or not row["skin_tones"])
         and (groups is None or row["group"] in groups)
@@ -80,22 +108,27 @@ def load_captioned_images(
     if not rows:
         raise ValueError(f"{path} has no row left with styles={styles} and groups={groups}: keep more of it")
 
-    def pixels(row: dict, column: str, mode: str) -> torch.Tensor:
-        name = f"{column} of {row['name']!r} in {path}"
-        image = to_rgb(name, open_image(name, io.BytesIO(row[column]["bytes"]))).convert(mode)
+    def pixels(row: Row, column: str, mode: str) -> torch.Tensor:
+        name = f"{column} of {row.name!r} in {path}"
+        image = to_rgb(name, open_image(name, io.BytesIO(getattr(row, column)))).convert(mode)
         array = np.asarray(image.resize((image_size, image_size), Image.Resampling.BOX))
         return torch.from_numpy(array.copy()).reshape(image_size, image_size, -1).permute(2, 0, 1)
 
     return ImageCaptions(
         images=torch.stack([pixels(row, "image", "RGB") for row in rows]),
         alpha=torch.stack([pixels(row, "alpha", "L") for row in rows]),
-        captions=[[row["caption"], *row["captions"]] for row in rows],
-        names=[row["name"] for row in rows],
-        bases=[row["base"] for row in rows],
-        weights=torch.tensor([row["weight"] for row in rows]),
-        groups=[row["group"] for row in rows],
-        keywords=[row.get("keywords") or [] for row in rows],
+        captions=[[row.caption, *row.captions] for row in rows],
+        names=[row.name for row in rows],
+        bases=[row.base for row in rows],
+        weights=torch.tensor([row.weight for row in rows]),
+        groups=[row.group for row in rows],
+        keywords=[row.keywords or [] for row in rows],
     )
+
+
+def _row(row: dict, where: str) -> Row:
+    files = {name: row[name].get("bytes") if isinstance(row[name], dict) else row[name] for name in ("image", "alpha")}
+    return check(Row, row | files, where)
 
 
 def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:

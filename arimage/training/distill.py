@@ -1,6 +1,7 @@
 """Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its teacher makes of it."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
@@ -91,15 +92,20 @@ class DistillTask(nn.Module):
         """Seeds [M], which the noise is made from, and the teacher's tokens [M, N].
 
         Raises:
-            ValueError: if `path` holds the pairs of other prompts or settings.
+            ValueError: if `path` is damaged, or holds the pairs of other prompts or settings.
         """
         pipe, settings = self.frozen.pipe, self.settings
         made_by = json.dumps([self.prompts, pipe.generation_config, len(self.index), settings.seed])
         if path.is_file():
-            with safe_open(path, "pt") as file:
-                if file.metadata() != {"made_by": made_by}:
-                    raise ValueError(f"{path} holds the pairs of other prompts or settings: give another --out")
-                return file.get_tensor("seeds"), file.get_tensor("tokens")
+            try:
+                with safe_open(path, "pt") as file:
+                    found = {name: file.get_tensor(name) for name in ("seeds", "tokens")}
+                    theirs = file.metadata()
+            except SafetensorError as error:
+                raise ValueError(f"{path} is damaged ({error}): delete it to generate the pairs again") from error
+            if theirs != {"made_by": made_by}:
+                raise ValueError(f"{path} holds the pairs of other prompts or settings: give another --out")
+            return found["seeds"], found["tokens"]
         decoding, seeds, tokens = FlowDecoding(settings.window), [], []
         batches = list(enumerate(self.index.split(settings.pair_batch_size)))
         for number, index in tqdm(batches, desc="pairs", unit="batch", disable=None):
@@ -113,7 +119,9 @@ class DistillTask(nn.Module):
             tokens.append(images.tokens.flatten(1).cpu())
         found = {"seeds": torch.cat(seeds), "tokens": torch.cat(tokens)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(found, path, {"made_by": made_by})
+        # An interruption leaves no half of a file.
+        save_file(found, path.with_suffix(".partial"), {"made_by": made_by})
+        os.replace(path.with_suffix(".partial"), path)
         return found["seeds"], found["tokens"]
 
     def predict(

@@ -138,6 +138,37 @@ def save_checkpoint(path: Path, state: dict) -> None:
     os.replace(temporary, path)
 
 
+def resume(checkpoint: Path, weights: MasterWeights, buffers: dict[str, torch.Tensor]) -> tuple[int, list[dict]]:
+    """Take over what a checkpoint holds, and return its step and its log.
+
+    Raises:
+        ValueError: if the file is damaged, or is that of another recipe.
+    """
+    try:
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        found = _shapes(state["weights"], state["buffers"])
+        start, log = state["step"], state["log"]
+    except (OSError, MemoryError):
+        raise
+    # A damaged file can fail in any way at all.
+    except Exception as error:
+        raise ValueError(f"{checkpoint} is damaged: delete it to train from the start") from error
+    if found != _shapes(weights.state_dict(), buffers):
+        raise ValueError(
+            f"{checkpoint} is of a recipe with another model or another optimizer: give that recipe or another --out"
+        )
+    weights.load_state_dict(state["weights"])
+    for name, buffer in buffers.items():
+        buffer.copy_(state["buffers"][name])
+    return start, log
+
+
+def _shapes(weights: dict, buffers: dict[str, torch.Tensor]) -> tuple:
+    """What the weights and buffers of a checkpoint and of a task must have in common."""
+    groups = [[group["params"] for group in optimizer["param_groups"]] for optimizer in weights["optimizers"]]
+    return [master.shape for master in weights["masters"]], groups, {name: it.shape for name, it in buffers.items()}
+
+
 @contextmanager
 def delayed_interrupt() -> Iterator[list[int]]:
     """Collect the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved; a second one acts."""
@@ -202,7 +233,7 @@ def fit(
     are averaged, and the first one reports.
 
     Raises:
-        ValueError: if `torchrun` started several that did not.
+        ValueError: if `torchrun` started several that did not, or the checkpoint is damaged or of another recipe.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
         raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
@@ -214,11 +245,7 @@ def fit(
     checkpoint = out / "checkpoint.pt"
     start, log = 0, []
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-        weights.load_state_dict(state["weights"])
-        for name, buffer in buffers.items():
-            buffer.copy_(state["buffers"][name])
-        start, log = state["step"], state["log"]
+        start, log = resume(checkpoint, weights, buffers)
 
     def keep(step: int) -> None:
         if first:

@@ -346,6 +346,8 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
         config.pop("_name_or_path", None)
         file.write_text(json.dumps(config, indent=2) + "\n")
     if folder.exists():
+        # What a run that was killed here left.
+        shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
     os.replace(partial, folder)
     partial.parent.rmdir()

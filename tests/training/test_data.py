@@ -62,3 +62,43 @@ def test_a_damaged_picture_is_named(damaged, tmp_path):
     parts = {"image": whole, "alpha": whole, damaged: cut}
     with pytest.raises(ValueError, match=rf"^{damaged} of 'disc' in .*a.parquet cannot be read"):
         load_captioned_images(captioned(tmp_path / "a.parquet", **parts), SIZE)
+
+
+ODD_TEXTS = [None, "", 5]
+ODD = {
+    "image": [None, {"bytes": None, "path": None}, {"bytes": b"", "path": None}, {"path": "a.png"}, "a.png"],
+    "alpha": [None, {"bytes": None, "path": None}],
+    "caption": ODD_TEXTS,
+    "captions": [None, [None], [""], "a disc"],
+    "style": [None],
+    "group": ODD_TEXTS,
+    "name": ODD_TEXTS,
+    "base": ODD_TEXTS,
+    "skin_tones": [[None], "light"],
+    "keywords": [[None], "round"],
+    "weight": [None, 0, 0.0, -1.0, float("nan"), float("inf"), 1e300, "1", True],
+}
+
+
+@pytest.mark.parametrize(("column", "value"), [(column, value) for column, values in ODD.items() for value in values])
+def test_a_row_without_what_training_needs_is_named(column, value, tmp_path):
+    path = captioned(tmp_path / "a.parquet", photo("plain"), photo("plain"))
+    row = pq.read_table(path).to_pylist()[0] | {"weight": 2.0}
+    pq.write_table(pa.Table.from_pylist([row | {column: value}]), path)
+    with pytest.raises(ValueError, match=rf"^{path}, row 1: {column}.* is .*: give [^\n]*$"):
+        load_captioned_images(path, SIZE)
+
+
+def test_the_row_that_is_wrong_is_counted_in_the_file(tmp_path):
+    path = captioned(tmp_path / "a.parquet", photo("plain"), photo("plain"))
+    row = pq.read_table(path).to_pylist()[0]
+    pq.write_table(pa.Table.from_pylist([row | {"style": "flat"}, row, row | {"weight": 0.0}]), path)
+    with pytest.raises(ValueError, match=f"^{path}, row 3: weight is 0.0: give more than 0$"):
+        load_captioned_images(path, SIZE, styles=["disc"])
+    assert len(load_captioned_images(path, SIZE, styles=["flat"])) == 1
+
+
+def test_a_file_that_is_not_parquet_is_refused(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read as parquet \(.*\): get the file again"):
+        load_captioned_images(tmp_path / "a.parquet", SIZE)

@@ -125,6 +125,9 @@ def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, k
 def test_what_does_not_fit_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="--out"):
         train(trained[2], ["another prompt"])
+    (tmp_path / "pairs.safetensors").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"pairs.safetensors is damaged \(.*\): delete it"):
+        train(tmp_path)
     with pytest.raises(ValueError, match="starts"):
         train(tmp_path, settings=DistillSettings(SETTINGS.optimizer, starts=(0, 16)))
     recipe = {"distill": {"optimizer": {"steps": 1, "learning_rate": 1e-3}, "training": {}}}
