@@ -97,19 +97,21 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
         for card, decoding in zip(cards, decodings, strict=False):
             update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
         request = subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}
-        began, results = {}, []
+        began, results, shown = {}, [], {}
         for number, event in comparison.run(submit, request, [chosen(info, decoding) for decoding in decodings]):
             if isinstance(event, Result):
                 results.append(event)
             elif event.passes:
                 began.setdefault(number, time.monotonic())
             seconds = time.monotonic() - began.get(number, time.monotonic())
-            yield update | {cards[number]: gr.HTML(markup.card(decodings[number], info, event, seconds), visible=True)}
+            shown[cards[number]] = gr.HTML(markup.card(decodings[number], info, event, seconds), visible=True)
+            yield update | {cards[number]: shown[cards[number]]}
             update = {}
         path = write_race(
             [result.film for result in results], f"race {prompt or class_label} {seed}", film.GRADIO_CACHE
         )
-        yield {
+        # A busy page may drop updates that another follows at once, so the results are sent again with the last one.
+        yield shown | {
             film: gr.Image(path, visible=True),
             download: gr.DownloadButton(value=path, visible=True),
             legend: gr.HTML(visible=True),
