@@ -1,5 +1,6 @@
 """A tiny pipeline of every family and kind of condition, and how to call it."""
 
+import pytest
 import tiny
 import tiny_cosmos
 import tiny_emu3
@@ -53,6 +54,14 @@ EVERY = {
     "latent-llama": tiny_latent_llama.pipeline,
     "cosmos-blocks": lambda: tiny_cosmos.pipeline("text", block_tokens=4),
 }
+
+# Differ from another family in their condition or their size alone.
+TWINS = ("llamagen-class", "var-text", "lumina-2", "arpg-text")
+
+
+def quick(names):
+    """Families to parametrize a test by, of which the twins are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in TWINS else name for name in names]
 
 
 def condition_of(pipe):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from decoding.pairwise import pairwise
 
 from arimage import AutoPipeline
 from arimage.decoding import GroupDecoding
@@ -41,8 +42,15 @@ def logits_of(pipe, tokens, order, labels, scale):
     return none + scale * (logits - none)
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"])
-@pytest.mark.parametrize("order", ORDERS)
+def pairs(settings):
+    return [tuple(choice.values()) for choice in pairwise(settings)]
+
+
+@pytest.mark.parametrize(
+    ("pipe", "decoding", "order"),
+    pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"], "order": ORDERS}),
+    indirect=["pipe"],
+)
 def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decoding):
     settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": order}
     tokens = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT).images
@@ -194,8 +202,11 @@ def edit_of(*boxes):
     return {"image": image, "mask_image": masks, "guidance_scale": 2.0}
 
 
-@pytest.mark.parametrize("order", ["random", "farthest", "locality"])
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-tree"])
+@pytest.mark.parametrize(
+    ("pipe", "decoding", "order"),
+    pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-tree"], "order": ORDERS[1:]}),
+    indirect=["pipe"],
+)
 def test_images_that_keep_more_or_less_are_what_they_are_alone(pipe, decoding, order):
     settings, edit = {"decoding": decoding, "order": order, **LATENT}, edit_of((1, 2), (0, 3), (0, 4))
     output = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), **settings, **edit)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from pipelines.test_calls import BUILD, LATENT, condition_of, flat, seeded
+from families import BUILD, TWINS, condition_of, flat, quick, seeded
+from pipelines.test_calls import LATENT
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
@@ -26,7 +27,7 @@ def pipes():
     return {name: build() for name, build in BUILD.items()}
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=quick(BUILD))
 def pipe(request, pipes):
     return pipes[request.param]
 
@@ -58,15 +59,15 @@ def check(output, own):
 
 
 def test_every_image_is_that_of_its_own_run(pipe):
-    condition = conditions(pipe, 4)
+    condition = conditions(pipe, 3)
     some = set(pipe.decoding_names) if hasattr(pipe, "transformer") and hasattr(pipe.transformer, "blocks") else SOME
     for name in sorted(some):
         own = own_runs(pipe, condition, decoding=name, **LATENT)
-        output = pipe(**condition, decoding=name, batch_size=2, generator=seeds(4), **LATENT)
+        output = pipe(**condition, decoding=name, batch_size=2, generator=seeds(3), **LATENT)
         check(output, own)
         tokens = flat(own[0].tokens).shape[1]
         passes, exact = output.stats.forward_passes, output.stats.exact
-        assert output.stats.tokens_per_pass == pytest.approx(2 * tokens / passes) and exact == own[0].stats.exact
+        assert output.stats.tokens_per_pass == pytest.approx(1.5 * tokens / passes) and exact == own[0].stats.exact
 
 
 def test_rows_are_refilled_at_once(pipes):
@@ -78,7 +79,11 @@ def test_rows_are_refilled_at_once(pipes):
     assert sum(own) / 3 <= output.stats.forward_passes <= sum(own) / 3 + 4 + max(own)
 
 
-@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+@pytest.mark.parametrize(
+    ("pipe", "output_type"),
+    [*((name, "pil") for name in BUILD if name not in TWINS), ("var-class", "np"), ("llamagen-text", "pt")],
+    indirect=["pipe"],
+)
 def test_images_are_in_order(pipe, output_type):
     condition = conditions(pipe)
     expected, found = (

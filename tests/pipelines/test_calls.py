@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import BUILD, condition_of, flat, seeded
+from families import BUILD, condition_of, flat, quick, seeded
 
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines.call import GenerationCall
@@ -28,7 +28,7 @@ def pipes():
     return {name: build() for name, build in BUILD.items()}
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=quick(BUILD))
 def pipe(request, pipes):
     return pipes[request.param]
 
@@ -184,7 +184,16 @@ def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
 # Components
 
 
-@pytest.mark.parametrize("name", ["llamagen-text", "var-class", *LANGUAGE_MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llamagen-text",
+        "var-class",
+        "janus",
+        "anole",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("emu3", "lumina")),
+    ],
+)
 def test_a_compiled_component_is_the_one_that_runs(name):
     pipe, compiled = BUILD[name](), []
     part = "model" if hasattr(pipe, "model") else "transformer"
