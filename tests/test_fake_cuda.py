@@ -225,7 +225,18 @@ def cases():
                 yield family, name
 
 
-@pytest.mark.parametrize(("family", "name"), list(cases()))
+# Much like another family: two decodings stand for all.
+TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text")
+FEW = ("ar", "sjd-coupled", "next-scale", "code")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow) if case[0] in TWINS and case[1] not in FEW else case
+        for case in cases()
+    ],
+)
 def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))
 

@@ -143,14 +143,14 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
 )
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
     model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
-    tokens = sample_images(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 10_000)
     assert chance(tokens, model.joint(sampling), 2) > 1e-4
 
 
 def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(table_model):
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
     for window in (1, 2):
-        tokens = sample_images(model, ZipARDecoding(window, adaptive=True), Sampling(), 20_000)
+        tokens = sample_images(model, ZipARDecoding(window, adaptive=True), Sampling(), 10_000)
         assert (chance(tokens, model.joint(Sampling()), 2) > 1e-4) == (window == 2)
 
 
@@ -165,7 +165,7 @@ def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid,
     joint = truncated_joint(model, sampling, window)
     # One draft per row keeps the rows in step.
     for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
-        tokens = sample_images(model, decoding, sampling, 20_000)
+        tokens = sample_images(model, decoding, sampling, 10_000)
         assert chance(tokens, joint, 2) > 1e-4
     assert chance(tokens, model.joint(sampling), 2) < 1e-4
 
@@ -177,7 +177,7 @@ LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
 @pytest.mark.parametrize(("window", "context"), [(2, 1), (3, 2)])
 def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = sample_images(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 10_000)
     assert chance(tokens, model.joint(Sampling()), 2) > 1e-4
 
 
@@ -188,7 +188,7 @@ def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_m
 
     monkeypatch.setattr(parallel_jacobi, "couple", sampled_again)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 20_000)
+    tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 10_000)
     assert chance(tokens, model.joint(Sampling()), 2) < 1e-4
 
 
@@ -197,7 +197,7 @@ def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_m
 def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_model, window, adaptive):
     neighbours = (*LEFT_AND_ABOVE, (-1, 1))[: 2 + window]
     model = look_only_at(table_model(grid=(2, 4), vocab_size=2, truncated=True), neighbours)
-    state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(20_000))
+    state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(10_000))
     assert chance(state.tokens, model.joint(Sampling()), 2) > 1e-4
     # No draft is rejected: a row begins one step after its draft.
     assert state.forward_passes == 4 + window + adaptive
@@ -206,7 +206,7 @@ def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_
 def test_how_far_off_a_truncated_context_is(table_model):
     # The figures of the docstrings: total variation on a table where every token matters as much as any other.
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
-    joint, size = model.joint(Sampling()), 20_000
+    joint, size = model.joint(Sampling()), 10_000
     floor = 2 * float((2 * joint * (1 - joint) / (math.pi * size)).sqrt().sum() / 2)
     for window, limit in ((1, 0.25), (2, 0.18), (3, 1e-6)):
         zipar = float((truncated_joint(model, Sampling(), window) - joint).abs().sum() / 2)

@@ -393,8 +393,16 @@ def with_forward(decoder, name):
     return other
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+# Compiled, one name is enough by default.
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        ("cache", False),
+        ("past_key_values", False),
+        ("cache", True),
+        pytest.param("past_key_values", True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_cache_goes_by_the_name_that_the_decoder_has_for_it(network, name, compiled):
     decoder, lm_head = network
     other = with_forward(decoder, name)
