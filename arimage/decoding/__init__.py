@@ -1,5 +1,5 @@
-"""Decoding methods: small frozen objects that turn any `TokenModel` or `ScaleModel` into tokens. Knows no model;
-imports only torch."""
+"""Decoding methods: small frozen objects that generate tokens with any model that has one of the interfaces in
+`contract.models`. Does not depend on any particular model; imports only torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -138,7 +138,7 @@ __all__ = [
 ]
 
 
-# The console command lists the names of decodings and must not wait for torch.
+# Imported lazily: the command line lists the names of decodings without importing torch.
 def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

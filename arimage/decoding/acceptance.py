@@ -1,9 +1,9 @@
-"""Whether a draft is accepted: as in speculative sampling, or more often.
+"""Tests that accept or reject a draft: the exact test of speculative sampling, and relaxed ones.
 
-A relaxed test accepts whatever the exact one accepts and more. The replacement of a rejected draft is sampled from the
-residual norm(max(p - q, 0)) all the same: no other distribution would bring the result closer to p after such a test.
-The result differs from p by the total variation sum over x of max(q[x] a[x] - p[x], 0), where a[x] is how often x is
-accepted; that is never more than the total variation of p and q.
+A relaxed test accepts every draft that the exact test accepts, and more. The replacement of a rejected draft is still
+sampled from the residual norm(max(p - q, 0)): no other distribution would bring the result closer to p after such a
+test. The total variation of the result from p is the sum over x of max(q[x] a[x] - p[x], 0), where a[x] is the
+probability to accept x; it is never larger than that of q from p.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from .contract.settings import check_number, check_settings
 from .contract.supports import Need
 
 
-# Neighbours per token of the codebook in LANTERN.
+# Neighbours per codebook entry in LANTERN.
 PUBLISHED_SHARE = 1000 / 16384
 
 
 Accepts = Callable[[torch.FloatTensor, torch.FloatTensor, torch.LongTensor, torch.FloatTensor], torch.BoolTensor]
-"""`accepts(p, q, x, uniform)`: which drafts x [...], sampled from q [..., V], are accepted under p [..., V], by one
-uniform number [...] in [0, 1) each. A token that p excludes is never accepted, so top-k, top-p and greedy decoding
-hold."""
+"""`accepts(p, q, x, uniform)` returns which drafts x [...], sampled from q [..., V], are accepted under p [..., V],
+given one uniform number [...] in [0, 1) per draft. A token with probability 0 under p is never accepted, so top-k,
+top-p and greedy decoding stay valid."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class ExactAcceptance:
 
 @dataclass(frozen=True)
 class GroupAcceptance:
-    """Accept x with probability min(1, p(G) / q(G)), where G are tokens like x: grouped speculative decoding
-    (https://arxiv.org/abs/2508.07747). Exact where the settings leave x alone in its group, as size 1 does.
+    """Accept x with probability min(1, p(G) / q(G)), where G are tokens similar to x: grouped speculative decoding
+    (https://arxiv.org/abs/2508.07747). Exact if the group contains x only, as with size 1.
 
-    G are the tokens next to x in the order of their probability p, `size // 2` on either side or as many as there are,
-    that are also near x in the codebook. Where p[x] / q[x] is larger it counts instead; the paper would then accept x
-    more rarely than the exact test does. A distribution is off by a total variation of at most that of p and q.
+    G are those tokens that are next to x when sorted by probability p (up to `size // 2` on either side) and also near
+    x in the codebook. Where p[x] / q[x] is larger, it is used instead; the paper would then accept x less often than
+    the exact test does. The total variation of the result from p is at most that of q from p.
 
     Attributes:
-        size: about how many tokens a group has, >= 1.
-        max_probability_gap: tokens of G have a probability less than this away from p[x].
-        max_distance: tokens of G have a codebook vector less than this away from that of x, in the codebook's own
+        size: approximate number of tokens in a group, >= 1.
+        max_probability_gap: the probability of tokens in G differs from p[x] by less than this.
+        max_distance: the codebook vectors of tokens in G are closer than this to that of x, in the codebook's own
             scale.
 
     Raises:
@@ -87,7 +87,7 @@ class GroupAcceptance:
         def accepts(p, q, x, uniform):
             x, uniform = x[..., None], uniform[..., None]
             p_x, q_x = p.gather(-1, x), q.gather(-1, x)
-            # Tokens that p excludes are in no group: their order means nothing.
+            # Tokens with probability 0 are in no group, since their order is arbitrary.
             above = torch.where(p > p_x, -p, -torch.inf).topk(side, dim=-1)
             below = torch.where((p > 0) & (p <= p_x), p, -torch.inf).scatter(-1, x, -torch.inf).topk(side, dim=-1)
             tokens = torch.cat([above.indices, below.indices], dim=-1)
@@ -106,14 +106,14 @@ class NeighbourAcceptance:
     """Accept x with probability min(1, (p[x] + p(A)) / q[x]), where A are the tokens nearest to x in the codebook:
     LANTERN (https://arxiv.org/abs/2410.03355) and LANTERN++ (https://arxiv.org/abs/2502.06352). Exact at delta 0 only.
 
-    A are as many of the nearest tokens as have a probability p(A) of at most `delta`, or of `delta` p[x] where it is
-    `relative` (LANTERN++, whose lambda is 1 + delta). Without `relax`, a distribution is off by a total variation of
-    at most the sum over x of min(delta, max(q[x] - p[x], 0)), and of 1 - 1 / (1 + delta) where delta is relative. The
-    paper removes A from the residual too; here it stays, which keeps the result closer to p.
+    A are the nearest tokens, as many as keep p(A) at or below `delta`, or below `delta` p[x] if `relative` (LANTERN++,
+    whose lambda is 1 + delta). Without `relax`, the total variation of the result from p is at most the sum over x of
+    min(delta, max(q[x] - p[x], 0)), and at most 1 - 1 / (1 + delta) where delta is relative. The paper also removes A
+    from the residual; here it stays, which keeps the result closer to p.
 
     Attributes:
-        neighbours: how many of the nearest tokens may count, >= 1; all, where the codebook has fewer. None is the
-            share of the codebook that the papers use, 1,000 of 16,384.
+        neighbours: the largest number of tokens in A, >= 1, limited by the size of the codebook. None is the share of
+            the codebook that the papers use, 1,000 of 16,384.
         delta: >= 0.
         relative: whether delta is a share of p[x] rather than a probability.
 
@@ -175,12 +175,12 @@ def _codebook(model: TokenModel) -> torch.Tensor:
     return model.codebook
 
 
-# Tables by network, each with the codebook that it was made from: the codebook of a network may be exchanged.
+# Tables by network, each with the codebook that it was made from, since the codebook of a network may be replaced.
 _tables: WeakKeyDictionary[object, dict[int, tuple[torch.Tensor, torch.IntTensor]]] = WeakKeyDictionary()
 
 
 def _neighbour_table(model: TokenModel, count: int) -> torch.IntTensor:
-    """`nearest_neighbours` of the model's codebook, made once."""
+    """`nearest_neighbours` of the model's codebook, computed once."""
     tables = _tables.setdefault(model.network, {})
     codebook = _codebook(model).detach()
     known = tables.get(count)

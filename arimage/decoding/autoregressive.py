@@ -17,13 +17,13 @@ from .path_coupling import LatentSampling, PathState, start_paths, step_window
 def prefill(
     model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0
 ) -> tuple[Any, torch.FloatTensor, torch.LongTensor]:
-    """`model.prefill`, with the known tokens that the orders of its images begin with, and how many these are, [B]:
-    the logits are those of the rank after them. The last token of an image is never among them. Reads the device if
-    tokens are forced."""
+    """`model.prefill`, which also takes the known tokens at the first ranks of each image; returns their number [B]
+    too. The logits are those of the rank after them. The last token of an image is never prefilled. Reads the device
+    if tokens are forced."""
     forced = sampling.forced
     none = torch.zeros(batch_size, dtype=torch.long, device=model.device)
     if forced is None or model.layout.order is None:
-        # In raster order a model takes them one after the other, as any tokens.
+        # In raster order known tokens are fed one after another, like all others.
         return *model.prefill(batch_size, scratch), none
     known = (forced[:, :-1] >= 0).cumprod(1).sum(1)
     count = int(known.max())
@@ -35,8 +35,8 @@ def prefill(
 
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:
-    """Sample a token, or a block, from what a prefill returned, logits [G, B, V] or [G, B, Q, V]: that of rank 0, or
-    the one after the `known` [B] first."""
+    """Sample the first token or block from the logits of a prefill, [G, B, V] or [G, B, Q, V]: that of rank 0, or the
+    one after the first `known` [B] tokens."""
     logits = logits if logits.ndim == 4 else logits[:, :, None]
     first = torch.zeros_like(state.seeds) if known is None else known
     if known is not None and state.sampling.forced is not None:
@@ -56,7 +56,7 @@ def block_from(first: torch.LongTensor, block: int) -> torch.LongTensor:
 def _sample(
     state: DecodingState, logits: torch.FloatTensor, positions: torch.LongTensor, live: torch.BoolTensor | None = None
 ) -> torch.LongTensor:
-    """Tokens [B, Q] at `positions` [B, Q] by logits [G, B, Q, V]."""
+    """Sample tokens [B, Q] at `positions` [B, Q] from logits [G, B, Q, V]."""
     probabilities = state.probabilities(logits, positions, live)
     return sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
 
@@ -69,7 +69,7 @@ class AutoregressiveState(CursorState):
 
     @property
     def newest(self) -> torch.BoolTensor:
-        # Known tokens, which the prefill decides too, have been fed.
+        # Known tokens, which the prefill decides too, have already been fed.
         ranks, end = torch.arange(self.model.num_tokens, device=self.seeds.device), self.cursor[:, None]
         return (ranks >= end - self.model.block) & (ranks < end)
 
@@ -85,8 +85,8 @@ class AutoregressiveState(CursorState):
 @dataclass(frozen=True)
 class AutoregressiveDecoding(DecodingMethod):
     """Sample the tokens one after another: N forward passes per image. A model that predicts blocks of tokens takes
-    one forward pass per block, whose tokens are independent of each other given those before it. With a
-    `CausalLatentModel` the tokens are continuous, and the last denoising step adds noise, as any other."""
+    one forward pass per block; the tokens of a block are independent of each other given the tokens before the block.
+    With a `CausalLatentModel` the tokens are continuous, and every denoising step adds noise, including the last."""
 
     exact = True
     needs = {"tokens": (), "causal_latents": ()}
@@ -112,6 +112,6 @@ class AutoregressiveDecoding(DecodingMethod):
         before = positions - block
         fed = torch.where(running[:, None], before, -1)
         logits = state.model.forward(state.token_buffer.gather(1, before), fed, state.cache)
-        # What finished images get is thrown away.
+        # The tokens of finished images are discarded.
         state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, running[:, None]))
         state.advance(torch.add(state.cursor, running, alpha=block))

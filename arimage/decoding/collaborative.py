@@ -1,4 +1,4 @@
-"""Collaborative decoding: a large next-scale model generates the first maps, a small one those after them."""
+"""Collaborative decoding: a large next-scale model generates the first maps, a small one the remaining maps."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ from .next_scale import NextScaleDecoding, ScaleState
 
 @dataclass
 class CollaborativeState(ScaleState):
-    """Adds to `ScaleState`: `drafted`, the latents after each scale of the large model, until it is done. `model` and
-    `cache` are those of the model at work."""
+    """Adds to `ScaleState`: `drafted`, the latents after each scale of the large model, until that model is done.
+    `model` and `cache` belong to the model in use."""
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
 
@@ -29,18 +29,19 @@ class CollaborativeState(ScaleState):
 
 @dataclass(frozen=True)
 class CollaborativeDecoding(DecodingMethod):
-    """Collaborative decoding (CoDe, https://arxiv.org/abs/2411.17787): the model generates the first maps, which hold
-    the layout and few tokens, its refiner the others, which hold most of the tokens and take most of the time.
+    """Collaborative decoding (CoDe, https://arxiv.org/abs/2411.17787): the model generates the first maps, which
+    determine the layout and have few tokens. Its refiner generates the others, which have most of the tokens and take
+    most of the time.
 
-    The refiner reads all maps so far in the forward pass that predicts its first one, so `forward_passes`, those of
-    either network, is the number of scales as in `NextScaleDecoding`. The keys and values of the model are freed
-    before the refiner allocates its own.
+    The refiner reads all maps so far in the forward pass that predicts its first one, so `forward_passes`, which
+    counts both networks, is the number of scales, as in `NextScaleDecoding`. The keys and values of the model are
+    freed before the refiner allocates its own.
 
-    Not exact, without a bound: nothing verifies the refiner's maps, which follow its distribution and not the model's.
-    It is `NextScaleDecoding` where the two are the same network.
+    Not exact, and without a bound: nothing verifies the refiner's maps, which follow its own distribution and not the
+    model's. If both are the same network, the result is that of `NextScaleDecoding`.
 
     Attributes:
-        drafter_scales: how many maps the model generates, 1 .. K - 1 of K; None is all but the last two.
+        drafter_scales: the number of maps that the model generates, 1 .. K - 1 of K; None is all but the last two.
         more_smooth: as in `NextScaleDecoding`.
 
     Raises:

@@ -1,5 +1,5 @@
-"""Continuous speculative decoding as its authors released it: a smaller masked model drafts, and the model tests its
-tokens."""
+"""Continuous speculative decoding as its authors released it: a smaller masked model drafts tokens, and the model
+tests them."""
 
 import math
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from .contract.supports import DecodingMethod
 from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, write_set
 
 
-# How often a rejected token is sampled again before it becomes zero.
+# How often a rejected token is sampled again before it is set to zero.
 TRIES = 100
 
 
 @dataclass(frozen=True)
 class ContinuousSpeculativeDecoding(DecodingMethod):
     """Continuous speculative decoding (CSpD, https://arxiv.org/abs/2411.11925) of a `MaskedLatentModel` with a
-    drafter, as in the authors' code. Not exact, without a bound.
+    drafter, as in the authors' code. Not exact, and without a bound.
 
-    The model decides the first sets. Then the drafter decides `window` sets, one after the other, and one forward pass
-    of the model tests them all. That pass does not see the drafts, so what it tests is the distribution of the model
-    with larger sets: plain `mar` with as few forward passes is the one to compare it with, and needs no drafter. Both
-    heads run on the same noise. A token is tested by the normal distributions of the last denoising step of two
-    different paths, `heat` times as wide, which accepts tokens near those that the model would have sampled. One that
-    is rejected is sampled again around the model's own.
+    The model decides the first sets. Then the drafter decides `window` sets, one after another, and one forward pass
+    of the model tests them all. That pass does not see the drafts, so it tests against the distribution of the model
+    with larger sets. The fair comparison is therefore `mar` with as few forward passes, which needs no drafter. Both
+    heads use the same noise. The test compares the normal distributions of the last denoising step, widened by `heat`,
+    of two different paths, so it accepts tokens near those that the model would have sampled. A rejected token is
+    sampled again around the model's own.
 
-    In a model of two tokens whose correlation is 0.61 with one forward pass for each, and 0.57 by its drafter alone,
-    those of one window have 0.03, though two thirds of the drafts are accepted (`tests/decoding/test_masked.py`).
+    Example: in a model of two tokens, their correlation is 0.61 with one forward pass per token and 0.57 with the
+    drafter alone, but 0.03 in one window of this decoding, though two thirds of the drafts are accepted
+    (`tests/decoding/test_masked.py`).
 
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.
-        target_share: the share of the sets, the first ones, that the model decides alone, 0 to 1.
-        heat: how much wider the normal distributions are than those of the last step, above 0. 1 rejects nearly all
-            drafts.
+        target_share: the share of the sets that the model decides alone at the beginning, 0 to 1.
+        heat: factor on the width of the normal distributions in the test, above 0. 1 rejects nearly all drafts.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -88,7 +88,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
             own, own_stds = denoise(state, model, told, positions, after)
             draft_stds = torch.cat([draft[3] for draft in drafts], dim=2)
             tokens = self._test(state, positions, tokens, draft_stds, own, torch.stack(own_stds))
-            # The next set is that behind all of them, so they are written again.
+            # The sets of the window are written again, and the next set is the one after them.
             state.taken -= 1
             write_set(state, positions, live, tokens)
         state.record(live.sum(1))
@@ -103,9 +103,9 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         own: torch.FloatTensor,
         own_stds: torch.FloatTensor,
     ) -> torch.FloatTensor:
-        """The tokens [B, Q, D] at `positions` [B, Q]: drafts that are accepted, and others near the model's `own`.
+        """The tokens [B, Q, D] at `positions` [B, Q]: accepted drafts, and elsewhere samples near the model's `own`.
         `draft_stds` and `own_stds` are [S, B, Q, D]."""
-        # As published, where it is the inverse of what the densities of paths with the same noise ask for.
+        # As published, though it is the inverse of the correct factor for the densities of paths with the same noise.
         paths = (own_stds[1:].log() - draft_stds[1:].log()).sum((0, -1))
         p, q = own_stds[0], draft_stds[0]
         off = -((drafts - own) / (self.heat * p)).square().sum(-1) / 2

@@ -24,9 +24,8 @@ Tree = Literal["dynamic", "static"]
 
 @dataclass
 class DraftTreeState(CursorState):
-    """Adds to `CursorState`: `entered` [B], how many tokens the last
-    step decided, and `features` [G, B, depth + 1, D], what they were sampled from; the drafter and its cache; the test
-    of drafts."""
+    """Adds to `CursorState`: `entered` [B], how many tokens the last step decided; `features` [G, B, depth + 1, D],
+    from which these tokens were sampled; the drafter and its cache; and the test of drafts."""
 
     image_dims = {**CursorState.image_dims, "features": 1}
 
@@ -52,26 +51,26 @@ class DraftTreeState(CursorState):
 
 @dataclass(frozen=True)
 class DraftTreeDecoding(DecodingMethod):
-    """Speculative decoding with a drafter that continues the model's features, and a tree of its drafts. A step
-    decides the longest branch that is accepted and one more token. Every image has a cursor of its own.
-    `forward_passes` counts those of the model; the drafter takes `depth` more, of its own, before each.
+    """Speculative decoding with a tree of drafts from a drafter that reads the model's features. A step decides the
+    longest accepted branch and one more token. Every image has its own cursor. `forward_passes` counts those of the
+    model; the drafter takes `depth` forward passes of its own before each of them.
 
     A "dynamic" tree (EAGLE-2, https://arxiv.org/abs/2406.16858) has the drafter's most probable tokens as children,
-    and of all that were grown the `nodes` that are the most probable as a branch. With the exact acceptance the token
-    sampled from the model decides which child is followed: the images are those of `AutoregressiveDecoding` with the
-    same seeds, up to the rounding of differently shaped matrix products. In a "static" tree (EAGLE,
-    https://arxiv.org/abs/2401.15077) children are sampled from the drafter's distribution, without replacement, and
-    the shape is always the same: as if the first draft of a node was accepted half of the time, the second half of
-    the rest, and so on.
+    and keeps the `nodes` drafts whose branches are the most probable. With the exact acceptance, the token sampled
+    from the model decides which child is followed: the images are those of `AutoregressiveDecoding` with the same
+    seeds, up to the rounding of differently shaped matrix products. In a "static" tree (EAGLE,
+    https://arxiv.org/abs/2401.15077) children are sampled from the drafter's distribution without replacement, and the
+    shape is always the same: the best one if the first child of a node is accepted half of the time, the second half
+    of the remaining time, and so on.
 
     Exact with the exact acceptance. With neighbours in the codebook it is LANTERN (https://arxiv.org/abs/2410.03355).
 
     Attributes:
-        drafter: a drafter for the model; None is the model's own.
+        drafter: a drafter for the model; None uses the model's own.
         tree: "dynamic" or "static".
-        depth: drafts on a branch, >= 1.
-        width: children of a node, and nodes of a level that have children, >= 1.
-        nodes: drafts that a step verifies, >= 1.
+        depth: number of drafts on a branch, >= 1.
+        width: number of children of a node, and of nodes per level that have children, >= 1.
+        nodes: number of drafts that a step verifies, >= 1.
         acceptance: the test of a draft, as in `SpeculativeJacobiDecoding`.
 
     Raises:
@@ -160,7 +159,7 @@ class DraftTreeDecoding(DecodingMethod):
         size, cursor = state.model.num_tokens, state.cursor
         width = min(self.width, state.model.vocab_size)
         past = (torch.arange(size, device=cursor.device) < cursor[:, None])[:, None].expand(-1, width, -1)
-        # The drafter takes in the tokens decided since its last turn, with the model's features.
+        # The drafter is fed the tokens decided since its last turn, with the model's features.
         offsets = torch.arange(self.depth + 1, device=cursor.device)
         positions = (cursor - state.entered)[:, None] + offsets
         entered = offsets < state.entered[:, None]
@@ -186,13 +185,13 @@ class DraftTreeDecoding(DecodingMethod):
             grown.append((tokens, scores, parents, probabilities, level))
             if depth == self.depth:
                 break
-            # Those with the highest scores have children of their own.
+            # The nodes with the highest scores get children.
             scores, best = (
                 values[:, :width] for values in scores.flatten(1).sort(dim=1, descending=True, stable=True)
             )
             tokens, origin = tokens.flatten(1).gather(1, best), best // width
             parents = width * sum(len(row[4]) for row in grown[:-1]) + best
-            # The last position has none after it.
+            # The last position has no successor.
             live = (tokens >= 0) & (cursor + depth < size)[:, None]
             slots = torch.arange(width, device=cursor.device).expand_as(tokens) + (depth - 1) * width
             seen = seen.gather(1, origin[..., None].expand(-1, -1, seen.shape[2])).scatter(2, slots[..., None], True)
@@ -210,13 +209,13 @@ class DraftTreeDecoding(DecodingMethod):
         return select(tokens, scores, parents, depths, self.nodes), drafted
 
     def _children(self, state, probabilities, at, width) -> tuple[torch.LongTensor, torch.FloatTensor]:
-        """Tokens [B, F, width] that may follow each of F nodes, and what they add to its score."""
+        """Tokens [B, F, width] that may follow each of F nodes, and what they add to the node's score."""
         if self.tree == "dynamic":
             values, tokens = probabilities.topk(width, dim=-1)
             return torch.where(values > 0, tokens, -1), values.log()
         count = probabilities.shape[1] * width
         noise = uniforms(state.seeds, at, Purpose.SIBLING, state.steps, count)
-        # The shape must not depend on what was sampled.
+        # The shape of the tree must not depend on the sampled tokens.
         gains = -torch.arange(1.0, width + 1, device=probabilities.device)
         tokens = sample_siblings(probabilities, noise.unflatten(-1, (-1, width))[:, 0])
         return tokens, gains.expand(*probabilities.shape[:2], -1)
@@ -224,8 +223,8 @@ class DraftTreeDecoding(DecodingMethod):
     def _walk(
         self, state: DraftTreeState, tree: DraftTree, probabilities: torch.FloatTensor, drafted: torch.FloatTensor
     ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-        """Down the tree by the probabilities [B, M + 1, V] after its nodes: the tokens [B, depth + 1] sampled, the
-        nodes after which they were sampled, and whether there was such a node."""
+        """Walk down the tree, given the probabilities [B, M + 1, V] after its nodes. Returns the sampled tokens [B,
+        depth + 1], the nodes after which they were sampled, and whether there was such a node."""
         cursor, width = state.cursor, tree.children.shape[2]
         at = (cursor[:, None] + torch.arange(self.depth + 1, device=cursor.device)).clamp(
             max=state.model.num_tokens - 1

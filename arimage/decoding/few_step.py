@@ -1,4 +1,4 @@
-"""Few-step decoding: a distilled student turns noise into all tokens in one forward pass, or in a few."""
+"""Few-step decoding: a distilled student turns noise into all tokens in one or a few forward passes."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,16 @@ from .contract.supports import DecodingMethod
 from .next_scale import scale_sampling
 
 
-# The network of a forward pass, the first level that it generates, and the level before which all are final after it.
+# The network of a forward pass, the first level that it generates, and the level before which all levels are final
+# after it.
 Pass = tuple[str, int, int]
 
 
 @dataclass
 class FewStepState(DecodingState):
-    """Adds to `DecodingState`: `noise` and `vectors` [B, N, D], float32, the second what the image is decoded from;
-    `passes`, what each forward pass does; and `taken`, how many were taken. `cache` is the teacher's. `tokens` are the
-    nearest of `vectors`."""
+    """Adds to `DecodingState`: `noise` and `vectors`, both float32 [B, N, D]; the image is decoded from `vectors`, and
+    `tokens` are the tokens nearest to them. `passes` describes each forward pass, and `taken` counts those taken.
+    `cache` is the teacher's."""
 
     # All images are at the same pass.
     refillable = False
@@ -47,23 +48,22 @@ class FewStepState(DecodingState):
 class FewStepDecoding(DecodingMethod):
     """Distilled Decoding (https://arxiv.org/abs/2412.17153): one forward pass per entry of `starts`.
 
-    The noise decides the image: the student was trained to return in one pass what the teacher generates from the same
-    noise, token by token, by a flow from noise to codebook vectors. Each further pass keeps what comes before its
-    start and generates the rest again from its noise.
+    The noise determines the image: the student was trained to return in one pass what the teacher generates token by
+    token from the same noise, through a flow from noise to codebook vectors. Each further pass keeps everything before
+    its start and generates the rest again from its noise.
 
-    Not exact, without a bound: nothing verifies the student. The authors report for ImageNet, 256 pixels, an FID of
-    11.35 in one pass and 7.58 in two for LlamaGen-DD-L, whose teacher has 4.11 in 256, and 9.94 and 7.82 for
-    VAR-DD-d16, whose teacher has
-    4.19 in 10.
+    Not exact, and without a bound: nothing verifies the student. For ImageNet at 256 pixels, the authors report an FID
+    of 11.35 in one pass and 7.58 in two for LlamaGen-DD-L (its teacher: 4.11 in 256 passes), and 9.94 and 7.82 for
+    VAR-DD-d16 (its teacher: 4.19 in 10).
 
     Levels are tokens in a raster model and maps in a next-scale model.
 
     Attributes:
-        starts: the level from which each pass generates, 0 first, in ascending order.
-        codes_until: before this level the result is the vector of the likeliest code, from it on a vector between
-            codes. None is what the checkpoint was tuned for.
-        teacher_start: let the teacher generate the levels from this one to `starts[1]`, one forward pass each, before
-            the second pass of the student. It takes one more where a raster model has tokens to read first. Only the
+        starts: the level from which each pass generates, in ascending order; the first is 0.
+        codes_until: before this level the result is the vector of the most probable code, from it on a vector between
+            codes. None takes the level that the checkpoint was tuned for.
+        teacher_start: before the second pass of the student, the teacher generates the levels from this one to
+            `starts[1]`, one forward pass each. A raster model takes one more to read the tokens before them. Only the
             teacher uses the sampling settings. At 0 the first pass of the student is left out.
 
     Raises:
@@ -104,7 +104,7 @@ class FewStepDecoding(DecodingMethod):
         return None
 
     def passes(self, model: VectorModel) -> list[Pass]:
-        """What each forward pass does."""
+        """The forward passes for `model`, in order."""
         ends = [*self.starts[1:], len(model.offsets) - 1]
         student = [("student", start, end) for start, end in zip(self.starts, ends, strict=True)]
         if self.teacher_start is None:
@@ -142,7 +142,7 @@ class FewStepDecoding(DecodingMethod):
         state.finished.fill_(state.over)
 
     def _generate(self, state: FewStepState, level: int) -> None:
-        """Let the student generate the vectors from `level` on."""
+        """Generate the vectors from `level` on with the student."""
         model = state.model
         start = model.offsets[level]
         vectors, logits = model.predict(torch.cat([state.vectors[:, :start], state.noise[:, start:]], dim=1), start)
@@ -158,7 +158,7 @@ class FewStepDecoding(DecodingMethod):
         state.tokens[:, split:] = nearest.unflatten(0, vectors.shape[:2])
 
     def _teach(self, state: FewStepState, level: int) -> None:
-        """Let the teacher generate the tokens of `level`, from the tokens before it."""
+        """Generate the tokens of `level`, given the tokens before it, with the teacher."""
         model, teacher, sampling = state.model, state.model.teacher, state.sampling
         assert teacher is not None
         batch, (start, end) = len(state.seeds), model.offsets[level : level + 2]
@@ -176,7 +176,7 @@ class FewStepDecoding(DecodingMethod):
             state.cache, logits = teacher.prefill(batch)
             logits = logits[:, :, None]
         else:
-            # The first time all tokens so far.
+            # All tokens so far the first time, then the last one.
             fed = 0 if state.passes[state.taken - 1][0] == "read" else start - 1
             fed_positions = torch.arange(fed, start, device=model.device).expand(batch, -1)
             logits = teacher.forward(state.tokens[:, fed:start], fed_positions, state.cache)[:, :, -1:]

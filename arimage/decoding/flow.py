@@ -1,5 +1,5 @@
-"""Flow decoding: every token is a function of its noise and of the tokens before it, and a distilled student guesses
-them all."""
+"""Flow decoding: every token is a function of its noise and the tokens before it, and a distilled student guesses all
+of them."""
 
 import itertools
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from .few_step import FewStepDecoding
 from .window import decided_end, start_distribution
 
 
-# Where the flow stops, of 1: nearer to its end a step would have to be ever smaller, and most noise has come to one
+# The flow stops at this time (its end is 1): later steps would have to be ever smaller, and most noise has reached one
 # token.
 END = 0.9
-# Of the Runge-Kutta method of fourth order. Two are too few for the tests of exactness.
+# Steps of the fourth-order Runge-Kutta method. Two are too few for the tests of exactness.
 STEPS = 12
 
 
 def flow(
     probabilities: torch.FloatTensor, noise: torch.FloatTensor, codebook: torch.FloatTensor, steps: int = STEPS
 ) -> torch.FloatTensor:
-    """Probabilities [..., V] of the tokens, given the `noise` [..., D]: those of standard normal noise have the mean
+    """Probabilities [..., V] of the tokens, given the `noise` [..., D]. Averaged over standard normal noise they are
     `probabilities` [..., V].
 
-    A token of the vector c is reached along the line from its noise to c, which is at (1 - t) noise + t c at the time
-    t. The flow that moves all points as these lines do on average keeps their distribution at every t (flow matching,
-    https://arxiv.org/abs/2210.02747). It carries the noise to a point at t = `END`, which almost determines the token.
+    The path of a token with vector c is the line from its noise to c, (1 - t) noise + t c at the time t. The flow
+    whose velocity is the average of these lines has the same distribution at every t (flow matching,
+    https://arxiv.org/abs/2210.02747). It moves the noise to a point at t = `END`, which almost determines the token.
 
     Args:
-        codebook: the vectors of the tokens [V, D], of about unit length.
+        codebook: the vectors of the tokens [V, D], of approximately unit length.
         steps: integration steps, >= 1.
     """
     logarithms, half_squares = probabilities.log(), codebook.square().sum(-1) / 2
@@ -60,14 +60,15 @@ def flow(
 
 
 def _teacher(model: TokenModel | VectorModel) -> TokenModel | None:
-    """The model that verifies the guesses: itself, or of a student its teacher, if that generates token by token."""
+    """The model that verifies the guesses: the model itself, or the teacher of a student if it generates token by
+    token."""
     teacher = model.teacher if model.kind == "vectors" else model
     return teacher if teacher is not None and teacher.kind == "tokens" else None
 
 
 @dataclass
 class FlowState(CursorState):
-    """Adds to `CursorState`: `noise` float32 [B, N, D], and the `window`. `model` is the teacher of a student."""
+    """Adds to `CursorState`: `noise` float32 [B, N, D], and the `window`. With a student, `model` is its teacher."""
 
     model: TokenModel
     noise: torch.FloatTensor
@@ -76,7 +77,7 @@ class FlowState(CursorState):
 
     @property
     def vectors(self) -> torch.Tensor:
-        """The vectors [B, N, D] of `tokens`."""
+        """The codebook vectors [B, N, D] of `tokens`."""
         assert self.model.codebook is not None
         return self.model.codebook[self.tokens]
 
@@ -90,23 +91,23 @@ class FlowDecoding(DecodingMethod):
     """Exact use of a student of Distilled Decoding (https://arxiv.org/abs/2412.17153): the student guesses all tokens,
     and its teacher verifies them.
 
-    Each token is a function of its own noise and of the teacher's probabilities: where a flow from noise to codebook
-    vectors leads, which is what the student was trained to foresee. A step evaluates `window` guesses after an image's
-    cursor and decides the leading ones that are what their noise leads to, and the first that is not, corrected. So
-    the image is that of the teacher alone, token by token from the same noise, whatever the student guesses; the
-    guesses only save forward passes. Those behind are replaced by what their noise leads to after the guesses before
-    them.
+    Each token is a function of its own noise and the teacher's probabilities: a flow from noise to codebook vectors
+    maps the noise to a token, and the student was trained to predict that token. A step evaluates `window` guesses
+    after an image's cursor. It decides the leading guesses that the flow confirms and corrects the first wrong one,
+    which is decided too. The guesses after it are replaced by the results of the flow, given the guesses before them.
+    So the image is the one that the teacher alone generates token by token from the same noise, whatever the student
+    guesses; guesses only save forward passes.
 
-    Exact but for the integration of the flow: with 12 steps, the probabilities given the noise differ from those with
-    48 by a total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally likely, and of 0.000002
-    with its own probabilities at temperature 1 (means over 150 noise vectors).
+    Exact up to the numerical integration of the flow: with 12 steps, the probabilities given the noise differ from
+    those with 48 steps by a total variation of 0.0001 where all 1,024 tokens of `emoji-llamagen` are equally probable,
+    and of 0.000002 with its own probabilities at temperature 1 (means over 150 noise vectors).
 
-    It runs on a teacher alone too, whose first guesses are random then. The forward passes of the student are counted
+    It also runs on a teacher alone; the first guesses are then random. The forward passes of the student are counted
     as `student_passes`, not as `forward_passes`.
 
     Attributes:
         window: guesses per step, >= 1.
-        starts: from where each forward pass of the student generates, see `FewStepDecoding`.
+        starts: the levels from which the forward passes of the student generate, see `FewStepDecoding`.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -160,7 +161,7 @@ class FlowDecoding(DecodingMethod):
     def _guess(
         self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor
     ) -> tuple[torch.LongTensor, torch.FloatTensor, int]:
-        """Guesses of all tokens [B, N], their noise [B, N, D], and the student's forward passes."""
+        """Guesses of all tokens [B, N], their noise [B, N, D], and the number of forward passes of the student."""
         if model.kind == "vectors":
             student = self._student.start(model, sampling, seeds)
             while student.taken < len(student.passes):
@@ -186,7 +187,8 @@ class FlowDecoding(DecodingMethod):
     def _tokens(
         self, state: FlowState, probabilities: torch.FloatTensor, positions: torch.LongTensor
     ) -> torch.LongTensor:
-        """The tokens [B, Q] of `positions` [B, Q] that their noise leads to, by their `probabilities` [B, Q, V]."""
+        """The tokens [B, Q] that the flow assigns to the noise at `positions` [B, Q], given their `probabilities` [B,
+        Q, V]."""
         assert state.model.codebook is not None
         codebook = state.model.codebook.float()
         codebook = codebook / codebook.square().sum(-1).mean().sqrt()

@@ -1,4 +1,4 @@
-"""Group decoding: the tokens of an any-order model in a few groups, all tokens of a group in one forward pass."""
+"""Group decoding: an any-order model generates its tokens in a few groups, one forward pass per group."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ Attention = Literal["published", "causal"]
 
 @dataclass
 class GroupState(DecodingState):
-    """Adds to `DecodingState`: `sizes`, the tokens of each group, and `group`, the number of groups decided."""
+    """Adds to `DecodingState`: `sizes`, the number of tokens of each group, and `group`, the number of decided
+    groups."""
 
     # All images are at the same group.
     refillable = False
@@ -41,8 +42,8 @@ class GroupState(DecodingState):
 
 
 def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
-    """How many known tokens the order of an image begins with, the least and the most. Reads the device if tokens are
-    forced."""
+    """The smallest and the largest number of known tokens at the beginning of the images' orders. Reads the device if
+    tokens are forced."""
     if sampling.forced is None or model.layout.order is None:
         return 0, 0
     known = (sampling.forced >= 0).cumprod(1).sum(1)
@@ -54,22 +55,20 @@ class GroupDecoding(DecodingMethod):
     """The published parallel decoding of any-order models: ARPG (https://arxiv.org/abs/2503.10568), LPD
     (https://arxiv.org/abs/2507.01957) and RandAR (https://arxiv.org/abs/2412.01827).
 
-    A forward pass predicts a whole group of tokens, each given the groups before it, and samples them independently.
-    An image so follows the product of these distributions, exactly. That is not the model's own distribution of one
-    token after the other, in which tokens of a group depend on each other. How far off it is has no bound: the larger
-    the groups, the further. With groups of one token and constant guidance the images are those of
+    A forward pass predicts a whole group of tokens, each given all earlier groups, and samples them independently. The
+    images follow the product of these distributions exactly. This is not the distribution of the model when it
+    generates one token after another, where tokens of a group depend on each other. The difference has no bound and
+    grows with the size of the groups. With groups of one token and constant guidance, the images are those of
     `AutoregressiveDecoding`.
 
     Attributes:
-        groups: how many groups there are, at most as many as tokens, besides the one of the known tokens of an edited
-            image; or the size of each: a tuple whose sum is the number of tokens, written "1+2+4+9" in a text.
-        schedule: how the sizes grow where they are not given: by the "arccos" or the "cosine" of the groups so far, as
-            in ARPG.
-        guidance_schedule: "linear" guidance grows along the image, from a scale of 1 to `guidance_scale`, in the steps
-            of the model's authors; "constant" guides all tokens alike.
-        attention: which tokens of its own group a token sees once the group is decided: those that the authors' code
-            lets it see ("published"; for ARPG and LPD the whole group), or those before it ("causal"; ARPG is trained
-            so).
+        groups: the number of groups, at most the number of tokens; the known tokens of an edited image are one more
+            group. Or the size of each group: a tuple whose sum is the number of tokens, written "1+2+4+9" as text.
+        schedule: how the sizes grow if they are not given: by the "arccos" or the "cosine" schedule of ARPG.
+        guidance_schedule: with "linear", guidance grows along the image from a scale of 1 to `guidance_scale`, as in
+            the code of the model's authors; with "constant", all tokens use `guidance_scale`.
+        attention: which tokens of its own group a token attends to once the group is decided: as in the authors' code
+            ("published"; for ARPG and LPD the whole group), or only earlier ones ("causal"; ARPG is trained this way).
 
     Raises:
         ValueError: if a setting is not among these.
@@ -103,8 +102,8 @@ class GroupDecoding(DecodingMethod):
         )
 
     def sizes(self, num_tokens: int, known: int = 0) -> tuple[int, ...]:
-        """The number of tokens of each group of an image of `num_tokens`. `known` tokens that come first are one more
-        group, unless the sizes are given."""
+        """The number of tokens of each group of an image of `num_tokens`. The first `known` tokens are one more group,
+        unless the sizes are given."""
         if isinstance(self.groups, tuple):
             return self.groups
         assert isinstance(self.groups, int)
@@ -126,18 +125,17 @@ class GroupDecoding(DecodingMethod):
         return None if total == model.num_tokens else f"groups have {total} tokens, an image has {model.num_tokens}"
 
     def start(self, model: GroupModel, sampling: Sampling, seeds: torch.LongTensor) -> GroupState:
-        """Decide the first group: the known tokens, if the images have some.
+        """Decide the first group: the known tokens, if the images have any.
 
         Raises:
-            ValueError: if some images have more known tokens than others.
+            ValueError: if the images have different numbers of known tokens.
         """
-        # Sizes that are given do not depend on what is known.
+        # Given sizes do not depend on the known tokens.
         least, most = known_counts(model, sampling) if isinstance(self.groups, int) else (0, 0)
         if least < most:
             raise ValueError(
                 f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, "
-                "or use "
-                "another decoding"
+                "or use another decoding"
             )
         sizes = self.sizes(model.num_tokens, most)
         cache, logits = model.prefill_group(len(seeds), sizes[0])
@@ -154,7 +152,7 @@ class GroupDecoding(DecodingMethod):
         self._decide(state, state.model.forward_group(tokens, last, count, state.cache, causal=causal))
 
     def _decide(self, state: GroupState, logits: torch.FloatTensor) -> None:
-        """Decide the next group by its logits [G, B, count, V]."""
+        """Decide the next group, given its logits [G, B, count, V]."""
         batch, count = logits.shape[1:3]
         rank, sampling = sum(state.sizes[: state.group]), state.sampling
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)

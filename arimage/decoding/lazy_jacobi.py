@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding that evaluates a far window only where something changed."""
+"""Speculative Jacobi decoding that evaluates drafts far ahead only where something changed."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -18,9 +18,9 @@ from .window import Init, WindowState, needs_of_init, open_window, slide_window
 
 @dataclass
 class LazyState(WindowState):
-    """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated or had a neighbour's
-    token changed since, `later` [B, N + W, K], the ranks of which each position is a neighbour, N + W - 1 where there
-    is none, and `chain` [B, 1], how many drafts after the cursor the next step evaluates.
+    """Adds to `WindowState`: `outdated` [B, N + W], the positions whose draft was never evaluated, or a neighbour of
+    which has changed since; `later` [B, N + W, K], the later ranks that have each position as a neighbour (N + W - 1
+    where there is none); and `chain` [B, 1], how many drafts after the cursor the next step evaluates.
     """
 
     outdated: torch.BoolTensor
@@ -32,21 +32,22 @@ class LazyState(WindowState):
 class LazyJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
-    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window stay what they were. A step
-    evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead those drafts
-    with a neighbour that changed since they were evaluated, `tokens` in all. So the drafts far ahead settle before the
-    cursor arrives, for the cost of a window of `tokens`. Neighbours are the token generated before and, among those
-    generated earlier, the tokens around it in the image (of a video, also the same place one frame earlier).
+    With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window do not change from step to
+    step. A step evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead the
+    drafts with a neighbour that has changed since they were evaluated, at most `tokens` in all. So drafts far ahead
+    settle before the cursor arrives, for the cost of a window of `tokens`. The neighbours of a draft are the previous
+    token and the tokens around it in the image that are generated earlier (in a video, also the same place one frame
+    earlier).
 
-    Exact, since a draft is evaluated because of what changed before it, never because of its own value or of what
-    comes after it, and is decided in a step that evaluates everything between it and the cursor.
+    This is exact for two reasons: whether a draft is evaluated depends only on changes before it, never on its own
+    value or on later ones; and the step that decides a draft evaluates everything between the cursor and the draft.
 
     Attributes:
         window: drafts kept ahead, >= `tokens`.
-        chain: drafts evaluated in every step, 1 .. `tokens`, and so the most that it surely may decide. "auto" is
-            twice as many as the last step decided, at least a quarter of `tokens`: for videos, where a step may decide
-            far more than 16.
-        tokens: drafts evaluated in a step at most.
+        chain: drafts after the cursor that every step evaluates, 1 .. `tokens`; a step can always decide up to this
+            many. "auto" is twice the number that the last step decided, at least a quarter of `tokens`: useful for
+            videos, where a step may decide far more than 16.
+        tokens: the largest number of drafts evaluated per step.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
 
     Raises:
@@ -90,7 +91,7 @@ class LazyJacobiDecoding(DecodingMethod):
     def step(self, state: LazyState) -> None:
         size, cursor, window = state.model.num_tokens, state.cursor[:, None], state.window
         count, behind = min(self.tokens, window), size + window - 1
-        # The first `count` wanted drafts: whether one is evaluated must not depend on those after it.
+        # The first `count` candidates: whether a draft is evaluated must not depend on later drafts.
         wanted = state.outdated.gather(1, state.positions) | (state.positions < cursor + state.chain)
         queried, slots = (values[:, :count] for values in torch.where(wanted, state.positions, behind).sort(1))
         used, before = queried < size, queried - 1
@@ -100,7 +101,7 @@ class LazyJacobiDecoding(DecodingMethod):
         images = torch.arange(len(slots), device=slots.device)[:, None]
         q = state.draft_probabilities[images, slots]
         noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
-        # What is decided must be evaluated with all that lies between it and the cursor.
+        # A draft may only be decided if everything between the cursor and the draft is evaluated too.
         run = used & (queried == cursor + torch.arange(count, device=slots.device))
         y, _, leading = couple_window(p, q, x, noise, run)
         end = state.cursor + torch.minimum(leading + 1, run.sum(1))
@@ -117,7 +118,7 @@ class LazyJacobiDecoding(DecodingMethod):
 
 def _later_neighbours(layout: Layout, batch_size: int, size: int, device: torch.device) -> torch.LongTensor:
     """The ranks [B, `size`, K] of the tokens around each rank that are generated after it; `size` - 1 where there is
-    none, and behind the image."""
+    none, and after the end of the image."""
     ranks = torch.arange(layout.num_tokens, device=device).repeat(batch_size, 1)
     offsets: list[tuple[int, ...]] = [
         (row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)

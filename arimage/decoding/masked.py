@@ -1,4 +1,4 @@
-"""Masked decoding of continuous tokens: sets of tokens in a random order, each set in one forward pass."""
+"""Masked decoding of continuous tokens: sets of tokens in a random order, one forward pass per set."""
 
 import math
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from .contract.supports import DecodingMethod
 
 @dataclass
 class MaskedState(DecodingState):
-    """Adds to `DecodingState`: `order` [B, N], the positions of an image, of which the last are decided first;
-    `known_buffer` bool [B, N + 1], which are decided; `masked` int64 [K + 1, B], how many are not before each step;
-    `sizes`, per step the most visible and the most decided tokens of an image; `taken`, the number of steps taken.
-    `tokens` are vectors, float32 [B, N, D], zeros where they are not decided."""
+    """Adds to `DecodingState`: `order` [B, N], the positions of each image, the last of which are decided first;
+    `known_buffer` bool [B, N + 1], which positions are decided; `masked` int64 [K + 1, B], the number of undecided
+    tokens before each step; `sizes`, for each step the largest numbers of visible and of newly decided tokens in any
+    image; `taken`, the number of steps taken. `tokens` are vectors, float32 [B, N, D], zeros where they are not
+    decided."""
 
     # All images are at the same step.
     refillable = False
@@ -45,8 +46,8 @@ class MaskedState(DecodingState):
 
 
 def masked_counts(tokens: int, steps: int) -> list[int]:
-    """How many of so many tokens are not decided before each step and after the last: by a cosine, at least one token
-    per step, and so no more steps than tokens."""
+    """The number of undecided tokens before each step and after the last one, by a cosine schedule. Each step decides
+    at least one token, so there may not be more steps than tokens."""
     counts, steps = [tokens], min(steps, tokens)
     for step in range(1, steps):
         cosine = math.floor(tokens * math.cos(math.pi / 2 * step / steps))
@@ -69,7 +70,7 @@ def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch
     if sampling.forced is not None:
         known = ~sampling.forced.isnan().any(-1)
         tokens[:, :size] = torch.where(known[..., None], sampling.forced, 0)
-        # What is known counts as decided first.
+        # Known tokens count as decided first.
         order = order.gather(1, known.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
         unknown = (~known).sum(1).tolist()
     rows = [masked_counts(count, steps) for count in unknown]
@@ -92,8 +93,8 @@ def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch
 
 
 def next_set(state: MaskedState) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
-    """The positions [B, Q] of the next set, which of them are of the image's set at all, and how many tokens [B] are
-    left to the sets after it."""
+    """The positions [B, Q] of the next set, which of them belong to the set of their image, and how many tokens [B]
+    are left for later sets."""
     before, after = state.masked[state.taken], state.masked[state.taken + 1]
     ranks = after[:, None] + torch.arange(state.sizes[state.taken][1], device=state.model.device)
     positions = state.order.gather(1, ranks.clamp(max=state.model.num_tokens - 1))
@@ -103,8 +104,8 @@ def next_set(state: MaskedState) -> tuple[torch.LongTensor, torch.BoolTensor, to
 def conditions_of(
     state: MaskedState, model: MaskedLatentModel, positions: torch.LongTensor, known: torch.BoolTensor, count: int
 ) -> torch.Tensor:
-    """What the head of `model` is told of `positions` [B, Q] by the tokens that are `known` [B, N], at most `count`
-    per image: [G, B, Q, C]."""
+    """Conditioning vectors [G, B, Q, C] of the head of `model` for `positions` [B, Q], given the `known` [B, N]
+    tokens, at most `count` per image."""
     conditions = model.forward(state.tokens, known, count, padded=state.sampling.forced is not None)
     where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
     return conditions.gather(2, where)
@@ -113,7 +114,7 @@ def conditions_of(
 def write_set(
     state: MaskedState, positions: torch.LongTensor, live: torch.BoolTensor, tokens: torch.FloatTensor
 ) -> None:
-    """Decide the tokens [B, Q, D] of the next set, and let the set after it be the next."""
+    """Decide the tokens [B, Q, D] of the next set, and advance to the set after it."""
     model = state.model
     state.invalid |= (~tokens.isfinite().all(-1) & live).any(1)
     places = torch.where(live, positions, model.num_tokens)
@@ -130,9 +131,10 @@ def denoise(
     masked: torch.LongTensor,
     diffusion_steps: int | tuple[int, ...] | None = None,
 ) -> tuple[torch.FloatTensor, list[torch.FloatTensor]]:
-    """Sample the tokens [B, Q, D] at `positions` [B, Q] by their `conditions` [G, B, Q, C], where `masked` [B] tokens
-    of each image are left to the steps after this one; and the standard deviations [B, Q, D] of the steps, that of the
-    last first. The last step returns its mean. `diffusion_steps` are by default those of the sampling settings."""
+    """Sample the tokens [B, Q, D] at `positions` [B, Q], given their `conditions` [G, B, Q, C] and how many tokens
+    `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
+    denoising steps, the last step first. The last step returns its mean. `diffusion_steps` is by default that of the
+    sampling settings."""
     sampling = state.sampling
     guidance = sampling.guidance_at(1 - masked.clamp(min=1) / model.num_tokens)[:, None, None]
     steps = sampling.num_diffusion_steps if diffusion_steps is None else diffusion_steps
@@ -153,17 +155,18 @@ def denoise(
 
 @dataclass(frozen=True)
 class MaskedDecoding(DecodingMethod):
-    """Generate sets of continuous tokens in a random order, as MAR (https://arxiv.org/abs/2406.11838) does: a forward
-    pass of the transformer per set, and then the denoising head for all tokens of the set at once.
+    """Generate sets of continuous tokens in a random order, as in MAR (https://arxiv.org/abs/2406.11838): one forward
+    pass of the transformer per set, after which the denoising head samples all tokens of the set at once.
 
-    The sampling settings say in how many passes (`num_inference_steps`, sets that grow by a cosine) and in how many
-    denoising steps. It is exact in the sense that it samples from what the model defines at these numbers of steps:
-    the tokens of a set are sampled independently of each other, so other numbers are other distributions.
+    The sampling settings give the number of passes (`num_inference_steps`; the sets grow by a cosine schedule) and of
+    denoising steps. It is exact in the sense that it samples from the distribution that the model defines for these
+    numbers of steps. Other numbers define other distributions, since the tokens of a set are sampled independently of
+    each other.
 
     Attributes:
-        diffusion_steps: the denoising steps of the first set and of the last, with those between on a line, as in DiSA
-            (https://arxiv.org/abs/2505.20297): the more is known, the fewer it takes. Not exact, without a bound. None
-            takes as many for all sets as the sampling settings say.
+        diffusion_steps: the number of denoising steps of the first set and of the last set, interpolated linearly
+            between them, as in DiSA (https://arxiv.org/abs/2505.20297): the more tokens are known, the fewer steps are
+            needed. Not exact, and without a bound. None uses the number of the sampling settings for all sets.
 
     Raises:
         ValueError: if a setting is not among these.

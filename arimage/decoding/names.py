@@ -1,16 +1,16 @@
-"""The names of decodings and of their settings. Standard library only: the console command lists them, and refuses
-wrong ones, without waiting for torch."""
+"""The names of decodings and of their settings. Uses the standard library only, so that the command line can list and
+check them without importing torch."""
 
 from typing import Literal, NamedTuple
 
 
-# Those of `orders.order_of`.
+# The names that `orders.order_of` takes.
 Order = Literal["raster", "random", "farthest", "locality"]
 
 
 class Preset(NamedTuple):
-    """A named decoding: its method, the settings that are not the method's defaults, whether it is exact, a one-line
-    summary, and the arXiv number of its paper."""
+    """A named decoding: its method, the settings that differ from the method's defaults, whether it is exact, a
+    one-line summary, and the arXiv number of its paper."""
 
     method: str
     settings: dict
@@ -148,7 +148,7 @@ PRESETS = {
         "2411.11925",
     ),
 }
-# The settings of every method, and of the acceptances that are settings themselves, with their defaults.
+# The settings of every method and every acceptance, with their defaults.
 DEFAULTS = {
     "AutoregressiveDecoding": {},
     "SpeculativeJacobiDecoding": {
@@ -199,7 +199,7 @@ def check_name(name: str) -> None:
 
 
 def check_setting_names(method: str, settings: dict) -> None:
-    """Raise a `ValueError` if a method or an acceptance has not all of these settings."""
+    """Raise a `ValueError` if a method or an acceptance does not have one of these settings."""
     unknown = [name for name in settings if name not in DEFAULTS[method]]
     if unknown:
         known = ", ".join(DEFAULTS[method]) or "none"
@@ -207,8 +207,8 @@ def check_setting_names(method: str, settings: dict) -> None:
 
 
 def parse_decoding(text: str) -> tuple[str, dict]:
-    """The name and the settings of "name:key=value,...", where a value is a whole number, a number, true, false, none
-    or a word, or several with a plus sign between them.
+    """Parse "name:key=value,..." into the name and the settings. A value is an integer, a number, true, false, none or
+    a word, or several of these joined by plus signs.
 
     Raises:
         ValueError: if a setting is not of that form.
@@ -236,7 +236,7 @@ def _parse_value(text: str) -> bool | int | float | str | tuple | None:
 
 
 def check_text(text: str) -> None:
-    """Raise a `ValueError` if "name:key=value,..." names no decoding, or a setting that it has not."""
+    """Raise a `ValueError` if "name:key=value,..." has an unknown name or setting."""
     name, settings = parse_decoding(text)
     check_name(name)
     check_setting_names(PRESETS[name].method, settings)

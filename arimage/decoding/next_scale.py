@@ -16,9 +16,9 @@ from .contract.supports import DecodingMethod
 
 @dataclass
 class ScaleState(DecodingState):
-    """Adds to `DecodingState`: `scale`, the number of maps decided, and `latents` [B, D, P, P], what these add up to
-    (None at the start). `tokens` holds the maps one after another from coarse to fine, each row by row. `mixed` says
-    whether the latents add up mixtures of token vectors."""
+    """Adds to `DecodingState`: `scale`, the number of decided maps, and `latents` [B, D, P, P], the sum of these maps
+    (None at the start). `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents
+    are sums of mixtures of token vectors."""
 
     # All images are at the same scale.
     refillable = False
@@ -51,13 +51,14 @@ class ScaleState(DecodingState):
 
 
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
-    """The `Sampling` of scale `scale` of `count`: guidance grows from 1 at the first to its full scale at the last."""
+    """The `Sampling` for scale `scale` of `count`: guidance grows from 1 at the first scale to its full value at the
+    last."""
     ratio = scale / max(count - 1, 1)
     return sampling.with_guidance(1 + (sampling.guidance_scale - 1) * ratio)
 
 
 def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:
-    """The positions [B, n] of the tokens of `scale` among those of all scales."""
+    """The positions [B, n] of the tokens of `scale` among the tokens of all scales."""
     first, count = sum(side**2 for side in model.scales[:scale]), model.scales[scale] ** 2
     return (first + torch.arange(count, device=model.device)).expand(batch_size, -1)
 
@@ -67,14 +68,15 @@ _State = TypeVar("_State", bound=ScaleState)
 
 @dataclass(frozen=True)
 class NextScaleDecoding(DecodingMethod):
-    """Sample every map of a next-scale model (VAR, https://arxiv.org/abs/2404.02905) in one forward pass: K per image.
+    """Sample every map of a next-scale model (VAR, https://arxiv.org/abs/2404.02905) in one forward pass: K passes per
+    image.
 
-    Guidance grows along the scales: of K scales, scale k uses 1 + (guidance_scale - 1) k / (K - 1).
+    Guidance grows along the K scales: scale k uses 1 + (guidance_scale - 1) k / (K - 1).
 
     Attributes:
-        more_smooth: add up mixtures of token vectors, by Gumbel-softmax weights that sharpen along the scales, in
-            place of single ones, for a smoother image. Not exact: an image is then no combination of tokens, and the
-            reported tokens are those of the largest weight.
+        more_smooth: for a smoother image, add up mixtures of token vectors, with Gumbel-softmax weights that sharpen
+            along the scales, instead of single vectors. Not exact: an image then does not correspond to tokens, and
+            the reported tokens are those with the largest weights.
 
     Raises:
         ValueError: if `more_smooth` is not a bool.
@@ -109,7 +111,7 @@ class NextScaleDecoding(DecodingMethod):
         self.commit(state, state.model.forward(state.scale, state.latents, state.cache))
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
-        """Decide the next map by its logits [G, B, n, V]."""
+        """Decide the next map, given its logits [G, B, n, V]."""
         model, scale = state.model, state.scale
         positions = scale_positions(model, scale, len(state.seeds))
         sampling = scale_sampling(state.sampling, scale, len(model.scales))

@@ -1,4 +1,4 @@
-"""Parallel Jacobi decoding: a window of drafts in every open row, verified in parallel."""
+"""Parallel Jacobi decoding: a window of drafts in every open row, all verified in parallel."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -20,12 +20,12 @@ Refresh = Literal["independent", "coupled"]
 
 @dataclass
 class ParallelJacobiState(RowState):
-    """Adds to `RowState`. The drafts of a row are kept in a ring: the slot of one that is decided takes the column W
-    further.
+    """Adds to `RowState`. The drafts of a row are kept in a ring: when a draft is decided, its slot moves on to the
+    column W further.
 
     Attributes:
-        column: int64 [B, L, W], of the draft in each slot of the rows in flight.
-        draft_probabilities: float32 [B, L, W, V], what it was sampled from.
+        column: int64 [B, L, W], the column of the draft in each slot of the rows in flight.
+        draft_probabilities: float32 [B, L, W, V], the distributions that the drafts were sampled from.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
     """
 
@@ -40,24 +40,25 @@ class ParallelJacobiDecoding(DecodingMethod):
     """Parallel Jacobi decoding (https://arxiv.org/abs/2606.05703): speculative Jacobi decoding in several rows at
     once.
 
-    A row begins once the row above holds `context` tokens. A step evaluates up to `window` drafts in each open row,
-    none past the decided tokens of the row above; a draft sees the decided tokens before it and the drafts before it
-    in its own row. In each row the leading drafts that are accepted are decided, and the first that is not is replaced
-    by a sample from the residual distribution and decided too (the paper does so in the top row only, and samples
-    again from the model's distribution in the others).
+    A row begins once the row above it has `context` tokens. A step evaluates up to `window` drafts in each open row,
+    none further right than the decided tokens of the row above. A draft attends to the decided tokens before it and to
+    the drafts before it in its own row. In each row the leading accepted drafts are decided. The first rejected draft
+    is replaced by a sample from the residual distribution and decided too (the paper does so in the top row only, and
+    samples again from the model's distribution in the others).
 
-    So a token follows the model's distribution given the tokens before it that are decided when it is verified: tokens
-    further right in the row above may be missing, and a row that begins early does so without the token before it. The
-    images follow the model's own distribution if no token depends on those, and nothing bounds how far off they are if
-    one does: on a random table over 2 x 3 tokens of 2 kinds, with a window of 3, the total variation is 0.19 with a
-    context of 1 and 0.05 with 2. A context that covers the row is exact: speculative Jacobi decoding row by row. The
-    rows of a video are those of all frames.
+    So a token follows the model's distribution given the earlier tokens that are decided when it is verified: tokens
+    further right in the row above may be missing, and a row that begins early does so without the token before it. If
+    no token depends on the missing ones, the images follow the model's own distribution. Otherwise there is no bound:
+    on a random table over 2 x 3 tokens with a vocabulary of 2 and a window of 3, the total variation is 0.19 with a
+    context of 1 and 0.05 with 2. With a context of a full row it is exact: speculative Jacobi decoding row by row. A
+    video has the rows of all its frames.
 
     Attributes:
         window: drafts per row, >= 1.
-        context: tokens of the row above that a row waits for, >= 1; None is a third of a row, at least 12.
-        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones as in the paper,
-            or "coupled" to them, so that as many as possible stay.
+        context: the number of tokens in the row above that a row waits for, >= 1; None is a third of a row, at least
+            12.
+        refresh: how undecided drafts are sampled again: "independent" of the old ones as in the paper, or "coupled" to
+            them, so that as many as possible stay the same.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -106,7 +107,7 @@ class ParallelJacobiDecoding(DecodingMethod):
         noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2).unflatten(1, column.shape[1:])
         verified, kept = couple(p, q, drafts, noise)
         tokens = verified
-        # What is decided of a row ends behind the first draft that is not kept, or with the row above.
+        # A row is decided up to and including the first draft that is not kept, at most as far as the row above.
         last = torch.where(kept, (step.count + (window - 1))[..., None], column).amin(2)
         accepted = (torch.minimum(last + 1, step.end) - step.count).clamp(min=0)
         decided = column < (step.count + accepted)[..., None]

@@ -1,8 +1,7 @@
-"""Coupling of denoising paths: how a `CausalLatentModel` generates several continuous tokens per forward pass,
-exactly.
+"""Coupling of denoising paths: generates several continuous tokens of a `CausalLatentModel` per forward pass, exactly.
 
-A path is all that a token is before and after each of its S denoising steps, from noise to the clean token. The head
-gives the density of a whole path, which it does not give of the clean token.
+A path holds the S + 1 values of a token before and after each of its S denoising steps, from noise to the clean token.
+The head gives the density of a whole path, but not the density of the clean token alone.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,7 +18,7 @@ from .contract.state import CursorState
 
 
 Coupling = Literal["reflection", "path"]
-# How many paths are sampled at once where one of a residual distribution is needed.
+# How many candidates are sampled at once for a path from a residual distribution.
 CANDIDATES = 32
 
 
@@ -29,15 +28,15 @@ class PathState(CursorState):
 
     Attributes:
         window: W.
-        paths: float32 [B, N + W, S + 1, D], the path of each position, [:, :, 0] its clean token; where there is none,
-            the noise that it begins with and that its steps add.
-        means: float32 [B, N + W, S, D], the means of the distributions that the steps of the path were sampled from.
+        paths: float32 [B, N + W, S + 1, D], the path of each position, with its clean token at [:, :, 0]. Positions
+            without a path hold the noise that the path starts from and that its steps add.
+        means: float32 [B, N + W, S, D], the means of the distributions that the steps of a path were sampled from.
         held: bool [B, N + W], which positions have a path.
-        stds: float32 [S, 1], the standard deviations of the steps, which all images share.
-        conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where nothing asks for
-            them.
+        stds: float32 [S, 1], the standard deviations of the steps, shared by all images.
+        conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where they are not
+            needed.
 
-    `tokens` are float32 [B, N, D], those that nothing is known of zeros.
+    `tokens` are float32 [B, N, D], zeros where nothing has been sampled yet.
     """
 
     image_dims = {"accepted": 1, "conditions": 1}
@@ -65,12 +64,12 @@ class PathState(CursorState):
         return self.sampling.guidance_at(positions / self.model.num_tokens)[..., None]
 
     def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
-        """What `values` [B, P, ...] hold of `positions` [B, Q]."""
+        """The `values` [B, P, ...] at `positions` [B, Q]."""
         return values[torch.arange(len(positions), device=positions.device)[:, None], positions]
 
     def write_paths(self, positions: torch.LongTensor, paths: torch.FloatTensor, means: torch.FloatTensor) -> None:
-        """Let `positions` [B, Q] have `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D]; those behind the
-        window begin as copies of its last token."""
+        """Store `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D], at `positions` [B, Q]. The positions
+        after the window are initialised with copies of its last token."""
         images = torch.arange(len(positions), device=positions.device)[:, None]
         self.paths[images, positions], self.means[images, positions] = paths, means
         self.held[images, positions] = torch.ones_like(positions, dtype=torch.bool)
@@ -79,8 +78,8 @@ class PathState(CursorState):
         self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)
 
     def check_paths(self, paths: torch.FloatTensor, live: torch.BoolTensor) -> None:
-        """Images where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B, Q] become
-        `invalid`."""
+        """Mark images as `invalid` where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B,
+        Q]."""
         self.invalid |= (~paths[:, :, 0].isfinite().all(-1) & live).any(1)
 
 
@@ -138,8 +137,8 @@ def sample_paths(
     guidance: torch.FloatTensor,
     noise: torch.FloatTensor,
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.FloatTensor]:
-    """Paths [B, Q, S + 1, D] by their `conditions` [G, B, Q, C], their `guidance` [B, Q, 1] and their noise [B, Q, S +
-    1, D]; the means [B, Q, S, D] of the steps and their standard deviations [S, 1]."""
+    """Sample paths [B, Q, S + 1, D], given their `conditions` [G, B, Q, C], `guidance` [B, Q, 1] and `noise` [B, Q, S
+    + 1, D]. Also returns the means [B, Q, S, D] and the standard deviations [S, 1] of the steps."""
     path, means, stds = [noise[:, :, -1]], [], []
     for step in reversed(range(noise.shape[2] - 1)):
         mean, std = model.denoise(step, path[-1], conditions, guidance, sampling.num_diffusion_steps)
@@ -153,15 +152,15 @@ def sample_paths(
 def log_ratio(
     paths: torch.FloatTensor, means: torch.FloatTensor, others: torch.FloatTensor, stds: torch.FloatTensor
 ) -> torch.FloatTensor:
-    """The logarithm [B, Q] of the density of `paths` [B, Q, S + 1, D] where steps have `means` [B, Q, S, D], over that
-    where they have the means `others`."""
+    """The logarithm [B, Q] of the ratio of two densities of `paths` [B, Q, S + 1, D]: with the `means` [B, Q, S, D] of
+    the steps, over that with the means `others`."""
     tokens = paths[:, :, :-1]
     return ((means - others) * (tokens - (means + others) / 2) / stds.square()).sum((-2, -1))
 
 
 def step_window(state: PathState, coupling: Coupling) -> None:
-    """Evaluate the window, couple its paths to their new distributions, and decide those up to the first whose token
-    changed."""
+    """Evaluate the window, couple its paths to their new distributions, and decide the tokens up to and including the
+    first one that changed."""
     model, batch = state.model, len(state.seeds)
     offsets = torch.arange(state.window, device=model.device)
     positions = state.cursor[:, None] + offsets
@@ -182,11 +181,12 @@ def step_window(state: PathState, coupling: Coupling) -> None:
 def reflect_paths(
     state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
-    """Paths [B, W, S + 1, D] of `positions` [B, W] by `conditions` [G, B, W, C], their means, and which tokens stayed
-    [B, W].
+    """Couple the held paths at `positions` [B, W] to their new `conditions` [G, B, W, C] by reflection. Returns the
+    new paths [B, W, S + 1, D], their means, and which tokens did not change [B, W].
 
-    A new path runs next to the held one. After each step the two meet as often as is possible; where they do not, the
-    noise of the new one is that of the held one, reflected, so that they may meet later.
+    The new path is sampled step by step next to the held one. In each step the two meet with the largest possible
+    probability. Where they do not, the new path takes the reflected noise of the held one, so that they may meet
+    later.
     """
     guidance, held = state.guidance(positions), state.row(state.held, positions)[..., None]
     before, means = state.row(state.paths, positions), state.row(state.means, positions)
@@ -196,7 +196,7 @@ def reflect_paths(
     for step in reversed(range(steps)):
         mean, _ = state.model.denoise(step, path[-1], conditions, guidance, state.sampling.num_diffusion_steps)
         std, token = state.stds[step], before[:, :, step]
-        # Where no path is held, the new one takes its noise.
+        # Where no path is held, the new path takes the stored noise.
         draft = torch.where(held, token, mean + std * token)
         old = torch.where(held, means[:, :, step], mean)
         noise, gap = (draft - old) / std, (old - mean) / std
@@ -212,8 +212,8 @@ def reflect_paths(
 def test_paths(
     state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
-    """As `reflect_paths`; a held path stays as a whole with the ratio of its densities, or else is sampled from the
-    residual distribution."""
+    """As `reflect_paths`, but a held path is kept as a whole, with a probability given by the ratio of its densities,
+    or else replaced by a sample from the residual distribution."""
     held = state.row(state.held, positions) & live
     paths, means = state.row(state.paths, positions), state.row(state.means, positions)
     guidance, diffusion = state.guidance(positions), state.sampling.num_diffusion_steps
@@ -241,14 +241,14 @@ def sample_again(
     paths: torch.FloatTensor,
     means: torch.FloatTensor,
 ) -> None:
-    """Write new `paths` [B, W, S + 1, D] and their `means` [B, W, S, D] by the `conditions` [G, B, W, C] of
-    `positions` [B, W]: of those that are `fresh` with the noise that `paths` hold, of those that are `rejected` from
-    the residual distribution, max(p - q, 0) of paths p now and q drafted, up to a factor. Reads the device, since
-    nobody knows how many candidates it takes.
+    """Write new `paths` [B, W, S + 1, D] and their `means` [B, W, S, D] in place, given the `conditions` [G, B, W, C]
+    of `positions` [B, W]. Where `fresh`, a path is sampled with the noise that `paths` holds. Where `rejected`, it is
+    sampled from the residual distribution, proportional to max(p - q, 0) with the density p of a path now and q when
+    drafted. Synchronizes with the device: the number of candidates depends on the data.
 
     Args:
-        draft_means: the means [R, K, S, D] under which paths [R, K, S, D] before their steps would have been drafted,
-            at the images [R, 1] and columns [R, 1] of the window.
+        draft_means: called with candidate paths [R, K, S, D] before their steps, and the images [R, 1] and columns [R,
+            1] of the window that they are for; returns the means [R, K, S, D] with which they would have been drafted.
     """
     guidance, (size, dim) = state.guidance(positions), (paths.shape[2], paths.shape[3])
     images, slots = fresh.nonzero(as_tuple=True)
@@ -256,7 +256,7 @@ def sample_again(
     todo = rejected.nonzero(as_tuple=True)
     while len(images) or len(todo[0]):
         at = positions[todo][:, None]
-        # As a step that no pass and no other try has.
+        # A step number that no pass and no other try uses.
         count = state.steps[todo[0]] + tries * len(state.accepted)
         more = normals(state.seeds[todo[0]], at, Purpose.CANDIDATE, count, CANDIDATES * size * dim)
         chosen = [part.repeat_interleave(CANDIDATES) for part in todo]
@@ -280,7 +280,7 @@ def sample_again(
             state.head_calls += 1
             ratio = log_ratio(found, drafted, found_means, state.stds).exp()
             numbers = uniforms(state.seeds[todo[0]], at, Purpose.REFRESH, count, CANDIDATES)[:, 0]
-            # Paths that are not finite pass, so that the image is refused in the end.
+            # Paths that are not finite pass, so that the loop ends and the image is refused later.
             passes = ~(numbers < ratio)
             hit, first = passes.any(1), passes.to(torch.uint8).argmax(1)
             row = torch.arange(len(hit), device=hit.device)

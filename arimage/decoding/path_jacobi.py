@@ -17,17 +17,18 @@ class PathJacobiDecoding(DecodingMethod):
     """Speculative Jacobi decoding of a `CausalLatentModel`, exact.
 
     Every position of the window holds a denoising path. A step evaluates the window in one forward pass, couples each
-    path to the one that the head now samples, and decides the tokens up to and including the first that this changed:
-    all before it were sampled from what they follow. The last denoising step adds noise, as any other, or no two paths
-    would ever end in the same token; `ar` samples the same distribution.
+    path to its new distribution, and decides the tokens up to and including the first one that changed: everything
+    before it was evaluated with the right context. The last denoising step adds noise, like all others, since
+    otherwise no two paths would end in the same token; `ar` samples from the same distribution.
 
     Attributes:
         window: paths per step, >= 1; 1 is autoregressive decoding.
-        coupling: "reflection" runs the new path next to the held one, with its noise reflected where they part
-            (reflection coupling, as in https://arxiv.org/abs/2501.05370, but the two may meet again): as many calls of
-            the head as there are denoising steps. "path" keeps more: it tests whole paths by their densities, all
-            steps in one call, and samples those that fail from the residual distribution by rejection, 32 candidates
-            at a time, which takes more arithmetic, an unknown number of calls, and a read of the device per step.
+        coupling: "reflection" samples the new path step by step next to the held one, and reflects its noise where
+            they differ (reflection coupling, as in https://arxiv.org/abs/2501.05370, but the two may meet again): as
+            many calls of the head as there are denoising steps. "path" keeps more drafts: it tests whole paths by
+            their densities, all steps in one call, and replaces rejected ones by rejection sampling from the residual
+            distribution, 32 candidates at a time. This takes more arithmetic, a number of calls that depends on the
+            data, and a read of the device per step.
 
     Raises:
         ValueError: if a setting is not among these.

@@ -15,7 +15,7 @@ from .path_coupling import PathState, log_ratio, sample_again, sample_paths, sta
 
 @dataclass
 class PathDraftState(PathState):
-    """Adds to `PathState`: `draft_cache`, the cache of the drafter. Undecided positions hold no paths."""
+    """Adds to `PathState`: `draft_cache`, the cache of the drafter. Undecided positions do not hold paths."""
 
     draft_cache: Any
 
@@ -32,12 +32,12 @@ class PathDraftState(PathState):
 class PathSpeculativeDecoding(DecodingMethod):
     """Speculative decoding of a `CausalLatentModel` with a drafter, exact.
 
-    The drafter generates `window` tokens one after the other. One forward pass of the model then sees all of them, and
-    one call of its head gives the density of every draft's whole denoising path. A draft is accepted with the ratio of
-    the densities; the first that is not is sampled from the residual distribution, by rejection, 32 candidates at a
-    time. Where all are accepted, one more token is sampled. The last denoising step adds noise, as in
-    `PathJacobiDecoding`. `forward_passes` counts those of the model, not of the drafter; `head_calls` counts both
-    heads.
+    The drafter generates `window` tokens one after another. One forward pass of the model then evaluates all of them,
+    and one call of its head gives the density of every draft's whole denoising path. A draft is accepted with a
+    probability given by the ratio of the densities. The first rejected one is replaced by a sample from the residual
+    distribution (by rejection sampling, 32 candidates at a time). If all are accepted, one more token is sampled. The
+    last denoising step adds noise, as in `PathJacobiDecoding`. `forward_passes` counts those of the model only;
+    `head_calls` counts both heads.
 
     Attributes:
         window: drafts per step, >= 1.
@@ -68,7 +68,7 @@ class PathSpeculativeDecoding(DecodingMethod):
         positions = state.cursor[:, None] + torch.arange(state.window, device=model.device)
         live, before = positions < model.num_tokens, positions - 1
         guidance, noise = state.guidance(positions), state.row(state.paths, positions)
-        # The drafter has not seen the token before the last where that one followed its drafts.
+        # If all drafts were accepted, the drafter has not seen the token before the last decided one yet.
         at = torch.where(live[:, :1], torch.cat([before[:, :1] - 1, before[:, :1]], dim=1), -1)
         token = state.row(state.token_buffer, at.clamp(min=0))
         fed, drafts, draft_means, draft_conditions = [token[:, 1:]], [], [], []
@@ -82,7 +82,7 @@ class PathSpeculativeDecoding(DecodingMethod):
                 parts.append(part)
             at = torch.where(live[:, j + 1 : j + 2], positions[:, j : j + 1], -1)
             state.head_calls += noise.shape[2] - 1
-        # The last path is none yet.
+        # The last position has no draft; it is the additional token.
         paths = torch.cat([*drafts, noise[:, -1:]], dim=1)
         conditions = model.forward(torch.cat(fed, dim=1), torch.where(live, before, -1), state.cache)
         drafted, told = torch.cat(draft_means, dim=1), torch.cat(draft_conditions, dim=2)
@@ -91,7 +91,7 @@ class PathSpeculativeDecoding(DecodingMethod):
         state.head_calls += 1
         numbers = uniforms(state.seeds, positions[:, :-1], Purpose.VERIFY, state.steps, 1)[..., 0].log()
         passes = numbers <= log_ratio(paths[:, :-1], means[:, :-1], drafted, state.stds)
-        # Whether all drafts before were accepted: the first of the others is sampled again.
+        # Whether all earlier drafts were accepted; the first rejected one is sampled again.
         reached = torch.cat([torch.ones_like(passes[:, :1]), passes.cumprod(1).bool()], dim=1)
         rejected = live & reached
         rejected[:, :-1] &= ~passes

@@ -1,4 +1,4 @@
-"""Decodings by name, and as text, JSON and back."""
+"""Decodings by name, and conversion to and from text and JSON."""
 
 import dataclasses
 from typing import Any, get_args
@@ -49,20 +49,20 @@ _PARTS = {part.__name__: part for part in get_args(Acceptance)}
 
 
 def decoding_names(traits: Traits | None = None) -> list[str]:
-    """The names that `decoding_from_name` knows: all, or those that a model with these traits can run."""
+    """The names that `decoding_from_name` takes: all of them, or those that a model with these traits can run."""
     if traits is None:
         return list(PRESETS)
     return [name for name in PRESETS if missing(needs_of_preset(name), traits) is None]
 
 
 def needs_of_preset(name: str) -> Needs:
-    """The kinds of model that a preset takes, and what it needs of each."""
+    """The kinds of model that a preset can run on, each with what it needs from such a model."""
     preset: Any = decoding_from_name(name)
     return preset.needs
 
 
 def decoding_from_name(name: str, **settings) -> Decoding:
-    """The decoding of a preset such as "sjd-coupled", with `settings` changed.
+    """The decoding of a preset such as "sjd-coupled", with `settings` in place of its own.
 
     Raises:
         ValueError: if the name or a setting is unknown.
@@ -90,7 +90,7 @@ def decoding_to_dict(decoding: Decoding) -> dict:
 
 
 def decoding_from_dict(settings: dict) -> Decoding:
-    """The decoding that `decoding_to_dict` described.
+    """The decoding that `decoding_to_dict` returned as a dictionary.
 
     Raises:
         ValueError: if the method or a setting is unknown.
@@ -123,7 +123,7 @@ def decoding_from_text(text: str) -> Decoding:
 
 
 def decoding_to_text(decoding: Decoding) -> str:
-    """A decoding as `decoding_from_text` reads it: the closest preset and the settings that differ from it."""
+    """A decoding as text that `decoding_from_text` reads: the closest preset, and the settings that differ from it."""
 
     def changes(name: str) -> dict:
         preset = decoding_from_name(name)

@@ -1,4 +1,4 @@
-"""Rows of an image that are decoded in parallel, which the row-parallel decodings share."""
+"""Decoding of several rows of an image in parallel, shared by the row-parallel decodings."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,16 +13,16 @@ from .contract.state import DecodingState
 
 @dataclass
 class RowState(DecodingState):
-    """Adds to `DecodingState`. The slot of a row that is complete takes the row L further, so that L rows are in
-    flight, in some order, of which those behind the image are never open.
+    """Adds to `DecodingState`. L rows are in flight, in any order: when a row is complete, its slot moves on to the
+    row L further. Rows after the end of the image are never open.
 
-    The rows above the first in flight are decided and their keys and values lie in the cache, except those of the last
-    token of the row above it while it holds no token: its first query writes them.
+    All rows above the first row in flight are decided, and their keys and values are in the cache. The exception is
+    the last token before a row that has no token yet: the first query of the row writes its keys and values.
 
     Attributes:
         row: int64 [B, L], the rows in flight.
-        counts: int64 [B, 1 + R + L + 1], how many tokens of each of the R rows are decided, as if a complete row lay
-            above the image and empty ones below.
+        counts: int64 [B, 1 + R + L + 1], the number of decided tokens in each of the R rows, padded with a complete
+            row above the image and empty rows below.
     """
 
     model: TokenModel
@@ -47,13 +47,13 @@ _State = TypeVar("_State", bound=RowState)
 
 @dataclass
 class RowStep:
-    """What a forward pass over W positions in each of the L rows in flight of B images returns.
+    """The result of a forward pass over W positions in each of the L rows in flight of B images.
 
     Attributes:
         positions: int64 [B, L, W].
-        live: bool [B, L, W], the positions that may be decided now; the others mean nothing.
-        opening: bool [B, L], whether the row holds no token yet and the row above is not complete.
-        count, end: int64 [B, L], how many tokens of the row are decided, and how many may be.
+        live: bool [B, L, W], the positions that may be decided now; values at the others are undefined.
+        opening: bool [B, L], whether the row has no token yet and the row above is not complete.
+        count, end: int64 [B, L], how many tokens of the row are decided, and how many may be decided now.
         probabilities: float32 [B, L, W, V].
     """
 
@@ -66,17 +66,16 @@ class RowStep:
 
 
 def default_context(columns: int) -> int:
-    """How many tokens of the row above a row waits for, by default: a third of a row, as in the published settings for
-    grids of 24 to 90 columns, but at least 12, since less leaves small grids without the context that their models
-    rely on."""
+    """The default number of tokens in the row above that a row waits for: a third of a row, as in the published
+    settings for grids of 24 to 90 columns, but at least 12, since models of small grids need that much context."""
     return max(columns // 3, 12)
 
 
 def rows_in_flight(layout, context: int) -> int:
-    """How many rows of an image may be open at once, where a row begins when the row above holds `context` tokens.
+    """How many rows of an image may be open at once if a row begins when the row above has `context` tokens.
 
-    A row is in flight for `columns` steps after its first token (one more feeds its last token), and the m-th row
-    below it begins m * context steps later at the earliest. Where complete rows are the context, it is one.
+    A row is in flight for `columns` steps after its first token (one more step feeds its last token), and the m-th row
+    below it begins m * context steps later at the earliest. With complete rows as context, only one row is open.
     """
     return min(layout.rows, layout.columns // context + 1) if context < layout.columns else 1
 
@@ -84,10 +83,10 @@ def rows_in_flight(layout, context: int) -> int:
 def start_rows(
     state_class: type[_State], model: TokenModel, sampling: Sampling, seeds: torch.LongTensor, context: int, **buffers
 ) -> _State:
-    """Prefill and decide rank 0, for rows that begin once the row above holds `context` tokens; `buffers` are the
-    fields that `state_class` adds to `RowState`."""
+    """Prefill and decide rank 0, for rows that begin once the row above has `context` tokens; `buffers` are the fields
+    that `state_class` adds to `RowState`."""
     layout, in_flight = model.layout, rows_in_flight(model.layout, context)
-    # With one row in flight none begins without the token before it: its cache is that of autoregressive decoding.
+    # With one row in flight, no row begins without the token before it, so no scratch slot is needed.
     cache, logits = model.prefill(len(seeds), int(in_flight > 1))
     counts = seeds.new_zeros(len(seeds), layout.rows + in_flight + 2)
     counts[:, 0] = layout.columns
@@ -95,7 +94,7 @@ def start_rows(
     row = torch.arange(in_flight, device=seeds.device).repeat(len(seeds), 1)
     # A row of one token is complete.
     row += in_flight * ((row == 0) & (layout.columns == 1))
-    # What lies in a row in flight behind the image is thrown away.
+    # Tokens of rows after the end of the image are discarded.
     spare = (in_flight + 1) * layout.columns
     state = state_class.open(model, sampling, seeds, cache, spare=spare, row=row, counts=counts, **buffers)
     decide_first(state, logits)
@@ -104,10 +103,11 @@ def start_rows(
 
 def forward_rows(state: RowState, column: torch.LongTensor | None, context: int) -> RowStep:
     """Evaluate the last token of every open row and the drafts after it, at the columns `column` [B, L, W] that follow
-    the decided tokens, in any order; None is the first of them.
+    the decided tokens, in any order; None evaluates the first of these columns only.
 
-    A query sees the decided tokens up to its own position and the drafts before it in its own row. A row without
-    tokens begins with the token before it; while that is not known, with its stand-in, which only this query sees.
+    A query attends to the decided tokens up to its own position and to the drafts before it in its own row. The first
+    query of a row is the token before the row. While that token is not known, a stand-in takes its place, which only
+    this query attends to.
     """
     layout, size = state.model.layout, state.model.num_tokens
     above, count = state.counts.gather(1, state.row), state.counts[:, 1:].gather(1, state.row)
@@ -117,7 +117,7 @@ def forward_rows(state: RowState, column: torch.LongTensor | None, context: int)
     begin = (state.row * layout.columns)[..., None]
     positions, end = begin + column, above * is_open
     live, first = column < end[..., None], column == count[..., None]
-    # The last token of a row is fed even if none after it may be decided, so that others see it.
+    # The last token of a row is fed even if no token after it may be decided, so that others can attend to it.
     fed = (live | (is_open[..., None] & first)).flatten(1)
     stands_in = (opening[..., None] & first).flatten(1)
     at = positions - 1
@@ -142,14 +142,15 @@ def decide(state: RowState, step: RowStep, tokens: torch.LongTensor, accepted: t
     step.
 
     Returns:
-        Bool [B, L], whether the slot of a row took another one.
+        Bool [B, L], whether a slot moved on to another row.
     """
     layout, columns = state.model.layout, state.model.layout.columns
     state.write_tokens(step.positions.flatten(1), step.live.flatten(1), tokens.flatten(1))
     state.counts[:, 1:].scatter_add_(1, state.row, accepted)
     state.record(accepted.sum(1))
     torch.eq(state.counts[:, layout.rows], columns, out=state.finished)
-    # A row that was complete before the step was fed its last token in it; that of another is fed by the row below.
+    # The last token of a row that was complete before this step was fed in it; otherwise the row below feeds that
+    # token.
     below = state.counts[:, 2:].gather(1, state.row)
     closed = (step.count == columns) | (step.count + accepted - below == columns)
     state.row.add_(closed, alpha=state.row.shape[1])

@@ -1,5 +1,5 @@
-"""Speculative Jacobi decoding: draft a window, verify it in one forward pass, and let that same pass draft the next
-window."""
+"""Speculative Jacobi decoding: draft a window of tokens, verify it in one forward pass, and draft the next window from
+the same pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,10 +28,10 @@ class JacobiState(WindowState):
     """Adds to `WindowState`.
 
     Attributes:
-        accepts: the test of drafts that are not fresh.
-        adaptive: the chooser of the window, if it is adaptive.
-        levels: K, how many steps a draft is noise before it is a token to the model.
-        level: int64 [B, N + capacity], how many of them are left to the draft at each position; [B, 0] if K is 0.
+        accepts: the test for drafts that are not fresh.
+        adaptive: chooses the size of an adaptive window; None otherwise.
+        levels: K, for how many steps a draft is fed as noise before it is fed as a token.
+        level: int64 [B, N + capacity], how many of these steps the draft at each position has left; [B, 0] if K is 0.
         vectors: float32 [B, N + capacity, D], the noisy vectors of these drafts; [B, 0] if K is 0.
     """
 
@@ -59,17 +59,17 @@ class JacobiState(WindowState):
             self._write(torch.where(entered, positions, self.model.num_tokens), self.levels, noise)
 
     def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:
-        """What `DenoisingModel.forward` reads in place of the tokens at `positions` [B, W]."""
+        """The arguments of `DenoisingModel.forward` that replace the tokens at `positions` [B, W]."""
         vectors, level = self._at(positions)
         return {"vectors": vectors, "noise": level / self.levels}
 
     def is_token(self, positions: torch.LongTensor) -> torch.BoolTensor:
-        """Bool [B, W], which of `positions` [B, W] are tokens to the model."""
+        """Bool [B, W], which of `positions` [B, W] are fed as tokens."""
         return self.level.gather(1, positions) == 0
 
     def denoise(self, positions: torch.LongTensor, end: torch.LongTensor, tokens: torch.LongTensor) -> None:
-        """Move the vectors at `positions` [B, W] by one level to those of `tokens` [B, W]. What lies before `end` [B]
-        is decided."""
+        """Move the vectors at `positions` [B, W] one level towards those of `tokens` [B, W]. Positions before `end`
+        [B] are decided."""
         assert self.model.codebook is not None
         vectors, level = self._at(positions)
         # In a mixture (1 - t) x + t noise, t falls from level / K to (level - 1) / K.
@@ -86,7 +86,7 @@ class JacobiState(WindowState):
 
 
 def normalised(codebook: torch.Tensor) -> torch.FloatTensor:
-    """The vectors [V, D] with mean 0 and deviation 1 along each of the D dimensions, which gives noise its scale."""
+    """The vectors [V, D], normalised to mean 0 and deviation 1 in each of the D dimensions, the scale of the noise."""
     codebook = codebook.float()
     return (codebook - codebook.mean(0)) / codebook.std(0)
 
@@ -96,46 +96,48 @@ class SpeculativeJacobiDecoding(DecodingMethod):
     """Speculative Jacobi decoding (https://arxiv.org/abs/2410.01699), exact unless `acceptance`, `relax` or `reuse`
     relax it.
 
-    A step evaluates `window` drafts after an image's cursor. The leading drafts that are accepted are decided; the
-    first that is not is replaced by a sample from the residual distribution and decided too. The other drafts are
-    sampled again from the probabilities just computed. Every image has a cursor of its own, so none waits for another.
+    A step evaluates `window` drafts after an image's cursor. The leading accepted drafts are decided; the first
+    rejected one is replaced by a sample from the residual distribution and decided too. The remaining drafts are
+    sampled again from the probabilities just computed. Every image has its own cursor, so images do not wait for each
+    other.
 
-    Of a model that predicts blocks of tokens a step decides whole blocks, up to the one with the first draft that is
-    not accepted: the other tokens of this block do not depend on it, and each is accepted or replaced by itself. Exact
-    then means the model's own distribution, in which the tokens of a block are independent of each other given those
-    before it.
+    For a model that predicts blocks of tokens, a step decides whole blocks, up to and including the block of the first
+    rejected draft: the other tokens of that block do not depend on the rejected one, so each is accepted or replaced
+    on its own. Exact then refers to the model's own distribution, in which the tokens of a block are independent of
+    each other given the tokens before the block.
 
-    A relaxed test decides drafts; it does not change how the others are sampled again, and it applies only to drafts
-    that the model has evaluated before, so it needs a window of at least 2. So a draft follows its recorded
-    distribution whatever the test. Where the distribution of one token, given those before it, is off by a total
-    variation of at most e, that of an image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
+    A relaxed test only changes which drafts are decided, not how the others are sampled again, so a draft follows its
+    recorded distribution whatever the test. It applies only to drafts that the model has evaluated before, so it needs
+    a window of at least 2. If the distribution of one token, given the tokens before it, is off by a total variation
+    of at most e, that of an image of N tokens is off by at most 1 - (1 - e) ** (N - 1).
 
-    Of a `CausalLatentModel` it couples denoising paths, as `PathJacobiDecoding` does: with the coupled refresh, an
-    exact acceptance and a window that is a number. `init` means nothing there.
+    For a `CausalLatentModel` it couples denoising paths, as `PathJacobiDecoding` does. This needs the coupled refresh,
+    an exact acceptance and a window that is a number. `init` is ignored.
 
     Attributes:
         window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the
-            size that decides the most tokens per second: the cost of a step is measured in the first call of a model
-            with a batch size and remembered on disk (see `step_seconds`), the accepted drafts are counted in every
-            call. Exact like any other, but the same seed may then give another image on another machine or in another
-            batch. Not of a model that predicts blocks.
-        refresh: how the drafts that were not decided are sampled again: "independent" of the old ones (the original
-            method); "coupled" to them, so that as many as possible stay and the next step verifies what it saw before
-            (https://arxiv.org/abs/2510.24211; its maximal coupling); or by "gumbel" noise fixed per position (its
-            other coupling).
+            size that decides the most tokens per second: the duration of a step is measured in the first call of a
+            model with a batch size and stored on disk (see `step_seconds`), and the accepted drafts are counted in
+            every call. This is exact too, but the same seed may give another image on another machine or in another
+            batch. Not for models that predict blocks.
+        refresh: how undecided drafts are sampled again: "independent" of the old ones (the original method); "coupled"
+            to them, so that as many as possible stay the same and the next step verifies drafts with a familiar
+            context (the maximal coupling of https://arxiv.org/abs/2510.24211); or with "gumbel" noise that is fixed
+            per position (its other coupling).
         init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of
-            the token to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be
-            one that is given.
+            the token to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be a
+            given one.
         acceptance: the test of a draft: exact, by groups of tokens or by neighbours in the codebook.
-        relax: factor on the probability to accept a draft, >= 1; 1 is exact with an exact acceptance, otherwise
-            e = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
-        reuse: undecided drafts stay where their probability is more than `reuse` times what it was in the step before,
-            and are sampled again as `refresh` says elsewhere (SJD++, https://arxiv.org/abs/2512.07503, with the
-            independent refresh), 0 to 1. Not exact, without a bound: what stays does not follow the distribution that
-            is recorded for it. None is off.
-        levels: how many steps a draft is noise, each time less, before it is a token to the model; 0 is off. The model
-            needs a denoiser, which acts on noisy drafts only (https://arxiv.org/abs/2510.08994, where it is the model
-            that is fine-tuned). What is decided has no noise before it: exact, whatever the denoiser does.
+        relax: factor on the probability to accept a draft, >= 1. With an exact acceptance, 1 is exact, and otherwise e
+            = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).
+        reuse: keep an undecided draft if its probability is more than `reuse` times that of the previous step, 0 to 1,
+            and sample the others again according to `refresh` (SJD++, https://arxiv.org/abs/2512.07503, with the
+            independent refresh). Not exact, and without a bound: a kept draft does not follow the distribution that is
+            recorded for it. None disables it.
+        levels: for how many steps a draft is fed as noise, less each time, before it is fed as a token; 0 disables it.
+            The model needs a denoiser, which acts on noisy drafts only (in https://arxiv.org/abs/2510.08994 the model
+            itself is fine-tuned). Exact whatever the denoiser does, since a token is only decided when there is no
+            noise before it.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -237,16 +239,16 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         verified, kept = couple(p, q, drafts, noise[..., :2])
         redrafted = self._refresh(state, positions, drafts, verified, p, q)
         if self.relax > 1 or not self.acceptance.exact:
-            # q of a fresh draft is no prediction: the neighbours of a random token would pass a relaxed test.
+            # The q of a fresh draft is not a prediction: the neighbours of a random token would pass a relaxed test.
             kept = torch.where(fresh, kept, state.accepts(p, q, drafts, noise[..., 0] / self.relax))
             verified = torch.where(kept, drafts, verified)
         if self.levels:
-            # What follows a noisy draft has not seen its token.
+            # Positions after a noisy draft have not attended to its token.
             kept = kept & state.is_token(positions)
         end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1), block)
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
-        # Coupled drafts are at once what is decided and what comes next.
+        # With the coupled refresh, the same samples are the decided tokens and the next drafts.
         tokens = verified if redrafted is verified else torch.where(positions < end[:, None], verified, redrafted)
         state.token_buffer.scatter_(1, positions, tokens)
         if self.levels:
@@ -254,13 +256,13 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         slide_window(state, end, p, noise[..., 2])
 
     def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:
-        """The drafts [B, W] of the next step where this one does not decide them."""
+        """The drafts [B, W] of the next step at positions that this step does not decide."""
         if self.refresh == "coupled":
             tokens = verified
         elif self.refresh == "independent":
             tokens = sample(p, uniforms(state.seeds, positions, Purpose.REFRESH, state.steps, 1)[..., 0])
         else:
-            # The largest of p / e is that of log p plus Gumbel noise.
+            # The argmax of p / e is the argmax of log p plus Gumbel noise.
             tokens = (p / exponentials(state.seeds, positions, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)
         if self.reuse is not None:
             now, before = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))

@@ -1,4 +1,4 @@
-"""Trees of drafts: which of the drafts that were grown are verified, and what each of them sees."""
+"""Trees of drafts: which candidates are verified, and which tokens each of them attends to."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ class DraftTree:
     children.
 
     Attributes:
-        tokens: int64 [B, M]; -1 is no draft.
-        depths: int64 [B, M]; 1 is that of the children of node 0.
+        tokens: int64 [B, M]; -1 where there is no draft.
+        depths: int64 [B, M]; the children of node 0 have depth 1.
         parents: int64 [B, M], nodes.
-        children: int64 [B, M + 1, K], nodes in the order in which they are tried; 0 is none.
-        groups: int64 [B, M + 1], the group of candidates that the children of a node are from.
+        children: int64 [B, M + 1, K], nodes in the order in which they are tried; 0 where there is none.
+        groups: int64 [B, M + 1], the group of candidates that the children of a node come from.
     """
 
     tokens: torch.LongTensor
@@ -33,17 +33,17 @@ def select(
     depths: torch.LongTensor,
     nodes: int,
 ) -> DraftTree:
-    """The tree of the `nodes` candidates with the highest scores, all of them if there are fewer.
+    """The tree of the `nodes` candidates with the highest scores, or of all candidates if there are fewer.
 
     Args:
-        tokens, scores: [B, L, K], the candidates: L groups of K children of one node each. No child scores higher than
-            its parent, whose group comes before.
-        parents: int64 [B, L], the candidate, counted through all groups, whose children a group are; -1 is node 0.
-        depths: int64 [L], of the groups.
+        tokens, scores: [B, L, K], the candidates: L groups, each with the K children of one node. A child never has a
+            higher score than its parent, whose group comes first.
+        parents: int64 [B, L], the parent of each group, an index into the candidates of all groups; -1 is node 0.
+        depths: int64 [L], the depth of each group.
     """
     batch, groups, width = tokens.shape
     nodes = min(nodes, groups * width)
-    # Stable, so that among equals the parent comes before the child.
+    # Stable, so that a parent comes before a child with the same score.
     best = scores.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     chosen = best.sort(dim=1).values
     group = chosen // width
@@ -64,7 +64,8 @@ def select(
 
 
 def ancestors(tree: DraftTree, depth: int) -> torch.BoolTensor:
-    """Which drafts [B, M + 1, M] of a tree of at most `depth` levels lead to a node, itself included."""
+    """Which drafts [B, M + 1, M] of a tree with at most `depth` levels are on the path to a node, the node
+    included."""
     up = F.pad(tree.parents, (1, 0))
     count = up.shape[1]
     node = torch.arange(count, device=up.device).expand_as(up)

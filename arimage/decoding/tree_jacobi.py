@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding with several drafts for the token at the cursor, each with a branch of its own."""
+"""Speculative Jacobi decoding with several drafts for the token at the cursor, each followed by its own branch."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -18,15 +18,16 @@ from .window import Init, WindowState, decided_end, needs_of_init, open_window, 
 
 @dataclass
 class TreeState(WindowState):
-    """Adds to `WindowState` what never changes of the W + S tokens that a step feeds: those before the drafts of the
-    window, then the branches one after another.
+    """Adds to `WindowState` constants of the W + S tokens that a step feeds: the window, then the branches one after
+    another.
 
     Attributes:
-        past: int64 [B, W + S], how far behind the last decided token a token of a branch is; 0 in the window.
-        slots: int64 [B, W + S], where in the cache a token of a branch goes; 0 in the window.
-        sibling: int64 [B, W + S], which draft for the cursor a branch begins with; 0 in the window.
-        first: bool [B, W + S], the tokens that a branch begins with.
-        own: bool [B, W + S, S], which tokens of the branches a token sees.
+        past: int64 [B, W + S], how many positions after the last decided token a token of a branch is; 0 in the
+            window.
+        slots: int64 [B, W + S], the cache slot of a token of a branch; 0 in the window.
+        sibling: int64 [B, W + S], the index of the draft at the cursor that a branch begins with; 0 in the window.
+        first: bool [B, W + S], the first tokens of the branches.
+        own: bool [B, W + S, S], the tokens of branches that a token attends to.
     """
 
     past: torch.LongTensor
@@ -40,19 +41,19 @@ class TreeState(WindowState):
 class TreeJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding with a draft tree at the cursor; exact for every setting.
 
-    Most drafts are rejected at the cursor, where the token before them has just changed. So the token there gets
-    `width` drafts, sampled from its recorded distribution without replacement and verified in turn. Each further draft
-    is followed by `depth` - 1 drafts of the window, so that when it is the one that is accepted, verification
-    continues behind it in the same step.
+    Most rejections happen at the cursor, where the previous token has just changed. So the token there gets `width`
+    drafts, sampled from its recorded distribution without replacement and verified one after another. Each additional
+    draft is followed by `depth` - 1 drafts of the window, so that if it is accepted, verification continues after it
+    in the same step.
 
-    After SJD-PAC (https://arxiv.org/abs/2603.18599), whose published code samples the siblings from another
-    distribution than the one they are verified by; here both are the recorded one. Its adaptive continuation is the
+    Based on SJD-PAC (https://arxiv.org/abs/2603.18599). Its published code samples the siblings from one distribution
+    and verifies them with another; here both are the recorded one. Its adaptive continuation corresponds to the
     coupled refresh.
 
     Attributes:
         window: drafts of the first branch, > `depth`. A step evaluates window + (width - 1) * depth tokens.
         width: drafts for the token at the cursor, >= 2.
-        depth: tokens of each further branch, >= 1.
+        depth: tokens of each additional branch, >= 1.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
 
     Raises:
@@ -102,14 +103,14 @@ class TreeJacobiDecoding(DecodingMethod):
         )
 
     def _depth(self, window: int) -> int:
-        """How many tokens a branch has."""
+        """The number of tokens of a branch."""
         return min(self.depth, window - 1)
 
     def step(self, state: TreeState) -> None:
         size, window, depth = state.model.num_tokens, state.window, self._depth(state.window)
         cursor, last = state.cursor[:, None], state.cursor[:, None] - 1
         images = torch.arange(len(cursor), device=cursor.device)[:, None]
-        # The draft at the cursor is the first sample from its distribution; its siblings are sampled now.
+        # The draft at the cursor is the first sample from its distribution; its siblings are sampled here.
         head = last % window
         q = state.draft_probabilities[images, head][:, 0]
         noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, 2 * self.width)[:, 0]
@@ -119,7 +120,7 @@ class TreeJacobiDecoding(DecodingMethod):
         ranks, p = self._evaluate(state, last, siblings, counting)
         chosen, which = couple_siblings(p[images, head][:, 0], q, siblings, noise[:, self.width - 1 :])
         won = (which > 0)[:, None]
-        # Behind a sibling that is accepted, the probabilities are those of its branch as far as it reaches.
+        # After an accepted sibling, the probabilities are those of its branch, as far as the branch goes.
         fed = ranks[:, window : window + depth]
         rows = counting[:window]
         branch, behind = rows[window - depth :] + which.clamp(min=1)[:, None] * depth, fed % window
@@ -138,12 +139,13 @@ class TreeJacobiDecoding(DecodingMethod):
         slide_window(state, end, p, noise[..., 2])
 
     def _evaluate(self, state, last, siblings, image) -> tuple[torch.LongTensor, torch.FloatTensor]:
-        """The ranks of the tokens that are fed [B, W + S], and the probabilities [B, W + S, V] behind them."""
+        """The ranks [B, W + S] of the tokens that are fed, and the probabilities [B, W + S, V] of the tokens after
+        them."""
         size = state.model.num_tokens
         ranks = torch.cat([state.positions - 1, last + state.past[:, state.window :]], dim=1)
         sibling = siblings.gather(1, state.sibling)
         tokens = torch.where(state.first, sibling, state.token_buffer.gather(1, ranks))
-        # A branch ends before the last position, which has none after it.
+        # A branch ends before the last position, which has no successor.
         live = (ranks < size - 1) & (sibling >= 0)
         visible = torch.cat([image <= (ranks - state.past)[..., None], state.own], dim=-1)
         logits = state.model.forward(

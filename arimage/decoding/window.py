@@ -1,4 +1,4 @@
-"""The window of drafts ahead of an image's cursor, which the speculative Jacobi decodings share."""
+"""The window of drafts ahead of an image's cursor, shared by the speculative Jacobi decodings."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -15,25 +15,24 @@ from .contract.supports import Need
 
 
 Init = Literal["uniform", "left", "above", "previous"]
-# The neighbour whose token is copied.
+# The offset of the neighbour whose token is copied.
 _OFFSETS = {"left": (0, -1), "above": (-1, 0), "previous": (-1, 0, 0)}
 
 
 @dataclass
 class WindowState(CursorState):
-    """Adds to `CursorState`. The drafts are kept in a ring: the slot of a draft that is decided takes the position
-    `window` further, and the others stay where they are. So the drafts at cursor .. cursor + W - 1 lie in the first W
-    slots, in some order. Positions behind the image are drafted too, and never evaluated.
+    """Adds to `CursorState`. The drafts are kept in a ring: when a draft is decided, its slot moves on to the position
+    `window` further, and the other drafts stay in their slots. So the drafts at cursor .. cursor + W - 1 are in the
+    first W slots, in any order. Positions after the end of the image are drafted too, but never evaluated.
 
     Attributes:
         window: W, the drafts in use; it changes between steps only.
-        positions: int64 [B, capacity], of the draft in each slot.
-        draft_probabilities: float32 [B, capacity, V], what the draft in each slot was sampled from.
+        positions: int64 [B, capacity], the position of the draft in each slot.
+        draft_probabilities: float32 [B, capacity, V], the distribution that the draft in each slot was sampled from.
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
-        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of what is generated; None for
-            "uniform".
+        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of the grid; None for "uniform".
     """
 
     model: TokenModel
@@ -55,14 +54,14 @@ class WindowState(CursorState):
         return self.cursor.max() - 1, self.window
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
-        """Called when those of `positions` [B, W] that `entered` [B, W] the window have been drafted."""
+        """Called after the `positions` [B, W] that `entered` [B, W] the window have been drafted."""
 
 
 _State = TypeVar("_State", bound=WindowState)
 
 
 def needs_of_init(init: Init) -> tuple[Need, ...]:
-    """What drafts by `init` need of a `TokenModel`."""
+    """What drafting by `init` needs from a `TokenModel`."""
     return ("frames",) if init == "previous" else ()
 
 
@@ -73,7 +72,8 @@ def start_distribution(
     allowed = torch.ones(model.vocab_size, device=model.device) if sampling.allowed is None else sampling.allowed
     allowed = allowed.float().expand(batch_size, -1)
     count = allowed.sum(-1, keepdim=True)
-    # Whole numbers before the division, so that the last sum is 1 and a token that is not allowed adds nothing.
+    # Sums of whole numbers, divided at the end: so the last sum is exactly 1, and tokens that are not allowed add
+    # nothing.
     return allowed / count, allowed.cumsum(-1) / count
 
 
@@ -89,11 +89,11 @@ def open_window(
     capacity: int | None = None,
     **buffers,
 ) -> _State:
-    """Prefill, decide the first rank that is not known, or the first block, and draft the `window` positions after it.
+    """Prefill, decide the first unknown rank (or the first block), and draft the `window` positions after it.
 
     Args:
-        window: whole blocks of the model.
-        scratch: slots of the cache beyond those of the image.
+        window: the number of drafts, a multiple of the model's block.
+        scratch: the number of scratch slots of the cache.
         capacity: the largest window that the state has room for, by default `window`.
         buffers: the fields that `state_class` adds to `WindowState`.
     """
@@ -103,8 +103,7 @@ def open_window(
     layout = model.layout
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
-    # The slot of a position is known from it: all positions that take a slot are equal but for a multiple of the
-    # window.
+    # The slot follows from the position: the positions that share a slot differ by multiples of the window.
     slots = torch.arange(capacity, device=model.device).expand(len(seeds), -1)
     ahead = torch.where(slots < window, (slots - known[:, None]) % window, slots)
     state = state_class.open(
@@ -132,9 +131,9 @@ def open_window(
 def decided_end(
     state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor, block: int = 1
 ) -> torch.LongTensor:
-    """The position [B] after the first draft that is not `kept` [B, W], but at most the one after `last` [B, 1], and
-    the end of the image. With a `block`, it is the end of the block of that draft, on which its other tokens do not
-    depend."""
+    """The position [B] after the first draft that is not `kept` [B, W], at most the one after `last` [B, 1] and the
+    end of the image. With a `block`, it is the end of the block of that draft, since the other tokens of the block do
+    not depend on it."""
     decided = torch.where(kept, last, positions).amin(1)
     end = (decided + 1).clamp_(max=state.model.num_tokens)
     return end if block == 1 else end + -end % block
@@ -149,9 +148,10 @@ def slide_window(
     """Decide the drafts before `end` [B], count the step, and draft what enters the window.
 
     Args:
-        probabilities: [B, W, V], what the other drafts were sampled from.
-        uniform: [B, W] in [0, 1), numbers of the positions of this step that serve nothing else, each for the draft
-            that takes the slot: a position is decided once. None takes numbers of the positions that enter.
+        probabilities: [B, W, V], the distributions that the other drafts were sampled from.
+        uniform: [B, W] in [0, 1), unused random numbers of the positions of this step; each is used for the draft that
+            takes the slot, which is safe since a position is decided once. None generates numbers for the new
+            positions.
     """
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
     _into(entered, torch.lt, positions, end[:, None])
@@ -161,11 +161,11 @@ def slide_window(
 
 
 def resize_window(state: WindowState, window: int) -> None:
-    """Keep the first `window` drafts, or draft as many more as it takes."""
+    """Keep the first `window` drafts, or draft more until there are as many."""
     before, window = state.window, min(window, state.model.num_tokens)
     if window == before:
         return
-    # In order of their positions, the drafts to keep are the first.
+    # Sorted by position, the drafts to keep come first.
     order = state.positions[:, :before].argsort(1)
     images = torch.arange(len(order), device=order.device)[:, None]
     for values in (state.positions, state.fresh, state.draft_probabilities):
@@ -199,8 +199,8 @@ def _draft(
 
 
 def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
-    """Write `operator(*inputs)` to `out`. In a compiled step `out` may not be an argument, since it may be a part of a
-    tensor."""
+    """Write `operator(*inputs)` to `out`. In a compiled step `out` cannot be passed as an argument, since it may be a
+    view of a part of a tensor."""
     if torch.compiler.is_compiling():
         out.copy_(operator(*inputs))
     else:
@@ -210,14 +210,14 @@ def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: tor
 def draft_uniformly(
     state, positions: torch.LongTensor, uniform: torch.FloatTensor | None = None
 ) -> tuple[torch.LongTensor, torch.FloatTensor]:
-    """Drafts [B, W] of `positions` by the state's `start_sums`, and what they were sampled from, [B, 1 or W, V]."""
+    """Drafts [B, W] at `positions`, sampled by the state's `start_sums`, and their distributions [B, 1 or W, V]."""
     numbers = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0] if uniform is None else uniform
     drafts = torch.searchsorted(state.start_sums, numbers.contiguous(), right=True)
     return _force(state, positions, drafts, state.start[:, None])
 
 
 def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.FloatTensor]:
-    """Drafts and their distribution where tokens are forced."""
+    """Replace drafts and their distributions where tokens are forced."""
     forced = state.sampling.forced
     if forced is None:
         return drafts, start
@@ -228,16 +228,16 @@ def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.Flo
 
 
 def _copies(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
-    """The tokens [B, W] that are copied to `positions`: the nearest in the direction of `init` that lie before all
-    that `entered` [B, W]. Where there is none, it is the one at the same place in the frame that the video continues,
-    if it is copied along time, or else the last before these."""
+    """The tokens [B, W] that are copied to `positions`: the nearest ones in the direction of `init` that come before
+    all positions that `entered` [B, W]. Where there is none, the token at the same place in the given frame is copied
+    if `init` is "previous" and there is one; otherwise the last token before these positions."""
     assert state.neighbour is not None
     model, last = state.model, state.model.num_tokens - 1
     first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)
     at = positions.clamp(max=last)
     rank = at
     *_, rows, columns = model.layout.shape
-    # The neighbour may lie in what is being drafted; so far back it does not.
+    # The neighbour may be among the positions being drafted; after this many jumps it is not.
     jumps = {"left": 1, "above": -(-state.window // columns), "previous": -(-state.window // (rows * columns))}
     for _ in range(jumps[state.init]):
         rank = torch.where(rank >= first, state.neighbour.gather(1, rank.clamp(min=0)), rank)

@@ -1,4 +1,4 @@
-"""ZipAR: begin a row before the row above it is complete, and decide one token of every open row per step."""
+"""ZipAR: begin a row before the row above it is complete, and decide one token in every open row per step."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ from .rows import RowState, decide, default_context, forward_rows, start_rows
 
 @dataclass
 class ZipARState(RowState):
-    """Adds to `RowState`: `draft_probabilities` [B, V], what the draft of a row's first token was sampled from, zero
-    where there is none."""
+    """Adds to `RowState`: `draft_probabilities` [B, V], the distribution that the draft of a row's first token was
+    sampled from, zero where there is no draft."""
 
     draft_probabilities: torch.FloatTensor
 
@@ -25,18 +25,19 @@ class ZipARState(RowState):
 class ZipARDecoding(DecodingMethod):
     """ZipAR (https://arxiv.org/abs/2412.04062): rows * columns tokens in columns + (rows - 1) * window steps.
 
-    A row begins once the row above holds `window` tokens; each open row gains one token per step. A token follows the
-    model's distribution given the tokens before it that are decided by then: tokens further right in the row above are
-    missing, and a row that begins early does so without the token before it. So the images follow the model's own
-    distribution if no token depends on those missing, and nothing bounds how far off they are if one does: on a random
-    table over 2 x 3 tokens of 2 kinds the total variation is 0.24 with a window of 1 and 0.17 with 2. A window that
-    covers the row is autoregressive decoding, token by token. The rows of a video are those of all frames.
+    A row begins once the row above it has `window` tokens; each open row gains one token per step. A token follows the
+    model's distribution given the earlier tokens that are already decided: tokens further right in the row above are
+    missing, and a row that begins early does so without the token before it. If no token depends on the missing ones,
+    the images follow the model's own distribution. Otherwise there is no bound: on a random table over 2 x 3 tokens
+    with a vocabulary of 2, the total variation is 0.24 with a window of 1 and 0.17 with 2. A window of a full row is
+    autoregressive decoding. A video has the rows of all its frames.
 
     Attributes:
-        window: tokens of the row above that a row waits for, >= 1; None is a third of a row, at least 12.
-        adaptive: draft a row's first token when the row above holds `window` tokens and begin the row only once the
-            draft is accepted given one more token; a draft that is not is replaced by a sample from the residual
-            distribution, and the row waits for another token, so that there are more steps.
+        window: the number of tokens in the row above that a row waits for, >= 1; None is a third of a row, at least
+            12.
+        adaptive: draft a row's first token when the row above has `window` tokens, and begin the row only once the
+            draft is accepted given one more token. A rejected draft is replaced by a sample from the residual
+            distribution, and the row waits for another token, which takes more steps.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -61,7 +62,7 @@ class ZipARDecoding(DecodingMethod):
         tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         accepted = live
         if self.adaptive:
-            # Only the lowest open row has no token, so at most one row per image has a pending draft.
+            # Only the lowest open row can be without a token, so at most one row per image has a pending draft.
             q = state.draft_probabilities[:, None].expand_as(p)
             begins = live & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)

@@ -1,4 +1,4 @@
-"""What a decoding asks of the cache of a model that generates tokens one after another."""
+"""The key-value cache that a decoding expects of a model that generates tokens one after another."""
 
 from typing import Protocol, Self
 
@@ -6,11 +6,11 @@ import torch
 
 
 class Cache(Protocol):
-    """The keys and values of the images of one call, as `prefill` returns them. Slots name the places of tokens: those
-    of the N ranks, then the scratch slots.
+    """The keys and values of the images of one call, as `prefill` returns them. There is one slot for each of the N
+    ranks, followed by the scratch slots.
 
     Attributes:
-        limit: to how many of the N slots forward passes attend, all by default. They may feed lower slots only.
+        limit: forward passes attend to the first `limit` of the N slots, and may write to those only. All by default.
     """
 
     limit: int
@@ -19,7 +19,7 @@ class Cache(Protocol):
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
 
     def expand(self, images: torch.LongTensor) -> None:
-        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
+        """Make image j of the cache a copy of the former image `images[j]`, [M]."""
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images of the same model and layout."""
+        """Overwrite `images` [M] with the images of `other`, a cache of M images of the same model and layout."""

@@ -11,7 +11,7 @@ import torch
 from ...kernels import probabilities as kernel
 
 
-# The settings that the rows of a stack hold: their dtype, and what stands for None.
+# The settings that are stored per row in a stack: their dtype, and the value that stands for None.
 _ROWS = {
     "guidance_scale": (torch.float32, None),
     "temperature": (torch.float32, None),
@@ -23,7 +23,7 @@ _ROWS = {
 }
 
 
-# Beyond this, settings would only overflow.
+# Larger settings would only overflow.
 LARGEST = 10**6
 
 
@@ -32,7 +32,8 @@ def _is_number(value, kind) -> bool:
 
 
 def _by_row(setting):
-    """A setting that broadcasts to [B, Q]: a number as it is, one number per row [B] as [B, 1]."""
+    """The setting in a shape that broadcasts to [B, Q]: a number is unchanged, one number per row [B] becomes [B,
+    1]."""
     return setting[:, None] if isinstance(setting, torch.Tensor) and setting.ndim == 1 else setting
 
 
@@ -40,8 +41,8 @@ def _by_row(setting):
 class Sampling:
     """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
 
-    One for all images, or a `stack` in which every row of a batch has settings of its own: there all of these are
-    tensors [B, ...] or None.
+    Either one for all images, or a `stack` in which every row of a batch has its own settings. In a stack all
+    attributes are tensors [B, ...] or None.
 
     Attributes:
         guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable
@@ -93,12 +94,12 @@ class Sampling:
 
     @classmethod
     def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
-        """The settings of a batch whose row b is sampled as `samplings[b]` says, in tensors on `device` that `put`
+        """Settings for a batch in which row b uses `samplings[b]`, stored in tensors on `device` that `put`
         overwrites.
 
-        A row without guidance (a scale of 1 or less) has the scale 1, so it may stand next to rows with guidance. What
-        none of `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and no row can be given it later.
-        `forced` is [1, N] in each of them.
+        A row without guidance (a scale of 1 or less) gets the scale 1, so it can be in one batch with guided rows. A
+        setting that none of `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and `put` cannot add
+        it later. `forced` is [1, N] in each of `samplings`.
         """
         stacked = copy.copy(samplings[0])
         for name, (dtype, _) in _ROWS.items():
@@ -111,10 +112,11 @@ class Sampling:
         return stacked
 
     def put(self, rows: torch.LongTensor, other: Self) -> None:
-        """Give the `rows` [n] of a stack the settings of `other`, one for all of them or a stack of n, in place.
+        """Overwrite the settings of `rows` [n] of a stack, in place, with `other`: one for all of them or a stack of
+        n.
 
         Raises:
-            ValueError: if `other` sets what no row of the stack could set so far.
+            ValueError: if `other` has a setting that is None in the stack.
         """
         for name, (dtype, absent) in _ROWS.items():
             mine, value = getattr(self, name), getattr(other, name)
@@ -127,19 +129,20 @@ class Sampling:
 
     @property
     def guided(self) -> bool:
-        """Whether the logits without the condition are needed, of a stack by any row that it may hold."""
+        """Whether the unconditional logits are needed. Always True for a stack, since any of its rows may be
+        guided."""
         return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
-        """The same with another guidance scale, a number or one for each position [B, Q]. Nothing is checked again: a
-        check of `allowed` waits for the device."""
+        """A copy with another guidance scale, a number or one for each position [B, Q]. It is not validated again,
+        since checking `allowed` would synchronize with the device."""
         other = copy.copy(self)
         object.__setattr__(other, "guidance_scale", scale)
         return other
 
     @property
     def stacked(self) -> bool:
-        """Whether every row has settings of its own."""
+        """Whether every row has its own settings."""
         return isinstance(self.temperature, torch.Tensor)
 
     def take(self, images: torch.LongTensor) -> Self:
@@ -152,7 +155,7 @@ class Sampling:
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
         """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing
-        differs, and if it is a stack with room for all that `other` sets, which is written in place."""
+        differs, and also if self is a stack that has every setting of `other`: it is then updated in place."""
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
@@ -195,8 +198,8 @@ class Sampling:
         return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
 
     def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
-        """Probabilities [B, Q, V] of the tokens at `positions` [B, Q] before the model was asked: uniform over the
-        allowed tokens, one-hot where a token is forced."""
+        """Initial probabilities [B, Q, V] of drafts at `positions` [B, Q]: uniform over the allowed tokens, one-hot
+        where a token is forced."""
         self._check_allowed(vocab_size)
         if self.allowed is None:
             weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
@@ -208,20 +211,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class LatentSampling(Sampling):
-    """How continuous tokens are sampled by a `LatentModel`: `guidance_scale`, `temperature` and what follows. The
-    settings of tokens of a vocabulary (`top_k`, `top_p`, `guided_tokens`, `allowed`) keep their defaults.
+    """How a `LatentModel` samples continuous tokens. The settings for discrete tokens (`top_k`, `top_p`,
+    `guided_tokens`, `allowed`) must keep their defaults.
 
     Attributes:
         guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1
             disable it.
-        temperature: what the noise of the denoising steps is multiplied by, >= 1e-6.
-        guidance_schedule: "linear" lets guidance grow from 1 with the share of the tokens that are decided; "constant"
-            does not.
-        num_inference_steps: forward passes of a `MaskedLatentModel` per image, 1 .. N; for no other model.
-        num_diffusion_steps: denoising steps per token, >= 2; of several numbers each is that of one of equal parts of
-            the training steps, from the least noise to the most.
-        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled ones depend on
-            all of them.
+        temperature: factor on the noise of the denoising steps, >= 1e-6.
+        guidance_schedule: with "linear", guidance grows from 1 in proportion to the number of decided tokens; with
+            "constant", it does not change.
+        num_inference_steps: forward passes per image, 1 .. N; used by a `MaskedLatentModel` only.
+        num_diffusion_steps: denoising steps per token, >= 2. A tuple gives the number of steps in each of several
+            equal parts of the training steps, from the least noise to the most.
+        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled tokens depend on
+            all known tokens.
 
     Raises:
         ValueError: if a setting is out of its range.

@@ -1,4 +1,4 @@
-"""Where the tokens of an image or a video lie, and in which order they are generated."""
+"""The grid of the tokens of an image or a video, and the order in which they are generated."""
 
 import copy
 import math
@@ -9,8 +9,9 @@ import torch
 class Layout:
     """The grid of tokens of each image or video, and the order in which they are generated.
 
-    A *place* is an index into the flattened grid. A *rank* is when a token is generated: 0 is the first. Without an
-    `order` both are the same, which is the raster order: row by row, each from left to right, frame after frame.
+    A *place* is an index into the flattened grid. A *rank* is an index into the order of generation: rank 0 is
+    generated first. Without an `order` both are the same. This is the raster order: frame after frame, row by row,
+    from left to right.
 
     Args:
         shape: (rows, columns), or (frames, rows, columns).
@@ -22,7 +23,8 @@ class Layout:
         rows: rows of all frames together.
 
     Raises:
-        ValueError: if the shape has not two or three positive sizes, or the order is not a permutation per image.
+        ValueError: if the shape does not have two or three positive sizes, or the order is not one permutation per
+            image.
     """
 
     def __init__(self, shape: tuple[int, ...], order: torch.LongTensor | None = None):
@@ -41,31 +43,31 @@ class Layout:
             self._rank_of = order.argsort(dim=1)
 
     def take(self, images: torch.LongTensor) -> "Layout":
-        """The layout of the `images` [M] of its own, in this order."""
+        """The layout of a batch of the `images` [M], in this order."""
         other = copy.copy(self)
         if self.order is not None and self._rank_of is not None:
             other.order, other._rank_of = self.order[images], self._rank_of[images]
         return other
 
     def put(self, images: torch.LongTensor, other: "Layout") -> None:
-        """Give `images` [M] the orders of `other`, a layout of M images, in place."""
+        """Overwrite the orders of `images` [M], in place, with those of `other`, a layout of M images."""
         if self.order is not None and self._rank_of is not None:
             self.order.index_copy_(0, images, other.order)
             self._rank_of.index_copy_(0, images, other._rank_of)
 
     def places(self, ranks: torch.LongTensor) -> torch.LongTensor:
-        """The places of tokens `ranks` [B, Q] in 0 .. N - 1."""
+        """The places [B, Q], in 0 .. N - 1, of the tokens with `ranks` [B, Q]."""
         return ranks if self.order is None else self.order.gather(1, ranks)
 
     def ranks(self, places: torch.LongTensor) -> torch.LongTensor:
-        """The ranks of tokens at `places` [B, Q] in 0 .. N - 1."""
+        """The ranks [B, Q], in 0 .. N - 1, of the tokens at `places` [B, Q]."""
         return places if self._rank_of is None else self._rank_of.gather(1, places)
 
     def neighbours(self, ranks: torch.LongTensor, offset: tuple[int, ...]) -> torch.LongTensor:
-        """The ranks [B, Q] of the tokens `offset` away from those of `ranks` [B, Q], -1 outside of the grid.
+        """The ranks [B, Q] of the tokens at `offset` from the tokens with `ranks` [B, Q]; -1 outside of the grid.
 
-        An offset has one step per axis of the shape: (-1, 0) is the same column one row up, (-1, 0, 0) the same place
-        one frame earlier. A shorter offset is that of the last axes.
+        An offset has one component per axis of the shape: (-1, 0) is the same column one row up, (-1, 0, 0) the same
+        place one frame earlier. A shorter offset applies to the last axes.
         """
         place = self.places(ranks)
         target, inside, stride = place, torch.ones_like(place, dtype=torch.bool), 1
@@ -78,11 +80,11 @@ class Layout:
         return torch.where(inside, self.ranks(torch.where(inside, target, 0)), -1)
 
     def to_places(self, values: torch.Tensor) -> torch.Tensor:
-        """Values [B, N] by rank, on any device, as values [B, *shape] by place."""
+        """Rearrange values [B, N] by rank, on any device, to values [B, *shape] by place."""
         values = values if self._rank_of is None else values.gather(1, self._rank_of.to(values.device))
         return values.unflatten(1, self.shape)
 
     def to_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Values [B, *shape] by place as values [B, N] by rank."""
+        """Rearrange values [B, *shape] by place to values [B, N] by rank."""
         values = values.flatten(1)
         return values if self.order is None else values.gather(1, self.order)

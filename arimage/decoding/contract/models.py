@@ -1,4 +1,4 @@
-"""What a decoding asks of a model: a Protocol for every kind of model."""
+"""The interface between decodings and models: a Protocol for every kind of model."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -10,7 +10,7 @@ from .layout import Layout
 
 
 Kind = Literal["tokens", "scales", "vectors", "masked_latents", "causal_latents"]
-"""What a model generates, and how. Every model says it as its `kind`, and is narrowed by it."""
+"""What a model generates, and how. Every model has one as its `kind`, which also narrows its type."""
 
 
 class TokenModel(Protocol):
@@ -23,17 +23,17 @@ class TokenModel(Protocol):
         num_tokens: N tokens per image.
         vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens.
-        block: how many consecutive ranks are predicted together, 1 in most models. The distribution of a token is
-            given by the tokens before its block, so that those of a block are independent of each other. It divides N.
+        block: how many consecutive ranks are predicted together, 1 in most models; a divisor of N. A token is
+            conditioned on the tokens before its block, so tokens of one block are independent of each other.
         device: where its tensors live.
-        codebook: the vectors of the tokens in the image tokenizer [V, D], for the decodings that ask which tokens look
-            alike; None where they are not known.
-        network: the network that runs the forward passes, by which tables and measured times are remembered.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], for decodings that compare tokens by them;
+            None where they are not known.
+        network: the network that runs the forward passes; tables and measured times are stored per network.
         drafter: a `Drafter` trained for this model; None where there is none.
         denoises: whether it is a `DenoisingModel`.
         predicts_groups: whether it is a `GroupModel`.
-        context: int64 [B, rows * columns], the tokens of the frame before the first, where the videos continue others;
-            None where there is none.
+        context: int64 [B, rows * columns], the tokens of the frame before the first one, where the videos continue
+            given frames; None otherwise.
     """
 
     kind: ClassVar[Literal["tokens"]]
@@ -56,12 +56,12 @@ class TokenModel(Protocol):
     def context(self) -> torch.LongTensor | None: ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.FloatTensor]:
-        """A cache of N + `scratch` slots with the condition in it, and the logits [G, B, V] of rank 0; where `block`
-        is larger than 1, those of the first block, [G, B, block, V].
+        """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, V] of rank 0; where
+        `block` is larger than 1, the logits [G, B, block, V] of the first block.
 
-        G is 1, or 2 under guidance: with the condition, without it. A model whose layout has an order also takes
-        `given`, int64 [B, M], the known tokens of the first ranks, -1 behind those of an image: they are in the cache
-        too, by the same forward pass, and the logits are those of the rank after them.
+        G is 1, or 2 under guidance: conditional, then unconditional. A model whose layout has an order also takes
+        `given`, int64 [B, M]: the known tokens of the first ranks, padded with -1. The same forward pass writes them
+        to the cache, and the logits are those of the rank after them.
         """
         ...
 
@@ -78,25 +78,23 @@ class TokenModel(Protocol):
         them.
 
         Keys and values go to slot `slots[b, j]`, by default the rank itself; writing again overwrites, so a rejected
-        draft needs no rollback. A query sees the slots 0 .. its own, or those of `visible` [B, Q, N + scratch]. A
-        position of -1 is
-        padding: it is not cached and its logits mean nothing. A token of -1 is not known yet; the model substitutes a
-        stand-in.
+        draft needs no rollback. A query attends to the slots from 0 to its own, or to those given by `visible` [B, Q,
+        N + scratch]. A position of -1 is padding: it is not cached, and its logits are undefined. A token of -1 is not
+        known yet; the model substitutes a stand-in.
 
-        Where `block` is larger than 1, whole blocks are fed, in any order, and a query also sees the rest of its own;
-        there are no other slots than the ranks, and `visible` is not given.
+        Where `block` is larger than 1, whole blocks are fed, in any order, and a query also attends to the rest of its
+        own block; there are no scratch slots, and `visible` is not given.
         """
         ...
 
     def take(self, images: torch.LongTensor) -> Self:
-        """The same bound to the `images` [M] of its own, in this order."""
+        """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """Bind `images` [M] to the conditions of `other`, a model of M images of the same network, layout and
-        guidance, for
-        `forward`: what `prefill` returned to `other` is put into the cache. Returns whether its tensors are other ones
-            now."""
+        """Bind `images` [M] to the conditions of `other`, a model of M images with the same network, layout and
+        guidance, for later calls of `forward`; the caller puts the cache of `other` into the cache. Returns whether
+        tensors of this model were replaced rather than written in place."""
         ...
 
 
@@ -114,31 +112,31 @@ class DenoisingModel(TokenModel, Protocol):
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
     ) -> torch.FloatTensor:
-        """As `TokenModel.forward`, where a query with `noise` [B, Q] t in (0, 1] reads its `vectors` [B, Q, D] in
-        place of its token: a mixture (1 - t) x + t e of the vector x of a token, in the codebook `normalised`, and of
-        Gaussian noise e. Logits of queries that see no noise are those of `TokenModel.forward`."""
+        """As `TokenModel.forward`, but a query whose `noise` t [B, Q] is in (0, 1] reads its `vectors` [B, Q, D] in
+        place of its token: (1 - t) x + t e, where x is the vector of a token in the `normalised` codebook and e is
+        Gaussian noise. The logits of queries that attend to no noise are those of `TokenModel.forward`."""
         ...
 
 
 class GroupModel(TokenModel, Protocol):
-    """A `TokenModel` that can also predict several tokens in one forward pass, each without the others of its
-    group."""
+    """A `TokenModel` that can also predict a group of tokens in one forward pass, independently of each other."""
 
     def prefill_group(self, batch_size: int, count: int) -> tuple[Cache, torch.FloatTensor]:
-        """A cache of N slots with the condition in it, and the logits [G, B, count, V] of the first `count` ranks."""
+        """Return a cache of N slots that holds the condition, and the logits [G, B, count, V] of the first `count`
+        ranks."""
         ...
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: Any, *, causal: bool = False
     ) -> torch.FloatTensor:
-        """Feed `tokens` [B, T] of the T ranks from `rank` on, all tokens before which have been fed; return the logits
-        [G, B, count, V] of the `count` ranks after them. The fed tokens see each other as in the authors' code, or, if
-        `causal`, each sees those before it only, as when one is fed at a time."""
+        """Feed `tokens` [B, T] of the T ranks from `rank` on, after all earlier tokens have been fed; return the
+        logits [G, B, count, V] of the `count` ranks after them. The fed tokens attend to each other as in the authors'
+        code. If `causal`, each attends to earlier ones only, as if they were fed one at a time."""
         ...
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
-        """How far guidance that grows linearly has grown when the authors' code samples the group of the `count` ranks
-        from `rank` on: [count] from 0, for a scale of 1, to 1, for the full scale."""
+        """The progress [count] of the authors' linear guidance schedule for the group of `count` ranks from `rank` on:
+        0 means a scale of 1, and 1 the full scale."""
         ...
 
 
@@ -146,7 +144,8 @@ class ScaleModel(Protocol):
     """A next-scale model of K square token maps, from coarse to fine, bound to the conditions of the B images of one
     call.
 
-    Its input for a scale is made from the latents [B, D, P, P] that the maps before add up to, P the side of the last.
+    Its input for a scale is made from latents [B, D, P, P], the sum of all maps before it; P is the side of the last
+    map.
 
     Attributes:
         scales: sides of the K maps.
@@ -171,43 +170,45 @@ class ScaleModel(Protocol):
     def refiner(self) -> "ScaleModel | None": ...
 
     def prefill(self, batch_size: int, latents: Sequence[torch.FloatTensor] = ()) -> tuple[Any, torch.FloatTensor]:
-        """Feed the scales 0 .. k in one forward pass, where `latents` holds those after each of the first k scales;
-        return a cache with them and the condition in it, and the logits [G, B, n, V] of the n tokens of scale k.
+        """Feed the scales 0 .. k in one forward pass, where `latents` holds the latents after each of the first k
+        scales; return a cache that holds the condition and these scales, and the logits [G, B, n, V] of the n tokens
+        of scale k.
 
-        G is 1, or 2 under guidance: with the condition, without it.
+        G is 1, or 2 under guidance: conditional, then unconditional.
         """
         ...
 
     def forward(self, scale: int, latents: torch.FloatTensor, cache: Any) -> torch.FloatTensor:
-        """Feed `scale`, the next one of the cache, made from the `latents` after the scale before; return its logits
-        [G, B, n, V]."""
+        """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits [G,
+        B, n, V]."""
         ...
 
     def accumulate(
         self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
     ) -> torch.FloatTensor:
-        """The latents after `scale`: those before it (None at the start) plus the vectors [B, n, D] of its map."""
+        """The latents after `scale`: the latents before it (None at the start) plus the vectors [B, n, D] of its
+        map."""
         ...
 
     def take(self, images: torch.LongTensor) -> Self:
-        """The same bound to the `images` [M] of its own, in this order."""
+        """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
 
 class VectorModel(Protocol):
     """A distilled model that turns noise into the vectors of all N tokens in one forward pass, bound to the conditions
-    of the B images of one call. Its tokens come in levels: single tokens of a raster model, maps of a next-scale
-    model.
+    of the B images of one call. Its tokens come in levels: single tokens if its teacher is a raster model, maps if it
+    is a next-scale model.
 
     Attributes:
-        offsets: how many tokens come before each of the levels, and N as the last.
+        offsets: how many tokens come before each level, followed by N.
         num_tokens: N tokens per image.
         vocab_size: V tokens, ids 0 .. V - 1.
         device: where its tensors live.
         codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
-        codes_until: the level before which the checkpoint takes codes, and vectors from it on; None where it names
-            none.
-        noise: what the images are made from, float32 [B, N, D]; None to take it from their seeds.
+        codes_until: the checkpoint was tuned to use codes before this level and vectors from it on; None where it
+            names none.
+        noise: the noise that the images are generated from, float32 [B, N, D]; None derives it from their seeds.
         network: the network that runs the forward passes.
         teacher: the model that it was distilled from, bound to the same images; None where there is none.
     """
@@ -226,18 +227,20 @@ class VectorModel(Protocol):
     def teacher(self) -> TokenModel | ScaleModel | None: ...
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """From vectors [B, N, D], those of known tokens before `start` and noise from it on, to the vectors [B, N, D]
-        of all tokens and the logits [B, N, V] of their codes; before `start` they mean nothing."""
+        """Return the vectors [B, N, D] of all tokens and the logits [B, N, V] of their codes. The input `vectors` [B,
+        N, D] holds the vectors of known tokens before `start`, and noise from it on. The outputs before `start` are
+        undefined."""
         ...
 
     def take(self, images: torch.LongTensor) -> Self:
-        """The same model bound to the conditions of some of the images, by their indices int64 [b]."""
+        """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
 
 class LatentModel(Protocol):
-    """A model of continuous tokens, bound to the conditions of the B images of one call: vectors [D] that a denoising
-    head samples, given the network's conditioning vectors. It is a `MaskedLatentModel` or a `CausalLatentModel`.
+    """A model of continuous tokens, bound to the conditions of the B images of one call. A token is a vector [D] that
+    a denoising head samples, given a conditioning vector from the network. It is a `MaskedLatentModel` or a
+    `CausalLatentModel`.
 
     Attributes:
         num_tokens: N tokens per image.
@@ -261,12 +264,12 @@ class LatentModel(Protocol):
         guidance: torch.FloatTensor,
         num_diffusion_steps: int | tuple[int, ...],
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """Mean and standard deviation [B, Q, D] of noisy tokens [B, Q, D] after the denoising step `step`, of which 0
-        is the last, by their conditions [G, B, Q, C] and the guidance scales [B, 1 or Q, 1]. All in float32."""
+        """Mean and standard deviation [B, Q, D] of the tokens [B, Q, D] after the denoising step `step` (0 is the
+        last), given their conditions [G, B, Q, C] and guidance scales [B, 1 or Q, 1]. All in float32."""
         ...
 
     def take(self, images: torch.LongTensor) -> Self:
-        """The same bound to the `images` [M] of its own, in this order."""
+        """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
 
@@ -285,18 +288,18 @@ class MaskedLatentModel(LatentModel, Protocol):
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
     ) -> torch.Tensor:
-        """Conditioning vectors of the denoising head for every token, [G, B, N, C], given the tokens [B, N, D] that
-        are `visible` [B, N], at most `count` per image. `padded` says that some images may have fewer.
+        """Conditioning vectors [G, B, N, C] of the denoising head for every token, given the `visible` [B, N] ones of
+        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer.
 
-        G is 1, or 2 under guidance: with the condition, without it.
+        G is 1, or 2 under guidance: conditional, then unconditional.
         """
         ...
 
 
 class CausalLatentModel(LatentModel, Protocol):
     """A `LatentModel` whose tokens are generated one after the other, with a cache. The standard deviations that
-    `denoise` returns are those of the step alone, numbers above 0 that broadcast to [B, Q, D]: neither tokens nor
-    conditions change them.
+    `denoise` returns depend on the step alone, not on tokens or conditions. They are above 0 and broadcast to [B, Q,
+    D].
 
     Attributes:
         drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None
@@ -309,14 +312,14 @@ class CausalLatentModel(LatentModel, Protocol):
     def drafter(self) -> "CausalLatentModel | None": ...
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
-        """A cache of N + `scratch` slots with the condition in it, and the conditioning vectors [G, B, C] of the
-        denoising head for the token of rank 0."""
+        """Return a cache of N + `scratch` slots that holds the condition, and the conditioning vectors [G, B, C] of
+        the denoising head for the token of rank 0."""
         ...
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: Any) -> torch.Tensor:
         """Feed the token `tokens[b, j]` [D] of rank `positions[b, j]`; return the conditions [G, B, Q, C] of the ranks
-        after them. A query sees the slots 0 .. its own. Writing again overwrites, and a position of -1 is padding, as
-        in `TokenModel.forward`."""
+        after them. A query attends to the slots from 0 to its own. As in `TokenModel.forward`, writing again
+        overwrites, and a position of -1 is padding."""
         ...
 
     def denoise_paths(
@@ -326,8 +329,8 @@ class CausalLatentModel(LatentModel, Protocol):
         guidance: torch.FloatTensor,
         num_diffusion_steps: int | tuple[int, ...],
     ) -> torch.FloatTensor:
-        """The means [B, Q, S, D] of `denoise` after every one of the S steps, for tokens before each of them, `paths`
-        [B, Q, S, D], of which [:, :, 0] are those before the last step. One call of the head."""
+        """The means [B, Q, S, D] of `denoise` after each of the S steps, given the tokens before each step, `paths`
+        [B, Q, S, D]; index 0 along S is the last step. One call of the head."""
         ...
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
@@ -339,10 +342,9 @@ Model = TokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatent
 
 
 class Drafter(Protocol):
-    """A small network that continues what a model has computed. A `TokenModel` with a drafter returns its features on
-    request: `prefill(..., return_features=True)` and `forward(..., return_features=True)` return one more value, what
-        the logits were
-    computed from, [G, B, D] of rank 0 and [G, B, Q, D]."""
+    """A small network that predicts further tokens from a model's features. A `TokenModel` with a drafter returns its
+    features on request: with `return_features=True`, `prefill` and `forward` return one more value, the features that
+    the logits were computed from, [G, B, D] and [G, B, Q, D]."""
 
     def bind(self, model: TokenModel) -> "DraftModel":
         """The drafter for the images that `model` is bound to."""
@@ -367,6 +369,6 @@ class DraftModel(Protocol):
         slots: torch.LongTensor | None = None,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank
-        were computed from, the model's or the drafter's own; return the drafter's guess at the logits [G, B, Q, V] and
-        the features [G, B, Q, D] of the ranks after. `visible` and `slots` as in `TokenModel.forward`."""
+        were computed from (by the model or by the drafter); return predicted logits [G, B, Q, V] and features [G, B,
+        Q, D] of the ranks after them. `visible` and `slots` are as in `TokenModel.forward`."""
         ...

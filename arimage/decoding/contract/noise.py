@@ -1,4 +1,5 @@
-"""Random numbers as a function of where they are used, so that an image never depends on its neighbours in a batch."""
+"""Counter-based random numbers, keyed by where they are used, so that an image never depends on the rest of its
+batch."""
 
 import math
 from enum import IntEnum
@@ -9,7 +10,7 @@ from ...kernels import noise
 
 
 class Purpose(IntEnum):
-    """What a number is for: numbers of different purposes are independent."""
+    """What a random number is used for: numbers of different purposes are independent."""
 
     SAMPLE = 0
     VERIFY = 1
@@ -30,8 +31,8 @@ def uniforms(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B] and positions [B, Q] at the steps [B] of the
-    images; None for numbers that are the same at every step."""
+    """Uniform numbers [B, Q, count] in [0, 1), float32, for seeds [B], positions [B, Q] and the steps [B] of the
+    images; without steps (None) they are the same at every step."""
     return noise.uniforms(seeds, positions, steps, purpose, count)
 
 
@@ -56,7 +57,7 @@ def normals(
     """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of
     `uniforms`."""
     pairs = (count + 1) // 2
-    # Halves of different words, so that radius and angle are independent.
+    # They come from different random words, so that radius and angle are independent.
     radii = (2 * exponentials(seeds, positions, purpose, steps, pairs)).sqrt()
     angles = 2 * math.pi * uniforms(seeds, positions, purpose, steps, 2 * pairs)[..., pairs:]
     return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]

@@ -17,13 +17,12 @@ def order_of(
     """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
 
     Args:
-        name: "raster", row by row; "random"; "farthest", in which the next token is one of those farthest from all
-            before it; or "locality", the order of LPD (https://arxiv.org/abs/2507.01957): the tokens of a group lie
-            next to many tokens of the groups before it and far from each other.
+        name: "raster", row by row; "random"; "farthest", in which each token is as far as possible from all tokens
+            before it; or "locality", the order of LPD (https://arxiv.org/abs/2507.01957): the tokens of a group are
+            next to many tokens of earlier groups and far from each other.
         shape: (rows, columns).
-        group_sizes: of "locality", how many tokens each group has; they add up to N.
-        known: bool [B, N] by place, the tokens that "farthest" and "locality" begin with, as if an image had been
-            generated so far.
+        group_sizes: for "locality", the number of tokens of each group; they add up to N.
+        known: bool [B, N] by place, known tokens, which "farthest" and "locality" put first and treat as generated.
     """
     if name == "raster":
         return None
@@ -32,7 +31,7 @@ def order_of(
     noise = noise[..., 0]
     if name == "random":
         return noise.argsort(dim=1)
-    # In a single group no token has a neighbour before it, so each is as far as it can be from the others.
+    # In a single group no token has an earlier neighbour, so each is as far as possible from the others.
     sizes = [count] if name == "farthest" else group_sizes
     return _spread(shape, noise, sizes, torch.zeros_like(noise, dtype=torch.bool) if known is None else known)
 
@@ -40,13 +39,13 @@ def order_of(
 def _spread(
     shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int], known: torch.BoolTensor
 ) -> torch.LongTensor:
-    """Each token of a group has as many decided neighbours as possible and is not close to another of its group; where
-    every place is close, it is as far as possible from those of its group. `noise` [B, N] in [0, 1) decides among
-    equals. Those that are `known` [B, N] come first.
+    """Choose each token so that it has as many decided neighbours as possible and is not close to another token of its
+    group; where every place is close, it is as far as possible from its group. `noise` [B, N] in [0, 1) breaks ties.
+    The `known` [B, N] tokens come first.
 
-    A place depends on all before it, so there is a step per rank, over all images and places at once."""
+    A place depends on all places before it, so there is one step per rank, over all images and places at once."""
     rows, columns = shape
-    # How near two tokens of a group are too close, as published for grids of 16 and of 32.
+    # The distance at which two tokens of a group are too close, as published for grids of 16 and of 32.
     close, largest = max(rows // 8, 1), float(rows**2 + columns**2)
     place = torch.arange(rows * columns, device=noise.device)
     row, column = place // columns, place % columns

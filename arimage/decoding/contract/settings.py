@@ -1,4 +1,4 @@
-"""Checks of settings that the decodings share."""
+"""Checks of settings, shared by the decodings."""
 
 from numbers import Real
 from typing import Any

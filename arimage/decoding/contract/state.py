@@ -1,4 +1,4 @@
-"""What a decoding has decided so far: buffers that its steps write in place."""
+"""The state of a decoding: buffers that its steps write in place."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -13,27 +13,28 @@ from .models import Model
 
 @dataclass
 class DecodingState:
-    """A batch of B images of N tokens, some of them decided. All tensors are allocated once and written in place.
+    """A batch of B images of N tokens that are being decoded. All tensors are allocated once and written in place.
 
     Attributes:
         model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
         cache: the model's cache of this call.
-        token_buffer: int64 [B, N + spare], spare >= 1; what is written after the image is thrown away. See `tokens`.
+        token_buffer: int64 [B, N + spare], spare >= 1; the spare columns collect tokens after the end of the image,
+            which are discarded. See `tokens`.
         finished: bool [B].
-        steps: int64 [B], the forward passes of the model that each image took, prefill included; it stops when the
-            image is finished.
-        accepted: int64 [N + 1, B], how many tokens each step of an image decided.
-        invalid: bool [B], whether probabilities of the image were not finite.
-        head_calls: calls of denoising heads so far, one after the other; 0 for models without one.
-        image_dims: the dimension of the images of tensors where it is not the first.
-        shared: the tensors that all images share, without a dimension of the images.
+        steps: int64 [B], the forward passes of the model so far, per image, prefill included; a finished image is no
+            longer counted.
+        accepted: int64 [N + 1, B], the number of tokens that each step of an image decided.
+        invalid: bool [B], whether any probabilities of the image were not finite.
+        head_calls: sequential calls of denoising heads so far; 0 for models without one.
+        image_dims: the batch dimension of those tensors where it is not the first.
+        shared: the tensors that all images share, which have no batch dimension.
         refillable: whether finished images may be replaced by others, see `put`.
-        student_passes: forward passes of a student that drafts, at the start of these images.
+        student_passes: forward passes of a student that drafted these images at the start.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
     shared: ClassVar[frozenset[str]] = frozenset()
-    # Set by those that have a denoising head.
+    # Set by decodings of models with a denoising head.
     head_calls = 0
     refillable: ClassVar[bool] = True
     student_passes = 0
@@ -59,7 +60,7 @@ class DecodingState:
         spare: int = 1,
         **buffers,
     ) -> Self:
-        """A state with nothing decided; `buffers` are the fields that a subclass adds."""
+        """A state in which nothing is decided; `buffers` are the fields that a subclass adds."""
         batch, size = len(seeds), model.num_tokens
         return cls(
             model=model,
@@ -76,12 +77,12 @@ class DecodingState:
 
     @property
     def tokens(self) -> torch.LongTensor:
-        """Int64 [B, N] by rank: decided tokens and drafts, -1 where there is neither."""
+        """Int64 [B, N] by rank: decided tokens and drafts; -1 where there is neither."""
         return self.token_buffer[:, : self.model.num_tokens]
 
     @property
     def decided(self) -> torch.BoolTensor:
-        """Bool [B, N], which tokens are final: as many of the first as the steps decided."""
+        """Bool [B, N], which tokens are final: by default the first ones, as many as the steps decided."""
         ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
         return ranks < self.accepted.sum(0)[:, None]
 
@@ -94,22 +95,22 @@ class DecodingState:
 
     @property
     def replaceable(self) -> bool:
-        """Whether the `newest` tokens may be replaced: nothing has been computed from them yet."""
+        """Whether the `newest` tokens may be replaced, since nothing has been computed from them yet."""
         return False
 
     def replace(self, tokens: torch.LongTensor) -> None:
-        """Let the tokens be `tokens` [B, N], which differ from them in the `newest` only."""
+        """Set the tokens to `tokens` [B, N], which may differ only in the `newest` ones."""
         self.tokens.copy_(tokens)
 
     @property
     def over(self) -> bool:
-        """Whether the host knows that every image is finished, without reading the device: all images are at the same
-        step. A step after that changes nothing."""
+        """Whether the host knows, without reading the device, that every image is finished; possible where all images
+        are at the same step. A further step changes nothing."""
         return False
 
     @property
     def step_shape(self) -> Hashable:
-        """What the shapes of the next step depend on; None where every step has shapes of its own."""
+        """A key of the shapes of the next step; None where every step has different shapes."""
         return () if self.reach is None else self.cache.limit
 
     @property
@@ -118,7 +119,8 @@ class DecodingState:
         return int(self.steps.max())
 
     def accepted_per_step(self) -> torch.LongTensor:
-        """Int64 [forward_passes, B] on the CPU: how many tokens each step of each image decided. Reads the device."""
+        """Int64 [forward_passes, B] on the CPU: the number of tokens that each step of each image decided. Reads the
+        device."""
         return self.accepted[: self.forward_passes].cpu()
 
     def probabilities(
@@ -128,13 +130,13 @@ class DecodingState:
         live: torch.BoolTensor | None = None,
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
-        """`Sampling.probabilities` of `sampling`, by default the state's. Images where those of a `live` position [B,
-        Q] are not finite become `invalid`; positions after the image are never live."""
+        """`Sampling.probabilities` with `sampling`, by default the state's. An image with probabilities at a `live`
+        position [B, Q] that are not finite becomes `invalid`; positions after the end of the image are never live."""
         sampling = sampling or self.sampling
         if sampling.forced is not None:
             positions = positions.clamp(max=self.model.num_tokens - 1)
         probabilities = sampling.probabilities(logits, positions)
-        # Where logits are not finite, the whole row is NaN.
+        # Logits that are not finite make the whole row NaN.
         broken = probabilities[..., 0].isnan()
         self.invalid |= (broken if live is None else broken & live).any(1)
         return probabilities
@@ -144,22 +146,23 @@ class DecodingState:
         self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
 
     def record(self, accepted: torch.LongTensor) -> None:
-        """Count a step that decided `accepted` [B] tokens, 0 of an image that was finished before; call it before
-        `finished` is updated."""
+        """Count a step that decided `accepted` [B] tokens (0 for a finished image). Call it before `finished` is
+        updated."""
         self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
     def starter(self, decoding: Any) -> Any:
-        """The decoding whose `start` opens images that can be `put` into this state, which `decoding` opened."""
+        """The decoding to `start` further images with, so that they can be `put` into this state, which `decoding`
+        opened."""
         return decoding
 
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        """Let the images `rows` [M] be those of `other`, M images that the same decoding has started on a model of the
-        same network. All is written in place, but for prompts or sampling settings that there was no room for: then it
-        returns True.
+        """Replace the images in `rows` [M] with the images of `other`, a state of M images that the same decoding has
+        started with the same network. Everything is written in place, except for prompts or sampling settings that
+        there is no room for; in this case it returns True.
 
         Raises:
-            ValueError: if they have settings that images next to these cannot have.
+            ValueError: if the images have settings that cannot be in one batch with these.
         """
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
         model: Any = self.model
@@ -168,20 +171,20 @@ class DecodingState:
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
             if dim == 0 and values.ndim > 1:
-                # A state may have spare columns.
+                # The states may have different numbers of spare columns.
                 values = values[:, : theirs.shape[1]]
             values.index_copy_(dim, rows, theirs)
         return moved or self.sampling is not sampling
 
     def select(self, rows: torch.LongTensor) -> None:
-        """Let image j be what was image `rows[j]`, [M]: drop images, or make room for others."""
+        """Make image j the former image `rows[j]`, [M], to drop images or to make room for others."""
         for name, dim, values in list(self._per_image()):
             setattr(self, name, values.index_select(dim, rows))
         self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
         self.cache.expand(rows)
 
     def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """The tensors with one part per image: name, dimension of the images, tensor."""
+        """The tensors with a batch dimension: name, batch dimension, tensor."""
         for field in fields(self):
             values = getattr(self, field.name)
             if isinstance(values, torch.Tensor) and field.name not in self.shared:
@@ -189,22 +192,22 @@ class DecodingState:
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
-        """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it at most; None where
-        that is not known."""
+        """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it; None where
+        unknown."""
         return None
 
     def limit_attention(self, steps: int) -> None:
-        """Called by the loop on the host: let the next `steps` steps attend no further than they may come. Reads the
+        """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use. Reads the
         device."""
         if self.reach is not None:
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
 
     def check(self, names: Sequence[Any] | None = None) -> None:
-        """Raise if any probabilities were not finite. Reads the device.
+        """Raise an error if any probabilities were not finite. Reads the device.
 
         Args:
-            names: the image of each row, None for a row without one; by default the rows are the images.
+            names: the name of the image in each row, None for an idle row; by default the index of the row.
 
         Raises:
             ValueError: naming the images.
@@ -215,12 +218,11 @@ class DecodingState:
             what, images = "tokens" if self.tokens.is_floating_point() else "logits", ", ".join(map(str, broken))
             raise ValueError(
                 f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load "
-                "it with "
-                "dtype float32 or bfloat16"
+                "it with dtype float32 or bfloat16"
             )
 
     def adapt(self) -> None:
-        """Called by the loop on the host every few steps; may choose among the shapes of the next steps."""
+        """Called by the loop on the host every few steps; may change the shapes of the next steps."""
 
 
 @dataclass
@@ -237,5 +239,6 @@ class CursorState(DecodingState):
 
 
 def attention_limit(slots: int, most: int) -> int:
-    """The least of a few sizes, at which compiled steps are compiled, that holds `slots`, up to `most`."""
+    """The attention limit for `slots` slots: rounded up to a multiple of 64, so that few sizes are compiled, at most
+    `most`."""
     return min(-(-slots // 64) * 64, most)

@@ -1,4 +1,4 @@
-"""Which decoding can run on which model: what each decoding needs, and the sentence that names what a model lacks."""
+"""Which decoding can run on which model: what each decoding needs, and the message that names what a model lacks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from .state import DecodingState
 
 @dataclass(frozen=True)
 class Traits:
-    """What decides which decodings a model can run.
+    """The properties of a model that determine which decodings it can run.
 
     Attributes:
-        kind: what it generates.
+        kind: what the model generates.
         raster: whether its tokens are in raster order.
         block: how many tokens it predicts together.
-        groups: whether it can predict a group of tokens, each without the others.
-        frames: whether its tokens have frames.
-        drafter, denoiser, codebook, refiner: whether it has one.
+        groups: whether it can predict a group of tokens in one forward pass, see `GroupModel`.
+        frames: whether it generates frames.
+        drafter, denoiser, codebook, refiner: whether the model has one.
         teacher: the kind of the model that it was distilled from, None where there is none.
     """
 
@@ -61,7 +61,7 @@ Need = Literal[
     "raster", "single tokens", "groups", "frames", "drafter", "denoiser", "codebook", "refiner", "token teacher"
 ]
 Needs = Mapping[Kind, tuple[Need, ...]]
-"""The kinds of model that a decoding takes, and what it needs of each."""
+"""The kinds of model that a decoding can run on, each with what it needs from such a model."""
 
 _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     "raster": (lambda traits: traits.raster, "its tokens are not in raster order"),
@@ -107,8 +107,8 @@ def missing(needs: Needs, traits: Traits) -> str | None:
 
 
 class Decoding(Protocol):
-    """A decoding method: a frozen dataclass of its settings. It may take some kinds of model only, and takes its own
-    states.
+    """A decoding method: a frozen dataclass of its settings. It may support some kinds of model only, and its `step`
+    takes only states that its `start` returned.
 
     Attributes:
         exact: whether its samples follow the model's own distribution.
@@ -120,33 +120,33 @@ class Decoding(Protocol):
     def exact(self) -> bool: ...
 
     def supports(self, model: Any) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`, a `Model`."""
+        """None, or why this decoding cannot run on `model`, a `Model`."""
         ...
 
     def start(self, model: Any, sampling: Sampling, seeds: torch.LongTensor) -> DecodingState:
-        """Prefill and decide what the prefill decides, for a model that it supports; `seeds` is int64 [B]. All shapes
-        are fixed here."""
+        """Prefill a model that is supported, and decide the first tokens from its logits. `seeds` is int64 [B]. All
+        shapes are fixed here."""
         ...
 
     def step(self, state: Any) -> None:
-        """One forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all images
-        are finished a step changes nothing."""
+        """Take one forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all
+        images are finished, a step changes nothing."""
         ...
 
 
 class DecodingMethod:
-    """Base of the decodings of this package: what a decoding needs decides what it supports.
+    """Base class of the decodings of this package, which derives `supports` from `needs`.
 
     Attributes:
-        needs: the kinds of model that it takes, and what it needs of each.
+        needs: the kinds of model that the decoding can run on, each with what it needs from such a model.
     """
 
     needs: ClassVar[Needs]
 
     def misfit(self, model: Any) -> str | None:
-        """Why the settings do not fit a model that has all that is needed, or None."""
+        """Why the settings do not fit a model that meets all `needs`, or None."""
         return None
 
     def supports(self, model: Model) -> str | None:
-        """None, or the reason why this decoding cannot run on `model`."""
+        """None, or why this decoding cannot run on `model`."""
         return missing(self.needs, traits_of(model)) or self.misfit(model)

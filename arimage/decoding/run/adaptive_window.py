@@ -7,27 +7,26 @@ import torch
 from .watch import INTERVAL
 
 
-# A window of W drafts is expected to decide W ** exponent tokens per step. Before anything was seen the exponent is
-# this.
+# A window of W drafts is expected to decide W ** exponent tokens per step. This is the first estimate of the exponent.
 GUESS = 0.5
 # The cost of trying, as a share of the time of autoregressive decoding.
 LOSS = 0.03
-# A new size is tried for so many intervals. Only the last one counts, since the first drafts of a size are hardly
-# refined yet.
+# How many intervals a new size is tried for. Only the last one counts, since the first drafts are hardly refined.
 TRIAL = 2
 
 
 class AdaptiveWindow:
     """Picks the window that decides the most tokens per second, for all images of a call together.
 
-    Each size has an exponent, see `GUESS`. What is seen of the size in use corrects its own exponent by a half, those
-    of the others by a quarter. A window is only tried if accepting none of its drafts until the next choice (`TRIAL`)
-    would not put the slowest image behind autoregressive decoding by more than `LOSS` of its time.
+    Each size has an exponent, see `GUESS`. An observation moves the exponent of the size in use halfway to the
+    observed value, and all other exponents a quarter of the way. A window is only tried if, even with no draft
+    accepted until the next choice (`TRIAL`), the slowest image would not take longer than autoregressive decoding by
+    more than a share `LOSS` of its time.
 
     Args:
-        seconds: the time of a step at each size, see `step_seconds`.
-        num_tokens: the tokens of an image.
-        device: where the images are decoded; what is seen of them is summed up there.
+        seconds: the duration of a step at each size, see `step_seconds`.
+        num_tokens: the number of tokens of an image.
+        device: where the images are decoded, and the observations summed up.
     """
 
     def __init__(self, seconds: dict[int, float], num_tokens: int, device: torch.device | str = "cpu"):
@@ -35,7 +34,7 @@ class AdaptiveWindow:
         self._exponents = dict.fromkeys(seconds, GUESS)
         self._spent = 0.0
         self.window = self._best(1)
-        # Intervals for which the size in use was tried.
+        # The number of intervals for which the current size has been tried.
         self._tried = 0
         # Accepted drafts per image and step, and steps, since the last choice.
         self._seen = torch.zeros(2, device=device)
@@ -54,12 +53,12 @@ class AdaptiveWindow:
         return max(affordable, key=lambda size: size ** self._exponents[size] / self.seconds[size])
 
     def observe(self, leading: torch.LongTensor, running: torch.BoolTensor) -> None:
-        """Take in a step that accepted `leading` [B] drafts, of the images that are still `running` [B]."""
+        """Record a step that accepted `leading` [B] drafts; only images that are still `running` [B] count."""
         self._seen[0] += (leading * running).sum() / running.sum().clamp(min=1)
         self._seen[1] += 1
 
     def restart(self) -> None:
-        """Forget the time spent: other images begin."""
+        """Reset the time spent, since other images begin."""
         self._spent = 0.0
 
     def choose(self, decided: torch.LongTensor) -> int:

@@ -1,5 +1,5 @@
-"""The loop that runs a decoding: images go through the rows of a batch, and one that is finished makes room for one
-that waits."""
+"""The loop that runs a decoding: images pass through the rows of a batch, and a finished image makes room for one that
+is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from .watch import INTERVAL, Watch
 
 
 Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
-"""Makes the function that takes the steps of a state, such as a `CompiledSteps`."""
+"""Returns the function that takes the steps of a state; a `CompiledSteps`, for example."""
 
 
 @dataclass
 class Images:
-    """Images that may begin.
+    """Images that are ready to begin.
 
     Attributes:
-        names: what the caller calls each of the M images.
-        model: a model that is bound to them, and to no others: it is bound to those that take their rows.
+        names: the caller's name for each of the M images.
+        model: a model that is bound to these images only. The batch rebinds it when other images take their rows.
         sampling, seeds: how to sample them, and their seeds, int64 [M].
     """
 
@@ -35,21 +35,21 @@ class Images:
 
 
 class Batch:
-    """The rows in which images of one network, layout, guidance and decoding are generated, each from its own start to
-    its own end.
+    """Rows in which images are generated, each from its own start to its own end. All of them have the same network,
+    layout, guidance and decoding.
 
     On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU,
-    where an idle row costs as much as any other, there are as many as images.
+    where an idle row costs as much as any other, there are as many rows as images.
 
     Args:
-        size: how many images may run.
-        compiled: what takes the steps; None takes them eagerly.
+        size: the largest number of images that run at once.
+        compiled: returns the function that takes the steps; None takes them eagerly.
 
     Attributes:
         names: the image in each row, None in an idle one.
-        state: what is decided; None before the first image.
-        begins, steps: the forward passes so far: prefills, one for images that begin together, and steps.
-        calls_per_pass: calls of denoising heads in each of these.
+        state: the state of the decoding; None before the first image.
+        begins, steps: the forward passes so far: prefills (one for all images that begin together) and steps.
+        calls_per_pass: the number of calls of denoising heads in each of these forward passes.
     """
 
     def __init__(self, decoding: Decoding, size: int, compiled: Compiled | None = None):
@@ -60,7 +60,7 @@ class Batch:
         self.calls_per_pass: list[int] = []
         self._compiled = compiled
         self._take_step: Callable[[DecodingState], None] | None = None
-        # The step before which the image of each row began.
+        # The number of steps taken before the image in each row began.
         self._began: list[int] = []
 
     @property
@@ -70,7 +70,8 @@ class Batch:
 
     @property
     def room(self) -> int:
-        """How many images may begin now. Those of a decoding whose images are all at the same step begin together."""
+        """How many images may begin now. Where a decoding keeps all images at the same step, they must begin
+        together."""
         running = len(self.running)
         return 0 if running and not self.state.refillable else self.size - running
 
@@ -79,10 +80,10 @@ class Batch:
         return self.begins + self.steps
 
     def begin(self, images: Images) -> None:
-        """Prefill `images`, at most `room`, and give them rows.
+        """Prefill `images`, at most `room`, and assign rows to them.
 
         Raises:
-            ValueError: if the decoding cannot run on their model.
+            ValueError: if the decoding does not support their model.
         """
         reason = self.decoding.supports(images.model)
         if reason is not None:
@@ -92,7 +93,7 @@ class Batch:
         if running:
             decoding = self.state.starter(decoding)
         else:
-            # Their memory is free for the prefill.
+            # Free the memory of the finished images before the prefill.
             self.state = self._take_step = None
         state = decoding.start(images.model, images.sampling, images.seeds)
         self.begins += 1
@@ -109,7 +110,7 @@ class Batch:
             self.names[row], self._began[row] = name, self.steps
         if self._fixed and self.state.refillable:
             self._resize(self.size)
-        # What was seen of these rows is that of others.
+        # Flags that the old watch has copied belong to other images.
         self._watch = Watch(self.state.finished)
         if moved:
             self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
@@ -130,7 +131,7 @@ class Batch:
             self._limit_attention(self._patience)
 
     def finished(self) -> list[int]:
-        """The running rows whose images are known to be finished. Called once after every forward pass."""
+        """The running rows whose images are known to be finished. Must be called once after every forward pass."""
         if self.state.over:
             return self.running
         finished = self._watch.look().tolist()
@@ -142,8 +143,9 @@ class Batch:
         return [passes[row] for row in rows]
 
     def release(self, rows: list[int]) -> None:
-        """Make rows idle, whatever their images have so far. Once all are, the steps after the last image was decided,
-        which an accelerator takes before the host sees the end, are not counted. Reads the device then."""
+        """Make rows idle, whether or not their images are finished. Once all rows are idle, the steps after the end of
+        the last image, which an accelerator takes before the host sees the end, are subtracted. Reads the device
+        then."""
         for row in rows:
             self.names[row] = None
         if rows and not self.running:
@@ -158,12 +160,11 @@ class Batch:
 
     @property
     def _patience(self) -> int:
-        """For how many steps a limit of attention holds. Setting one reads the device, which waits for an
-        accelerator."""
+        """For how many steps an attention limit holds. Setting one synchronizes with the device."""
         return 1 if self.state.finished.device.type == "cpu" else INTERVAL
 
     def _resize(self, count: int) -> None:
-        """Have `count` rows, at least those that run."""
+        """Change the number of rows to `count`, which must be enough for the running ones."""
         if count == len(self.names):
             return
         running = self.running
@@ -174,7 +175,7 @@ class Batch:
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self, steps: int) -> None:
-        # Compiled steps would be compiled for every limit.
+        # Compiled steps would be compiled again for every limit.
         if self._compiled is None:
             self.state.limit_attention(steps)
 
@@ -189,15 +190,15 @@ def run_batch(
     on_finished: Callable[[list[int]], None],
     on_step: Callable[[], bool],
 ) -> None:
-    """Run until no image is left, or until `on_step` returns True.
+    """Run until no images are left, or until `on_step` returns True.
 
     Args:
-        waiting: given how many images may begin, returns those that do, or None if none waits.
-        on_finished: called with the rows of images that are finished, before other images get them.
+        waiting: called with the number of images that may begin; returns images that begin now, or None.
+        on_finished: called with the rows of finished images, before the rows are assigned to other images.
         on_step: called after every forward pass.
 
     Raises:
-        ValueError: if the decoding cannot run on a model.
+        ValueError: if the decoding does not support a model.
     """
     while True:
         images = waiting(batch.room) if batch.room else None
@@ -223,21 +224,21 @@ def decode(
     on_step: Callable[[DecodingState, int], bool] | None = None,
     compiled: Compiled | None = None,
 ) -> DecodingState:
-    """Decode images that all begin together, until every one is finished or `on_step` returns True.
+    """Decode images that all begin together, until all of them are finished or `on_step` returns True.
 
     Args:
         seeds: int64 [B] on the model's device. An image depends on its own seed only, up to the rounding of
             differently shaped matrix products.
         on_step: called after every forward pass with the state and the number of forward passes so far, prefill
             included.
-        compiled: makes the function that takes the steps of a state, such as a `CompiledSteps`; by default it is
-            `decoding.step`.
+        compiled: returns the function that takes the steps of a state (a `CompiledSteps`, for example); by default
+            `decoding.step` takes them.
 
     Returns:
-        The state of all B images, with rows in their order.
+        The state of all B images, in the order of `seeds`.
 
     Raises:
-        ValueError: if `decoding` cannot run on this model, or the model's logits were not finite.
+        ValueError: if `decoding` does not support this model, or logits of the model were not finite.
     """
     batch = Batch(decoding, len(seeds), compiled)
     batch.begin(Images(range(len(seeds)), model, sampling, seeds))

@@ -1,4 +1,4 @@
-"""Steps that are compiled by `torch.compile`, and replayed from CUDA graphs."""
+"""Decoding steps compiled with `torch.compile` and replayed from CUDA graphs."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -13,11 +13,11 @@ from ..contract.supports import Decoding
 
 Step = Callable[[DecodingState], None]
 
-# Steps of a shape before it is captured. They compile, and let libraries allocate what they keep.
+# Uncaptured steps per shape, in which steps are compiled and libraries allocate their workspaces.
 WARM_UP = 2
-# How often a step of one decoding and number of images may be compiled: every scale or group has shapes of its own.
+# How often a step of one decoding and batch size may be compiled: every scale or group has its own shapes.
 _RECOMPILATIONS = 1024
-# Steps are captured here, since the CUDA graphs of inductor exclude whatever writes its inputs.
+# Steps are captured here, since the CUDA graphs of inductor exclude functions that mutate their inputs.
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
@@ -25,13 +25,13 @@ class CompiledSteps:
     """Compiles the steps of decodings: forward pass, sampling and bookkeeping in one graph, without a break. On a CUDA
     device the compiled step is then captured, see `CapturedStep`.
 
-    Every decoding and number of images has a compiled function of its own, so that a process which sees more and more
-    of them never reaches PyTorch's limit of recompilations, which counts per function. For the whole process the limit
-    is raised from 8 to 1,024.
+    Every pair of decoding and batch size has its own compiled function, so that a long-running process never reaches
+    PyTorch's recompilation limit, which counts per function. The limit is raised from 8 to 1,024 for the whole
+    process.
 
     Args:
-        options: those of `torch.compile`; `fullgraph` is True and `dynamic` False where they are not given. With the
-            backend "eager" the operators stay as they are and only their launches are saved, without compilation.
+        options: passed to `torch.compile`; by default `fullgraph` is True and `dynamic` is False. With the backend
+            "eager" the operators are not compiled, and only the overhead of launching them is saved.
     """
 
     def __init__(self, **options):
@@ -44,7 +44,7 @@ class CompiledSteps:
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
 
     def __call__(self, decoding: Decoding, state: DecodingState) -> Step:
-        """The function that takes the steps of `state`, which `decoding` started."""
+        """The function that takes the steps of `state`, which `decoding` has started."""
         key = type(decoding), len(state.seeds)
         if key not in self._compiled:
             self._compiled[key] = torch.compile(_copy_of(type(decoding).step), **self._options)
@@ -53,15 +53,14 @@ class CompiledSteps:
 
 
 class CapturedStep:
-    """Takes the steps of one state on a CUDA device: captures the first ones of each shape, and replays them from then
-    on.
+    """Takes the steps of one state on a CUDA device: captures a CUDA graph per shape, and replays it from then on.
 
-    A replay runs the same kernels on the same memory and no Python, so the tensors of the state, of its model and of
-    its cache must stay the same ones while their contents change. All graphs share a pool of memory: what one leaves
-    in it nobody reads.
+    A replay runs the same kernels on the same memory, without Python, so the tensors of the state, its model and its
+    cache must stay the same objects while their contents change. All graphs share one memory pool, which is safe
+    because no graph reads what another left there.
 
     Args:
-        step: takes a step, without reading the device.
+        step: the function to capture, which must not read the device.
     """
 
     def __init__(self, step: Step, device: torch.device):
@@ -79,14 +78,14 @@ class CapturedStep:
                 self._warm_up(state)
                 return
             graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile.
+            # Other threads may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._step(state)
             self._graphs[shape] = graph
         self._graphs[shape].replay()
 
     def _warm_up(self, state: DecodingState) -> None:
-        """A step on the stream that captures."""
+        """Take a step on the capture stream."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -95,6 +94,6 @@ class CapturedStep:
 
 
 def _copy_of(function: Callable) -> Callable:
-    """The same function with code of its own, by which dynamo counts compilations."""
+    """A copy of the function with its own code object, since dynamo counts compilations per code object."""
     code, closure = function.__code__.replace(), function.__closure__
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)

@@ -1,4 +1,4 @@
-"""What a step costs at each size of its window: measured once per device and network, and remembered on disk."""
+"""The duration of a step at each window size: measured once per device and network, and stored on disk."""
 
 import json
 import logging
@@ -19,8 +19,8 @@ from ..contract.models import TokenModel
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-# Larger windows are not measured once a step takes longer than size ** this times as long as one token: no model is
-# known to decide as many tokens per step.
+# Larger windows are not measured once a step takes longer than size ** this times a step of one token: no known model
+# decides as many tokens per step.
 _MOST = 0.8
 _REPEATS = 4
 
@@ -30,20 +30,20 @@ _known: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 def step_seconds(
     model: TokenModel, batch_size: int, guided: bool, start: Callable[[], Callable[[int], None]]
 ) -> dict[int, float]:
-    """Seconds of a step at each of `SIZES` that the image has room for and that may pay, measured once.
+    """Seconds per step at each of `SIZES` that fits the image and may be worthwhile, measured once.
 
-    They are remembered in `table_path()` by device, network, dtype, tokens per image, batch size and guidance; of a
-    network without parameters only while it lives.
+    They are stored in `table_path()` by device, network, dtype, tokens per image, batch size and guidance; for a
+    network without parameters they are kept in memory, as long as the network exists.
 
     Args:
-        start: returns a function that takes a step at a size.
+        start: returns a function that takes a step with a window of the given size.
     """
     known = _known.setdefault(model.network, {})
     key = f"{batch_size} images of {model.num_tokens} tokens{', guided' if guided else ''}"
     if key not in known:
         network = _describe(model)
         table = {} if network is None else _read()
-        # Numbers are text in JSON.
+        # JSON keys are strings.
         if network is None or key not in table.get(network, {}):
             known[key] = _measure(model, start())
             if network is not None:
@@ -55,13 +55,13 @@ def step_seconds(
 
 
 def table_path() -> Path:
-    """`arimage/step_seconds.json` in the cache of Hugging Face (`HF_HOME`)."""
+    """`arimage/step_seconds.json` in the Hugging Face cache (`HF_HOME`)."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     return Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser() / "arimage" / "step_seconds.json"
 
 
 def _describe(model: TokenModel) -> str | None:
-    """The device and the network in words; None of a network without parameters."""
+    """A description of device and network, used as a key; None for a network without parameters."""
     network: Any = model.network
     if not isinstance(network, nn.Module):
         return None
@@ -72,7 +72,7 @@ def _describe(model: TokenModel) -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls the GPU or the processor."""
+    """The product name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
@@ -85,7 +85,7 @@ def device_name(device: torch.device) -> str:
 def _read() -> dict:
     try:
         return json.loads(table_path().read_text())
-    # What cannot be read is replaced; what cannot be replaced either is told by `_write`.
+    # A file that cannot be read is replaced; `_write` warns if that fails too.
     except (OSError, ValueError):
         return {}
 

@@ -1,20 +1,21 @@
-"""Seeing on the host which images are finished."""
+"""Tracks on the host which images are finished."""
 
 import torch
 
 
-# How often the host reads an accelerator where it has to wait for it, in steps.
+# The number of steps between two reads that make the host wait for an accelerator.
 INTERVAL = 8
-# By how many steps the host is ahead of a CUDA device. So the device always has work, and takes so many steps for
-# nothing at the end.
+# How many steps the host is ahead of a CUDA device, so that the device always has work. It takes as many steps in vain
+# at the end.
 AHEAD = 2
 
 
 class Watch:
-    """Which images are finished.
+    """Tracks which images are finished.
 
-    Reading a tensor waits for everything launched before. So on a CUDA device the flags are copied to the host after
-    every step, and the host reads the copy made `AHEAD` steps before, which it waits for: it is never further ahead.
+    Reading a tensor waits for everything launched before. On a CUDA device the flags are therefore copied to the host
+    after every step, and the host reads the copy made `AHEAD` steps earlier. It waits for that copy, so it is never
+    further ahead.
 
     Args:
         finished: bool [B], which steps write in place.
@@ -36,7 +37,7 @@ class Watch:
         return torch.zeros(len(self._finished), dtype=torch.bool)
 
     def _exchange(self, turn: int) -> torch.BoolTensor:
-        """Read a copy of the flags, and begin another in its place."""
+        """Read a copy of the flags, and start a new copy in its place."""
         self._events[turn].synchronize()
         seen = self._copies[turn].clone()
         self._copies[turn].copy_(self._finished, non_blocking=True)
