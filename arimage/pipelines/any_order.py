@@ -53,8 +53,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
-                f"{vq.config.codebook_size}: "
-                "load the two that were trained together"
+                f"{vq.config.codebook_size}: load the two that were trained together"
             )
         check_text_encoder(texts.get("text_encoder"), transformer)
         self.register_modules(transformer=transformer, vq=vq, **texts)

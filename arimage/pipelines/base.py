@@ -347,8 +347,7 @@ class ARPipeline(DiffusionPipeline):
         if tuple(own if given is None else given for given, own in zip((height, width), size, strict=True)) != size:
             raise ValueError(
                 f"height and width are {height} and {width}: this checkpoint generates {size[0]}x{size[1]} pixels "
-                "only, "
-                "leave them out"
+                "only, leave them out"
             )
         return size
 

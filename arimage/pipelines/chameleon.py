@@ -35,8 +35,7 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
     if sorted(numbers) != list(range(count)) or any(token != numbers[0] + number for number, token in numbers.items()):
         raise ValueError(
             f"the transformer's vocabulary_map names {len(numbers)} image tokens, expected {count} with ids that "
-            "follow each "
-            "other: load the image tokenizer and the transformer that belong together"
+            "follow each other: load the image tokenizer and the transformer that belong together"
         )
     return numbers[0]
 

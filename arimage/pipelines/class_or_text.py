@@ -155,8 +155,7 @@ class ClassOrTextPipeline(ARImagePipeline):
             if (class_labels is None) == (prompt is None) or prompt_embeds is not None:
                 raise ValueError(
                     f"this checkpoint generates classes: give class_labels, ids from 0 to {self._last_class}, or "
-                    "their names as "
-                    "the prompt"
+                    "their names as the prompt"
                 )
             return len(self._class_ids(prompt, class_labels))
         if class_labels is not None:

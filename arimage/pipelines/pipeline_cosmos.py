@@ -90,15 +90,13 @@ class CosmosPipeline(ARPipeline):
         if transformer.config.vocab_size != vq.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the video tokenizer {vq.codebook_size}: "
-                "load the "
-                "two that were trained together"
+                "load the two that were trained together"
             )
         width = transformer.config.context_dim
         if text_encoder is not None and text_encoder.config.d_model != width:
             raise ValueError(
                 f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the "
-                "encoder "
-                "that it was trained with"
+                "encoder that it was trained with"
             )
         self.register_modules(
             transformer=transformer,
@@ -306,8 +304,8 @@ class CosmosPipeline(ARPipeline):
         if self.safety_checker is None and self.config.requires_safety_checker:
             if not is_cosmos_guardrail_available():
                 raise ValueError(
-                    "these weights may be used with NVIDIA's guardrail only, by their licence "
-                    f"({LICENCE}): pip install cosmos_guardrail, and accept its terms"
+                    f"these weights may be used with NVIDIA's guardrail only, by their licence ({LICENCE}): pip "
+                    "install cosmos_guardrail, and accept its terms"
                 )
             from cosmos_guardrail import CosmosSafetyChecker  # pyright: ignore[reportMissingImports] it is optional
 

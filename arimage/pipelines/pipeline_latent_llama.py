@@ -81,8 +81,7 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             if width != transformer.config.token_dim:
                 raise ValueError(
                     f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
-                    f"{width}: load "
-                    "the two that were trained together"
+                    f"{width}: load the two that were trained together"
                 )
         check_text_encoder(text_encoder, transformer)
         if drafter is not None and transformer is not None:

@@ -70,8 +70,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         if transformer is not None and vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
             raise ValueError(
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
-                f"{vq.config.codebook_size}: "
-                "load the two that were trained together"
+                f"{vq.config.codebook_size}: load the two that were trained together"
             )
         check_text_encoder(text_encoder, transformer)
         for name, part in (("drafter", drafter), ("denoiser", denoiser)):

@@ -92,8 +92,7 @@ class MARPipeline(ClassOrTextPipeline):
             if width != transformer.config.token_dim:
                 raise ValueError(
                     f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
-                    f"{width}: load "
-                    "the two that were trained together"
+                    f"{width}: load the two that were trained together"
                 )
         self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
         self._tiling = None if vae is None else Tiling(self.vae_scale_factor)

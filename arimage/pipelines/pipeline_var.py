@@ -78,8 +78,7 @@ class VARPipeline(ClassOrTextPipeline):
             if theirs != ours:
                 raise ValueError(
                     f"the {name} has tokens, code width and scales {theirs}, the image tokenizer {ours}: load the two "
-                    "that "
-                    "were trained together"
+                    "that were trained together"
                 )
         names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
         theirs, ours = (

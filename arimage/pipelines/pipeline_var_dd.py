@@ -44,8 +44,7 @@ class VARDDPipeline(DistilledPipeline):
             if part is not None and vq is not None and tuple(part.config.scales) != tuple(vq.config.scales):
                 raise ValueError(
                     f"the {name} has scales {tuple(part.config.scales)}, the image tokenizer "
-                    f"{tuple(vq.config.scales)}: load "
-                    "the two that were trained together"
+                    f"{tuple(vq.config.scales)}: load the two that were trained together"
                 )
 
     @property

@@ -133,8 +133,7 @@ class CallRun:
         if (changed & ~newest).any() or chosen.min() < 0 or chosen.max() >= state.model.vocab_size:
             raise ValueError(
                 "callback_on_step_end returned tokens that it may not change: change those that the last step "
-                "decided, to "
-                f"0 .. {state.model.vocab_size - 1}"
+                f"decided, to 0 .. {state.model.vocab_size - 1}"
             )
         replaced = state.tokens.clone()
         replaced[rows] = tokens[images]
