@@ -2,8 +2,8 @@
 
 import atexit
 import importlib.util
+import io
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -29,10 +29,14 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    check_classes,
     check_decodings,
     check_models,
     check_output,
+    check_prompts,
+    class_labels_of,
     load_pipeline,
+    prompt_lines,
     raised_by_arimage,
     supported,
 )
@@ -45,6 +49,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 app.add_typer(convert_app, name="convert", no_args_is_help=True)
 app.add_typer(train_app, name="train", no_args_is_help=True)
@@ -72,7 +77,10 @@ ClassLabels = Annotated[
 @app.command()
 def generate(
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="One or more prompts, or names of classes for class-conditional models.")
+        list[str] | None,
+        typer.Argument(
+            callback=check_prompts, help="One or more prompts, or names of classes for class-conditional models."
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Text file with one prompt per line.")] = None,
     class_label: ClassLabels = None,
@@ -142,8 +150,8 @@ def generate(
     """Generate images, or videos, and write them to --out."""
     texts = list(prompts or [])
     if file is not None:
-        texts += _lines(file)
-    labels = _class_labels(class_label)
+        texts += prompt_lines(file)
+    labels = class_labels_of(class_label)
     # A video may go on without a text.
     continues = video is not None or image is not None
     if (texts and labels) or not (texts or labels or continues):
@@ -191,6 +199,7 @@ def generate(
 
         method = decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    check_classes(pipe, model, labels)
     if image is not None and mask_image is None and pipe.abilities.accepts("mask_image"):
         named = f"there is no --mask-image, and --image {image}"
         optional["mask_image"] = files.transparent_part(named, optional["image"])
@@ -259,18 +268,6 @@ def generate(
         f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
         err=True,
     )
-
-
-def _class_labels(labels: list[str] | None) -> list[int | str]:
-    """Ids as numbers, and names."""
-    return [int(label) if re.fullmatch(r"-?[0-9]{1,9}", label) else label for label in labels or []]
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
 
 
 @app.command()
@@ -383,7 +380,8 @@ def bench(
         ),
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Prompt; repeat for more. A batch cycles through them.")
+        list[str] | None,
+        typer.Option(callback=check_prompts, help="Prompt; repeat for more. A batch cycles through them."),
     ] = None,
     class_label: ClassLabels = None,
     order: Orders = None,
@@ -421,11 +419,14 @@ def bench(
     from .eval.bench.tables import plot as write_plot
     from .eval.bench.tables import to_markdown, write_json
 
-    condition = {"class_labels": _class_labels(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
+    condition = (
+        {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
+    )
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     rows = []
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)
+        check_classes(pipe, name, class_label)
         sampling = supported(pipe, name, options)
         chosen, orders = {}, {}
         for one in order or [None]:
@@ -560,6 +561,9 @@ def bench_compare(
 
 def main() -> None:
     """Run the command. A mistake of the user ends in one sentence and exit code 2; ARIMAGE_TRACEBACK=1 shows where."""
+    # A terminal that cannot show the name of a file that was written is no reason to fail.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, OSError) as error:

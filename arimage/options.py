@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import typer
 
 from .auto import AutoPipeline, find_model
 from .decoding.names import Order, check_text
+from .schema import check_encodable
 
 
 DEFAULT_MODEL = "emoji-arpg"
@@ -33,6 +35,39 @@ def check_decodings(texts: str | list[str] | None) -> str | list[str] | None:
     for text in [texts] if isinstance(texts, str) else texts or []:
         check_text(text)
     return texts
+
+
+def check_prompts(prompts: list[str] | None) -> list[str] | None:
+    """The prompts of a command, after a check that each is a text that is not blank."""
+    for prompt in prompts or []:
+        check_encodable("prompt", prompt)
+        if not prompt.strip():
+            raise ValueError('the prompt is empty: say what to generate, as in "a red heart"')
+    return prompts
+
+
+def class_labels_of(labels: list[str] | None) -> list[int | str]:
+    """The classes of a command, ids as numbers and names as texts."""
+    return [int(label) if re.fullmatch(r"-?[0-9]{1,9}", label) else label for label in labels or []]
+
+
+def check_classes(pipe, model: str, labels: list | None) -> None:
+    """Refuse class labels for the pipeline of a `model` without classes."""
+    if labels and pipe.num_classes is None:
+        what = "videos" if pipe.abilities.generates_video else "from text"
+        raise ValueError(f"{model} generates {what}, not classes: leave out --class-label")
+
+
+def prompt_lines(file: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"--file is {file}, which holds no prompts: write one per line")
+    return prompts
 
 
 def check_orders(orders: list[str] | None) -> list[str] | None:

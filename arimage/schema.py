@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 import reprlib
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,18 @@ def _name(path: tuple[int | str, ...], value: Any, missing: bool) -> str:
             name += f"[{part}]" if isinstance(part, int) else f".{part}"
             value = value[part] if inside else None  # pyright: ignore[reportCallIssue, reportArgumentType]
     return name.removeprefix(".")
+
+
+def check_encodable(name: str, text: str) -> None:
+    """Refuse a text that UTF-8 cannot encode: half an emoji, or bytes of the command line in another encoding.
+
+    Raises:
+        ValueError: naming the text.
+    """
+    if re.search("[\ud800-\udfff]", text):
+        raise ValueError(
+            f"the {name} {reprlib.repr(text)} holds half a surrogate pair, or a byte that is not UTF-8: give it as UTF-8"
+        )
 
 
 def read_object(path: Path) -> dict:

@@ -9,7 +9,9 @@ import typer
 from .paths import CheckpointError, check_file, check_folder, check_vacant
 
 
-convert_app = typer.Typer(help="Convert published checkpoint files to a folder that every command loads.")
+convert_app = typer.Typer(
+    help="Convert published checkpoint files to a folder that every command loads.", rich_markup_mode="markdown"
+)
 
 
 def _checked(check: Callable[[Path], None]) -> Callable[[Path | None], Path | None]:

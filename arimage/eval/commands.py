@@ -26,7 +26,10 @@ from ..options import (
 )
 
 
-eval_app = typer.Typer(help="Generate many images, score them, and compare the quality and speed of decodings.")
+eval_app = typer.Typer(
+    help="Generate many images, score them, and compare the quality and speed of decodings.",
+    rich_markup_mode="markdown",
+)
 
 Prompts = Annotated[
     str | None,

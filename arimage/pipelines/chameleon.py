@@ -96,7 +96,13 @@ class ChameleonPipeline(ARImagePipeline):
         return bool((begin == self._vocabulary[BEGIN_OF_IMAGE]).all())
 
     def encode_texts(self, texts: list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask."""
+        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask.
+
+        Raises:
+            ValueError: if there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ValueError("this pipeline has no tokenizer: give input_ids and attention_mask, not a prompt")
         begin = self.tokenizer.bos_token_id
         begin = self.tokenizer.eos_token_id if begin is None else begin
         end = self._vocabulary[TURN_END]

@@ -1,19 +1,25 @@
 """Checks of texts, token ids and dtypes."""
 
+import numbers
 from typing import Any
 
 import torch
 
+from ..schema import check_encodable
+
 
 # Tokenizing takes time that grows with the square of the longest word.
 MAX_PROMPT_CHARACTERS = 10_000
+# The tokens that text encoders were trained to read, and the most that a call may ask for; pixels along a side.
+TEXT_TOKENS, MAX_TEXT_TOKENS = 512, 4096
+MAX_SIDE = 4096
 
 
 def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
     """One text or several as a list.
 
     Raises:
-        ValueError: if they are something else, none, or longer than `limit` characters.
+        ValueError: if they are something else, none, longer than `limit` characters, or not encodable as UTF-8.
     """
     listed = [texts] if isinstance(texts, str) else texts
     if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
@@ -21,7 +27,25 @@ def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = N
     longest = max(map(len, listed))
     if limit is not None and longest > limit:
         raise ValueError(f"{name} has {longest} characters: give at most {limit}")
+    for text in listed:
+        check_encodable(name, text)
     return listed
+
+
+def text_length(max_sequence_length: int | None, default: int) -> int:
+    """How many tokens of a text are read.
+
+    Raises:
+        ValueError: if `max_sequence_length` is given and cannot be their number.
+    """
+    if max_sequence_length is None:
+        return default
+    whole = isinstance(max_sequence_length, numbers.Integral) and max_sequence_length is not True
+    if not whole or not 1 <= max_sequence_length <= MAX_TEXT_TOKENS:
+        raise ValueError(
+            f"max_sequence_length is {max_sequence_length!r}: give a whole number from 1 to {MAX_TEXT_TOKENS}"
+        )
+    return int(max_sequence_length)
 
 
 def check_one_of(**given) -> None:

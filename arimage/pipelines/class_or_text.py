@@ -7,7 +7,7 @@ from transformers import T5EncoderModel
 
 from .base import ARImagePipeline
 from .captions import clean_caption
-from .checks import as_texts
+from .checks import TEXT_TOKENS, as_texts, text_length
 from .known import KnownCaptions, quoted, tell_nearest
 
 
@@ -122,17 +122,17 @@ class ClassOrTextPipeline(ARImagePipeline):
 
         Args:
             prompt: one text or several.
-            max_sequence_length: P, by default what the transformer reads, and what the tokenizer says without a
-                transformer or for one that reads the state of the last token alone.
+            max_sequence_length: P, by default what the transformer reads. Without a transformer, or with one that
+                reads only the state of the last token, by default what the tokenizer says, at most 512.
 
         Raises:
-            ValueError: if `prompt` is not text, or the pipeline has no text encoder.
+            ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
+                no text encoder.
         """
         self._check_encoder()
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
-        length = max_sequence_length
-        if length is None:
-            length = self.tokenizer.model_max_length if prefix in (None, 1) else prefix
+        read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
+        length = text_length(max_sequence_length, read)
         cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
         if any(len(ids) > length for ids in self.tokenizer(cleaned).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerFast
 
-from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
+from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts, check_token_ids
 
 
 # The names of the tokens around the image tokens in the vocabulary of every checkpoint.
@@ -66,8 +66,9 @@ def image_size(
         return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
     if ratio is not None or height is None or width is None:
         raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
-    if not all(isinstance(side, numbers.Integral) and side > 0 and side % factor == 0 for side in (height, width)):
-        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor}")
+    given = height, width
+    if not all(isinstance(side, numbers.Integral) and 0 < side <= MAX_SIDE and side % factor == 0 for side in given):
+        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor} up to {MAX_SIDE}")
     return height, width
 
 

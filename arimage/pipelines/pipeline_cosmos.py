@@ -20,7 +20,7 @@ from ..tokenizers.vq_frames import FramewiseVQModel
 from .abilities import TOKEN_SAMPLING, Abilities
 from .base import ARPipeline
 from .call import GenerationCall
-from .checks import MAX_PROMPT_CHARACTERS, as_texts
+from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, text_length
 from .docstrings import fill_docstring
 from .output import VideoPipelineOutput
 from .videos import prepare_images, prepare_videos
@@ -222,8 +222,8 @@ class CosmosPipeline(ARPipeline):
         own = trained if maps is None else (maps[0] * factor, maps[1] * factor)
         size = (own[0] if height is None else height, own[1] if width is None else width)
         for name, side in zip(("height", "width"), size, strict=True):
-            if not isinstance(side, int) or side < 1 or side % factor:
-                raise ValueError(f"{name} is {side!r}: give a positive multiple of {factor}")
+            if not isinstance(side, int) or not 1 <= side <= MAX_SIDE or side % factor:
+                raise ValueError(f"{name} is {side!r}: give a multiple of {factor} up to {MAX_SIDE}")
         if maps is not None and size != own:
             raise ValueError(
                 f"tokens are those of {own[0]}x{own[1]} pixels, not of {size[0]}x{size[1]}: leave out height and width"
@@ -283,7 +283,7 @@ class CosmosPipeline(ARPipeline):
         if prompt is None:
             return prompt_embeds
         self._guard_texts(as_texts(prompt))
-        length = min(512, self.tokenizer.model_max_length) if max_sequence_length is None else max_sequence_length
+        length = text_length(max_sequence_length, min(TEXT_TOKENS, self.tokenizer.model_max_length))
         text = self.tokenizer(
             as_texts(prompt),
             padding="max_length",

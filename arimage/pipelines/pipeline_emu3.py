@@ -10,12 +10,13 @@ from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedToke
 from ..decoding import Decoding, Layout
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
+from ..schema import check_encodable
 from ..tokenizers.tiling import Tiling
 from ..tokenizers.vq_emu3 import decode_image, encode_latents
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .base import ARImagePipeline
 from .call import GenerationCall
-from .checks import check_one_of
+from .checks import as_texts, check_one_of
 from .docstrings import fill_docstring
 from .emu3_prompts import END_OF_ROW, PROMPT_SUFFIX, RATIOS, Emu3Prompts, first_code_of, image_size, stack
 from .output import ImagePipelineOutput
@@ -88,9 +89,11 @@ class Emu3Pipeline(ARImagePipeline):
     def prompts(self) -> Emu3Prompts:
         return Emu3Prompts(self.tokenizer, self.model.config.vocabulary_map, self.scale_factor)
 
-    def encode_prompt(self, prompt: list[str], size: tuple[int, int]) -> tuple[torch.LongTensor, torch.LongTensor]:
+    def encode_prompt(
+        self, prompt: str | list[str], size: tuple[int, int]
+    ) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] of texts with the header of an image of `size`, padded on the left, and their mask."""
-        return self.prompts.encode(prompt, size)
+        return self.prompts.encode(as_texts(prompt), size)
 
     @torch.no_grad()
     def prepare(
@@ -117,6 +120,7 @@ class Emu3Pipeline(ARImagePipeline):
             raise ValueError("give either a negative_prompt or negative_input_ids")
         if not isinstance(prompt_suffix, str):
             raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
+        check_encodable("prompt_suffix", prompt_suffix)
         size, prompts = self.image_size(height, width, ratio), self.prompts
         groups = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
         count = len(groups[0][0])

@@ -84,9 +84,9 @@ class JanusPipeline(ARImagePipeline):
     def prompts(self) -> JanusPrompts:
         return JanusPrompts(self.processor)
 
-    def encode_prompt(self, prompt: list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
+    def encode_prompt(self, prompt: str | list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] and their mask [B, P], padded on the left, of texts in the model's template."""
-        ids, mask = self.prompts.encode(prompt)
+        ids, mask = self.prompts.encode(as_texts(prompt))
         return ids.to(self._execution_device), mask.to(self._execution_device)
 
     @torch.no_grad()
@@ -102,7 +102,9 @@ class JanusPipeline(ARImagePipeline):
         Raises:
             ValueError: if the pipeline has no processor, or the lists have different lengths.
         """
-        inputs = self.prompts.questions(image, question).to(self._execution_device, self.model.dtype)
+        inputs = self.prompts.questions(image, as_texts(question, "question")).to(
+            self._execution_device, self.model.dtype
+        )
         ids = self.model.generate(**inputs, **{"max_new_tokens": 512, "do_sample": False, **generate_kwargs})
         self.maybe_free_model_hooks()
         return self.processor.batch_decode(ids[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)

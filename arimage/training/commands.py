@@ -8,7 +8,9 @@ import typer
 from ..options import Device, Dtype, Model, choose_device, load_pipeline
 
 
-train_app = typer.Typer(help="Train a model from a recipe. Run a command again to resume an interrupted run.")
+train_app = typer.Typer(
+    help="Train a model from a recipe. Run a command again to resume an interrupted run.", rich_markup_mode="markdown"
+)
 
 # The model, and the recipe of its name, that most commands here are for.
 PACKAGED = "emoji-llamagen"

@@ -1,13 +1,15 @@
 """What the calls of all pipelines share: signatures, threads, nested calls, compiled components, refusals."""
 
+import functools
 import inspect
 import threading
 
 import numpy as np
 import pytest
 import tiny
+import tiny_cosmos
 import torch
-from families import BUILD, condition_of, flat, quick, seeded
+from families import BUILD, EVERY, condition_of, flat, quick, seeded
 
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines.call import GenerationCall
@@ -349,3 +351,53 @@ def test_latent_output_is_the_tokens_in_their_places(pipe):
         assert out.tokens.shape == (1, *call.model.layout.shape)
     pixels = pipe.decode_tokens(call, flat(out.tokens))
     assert tuple(pixels.shape[-2:]) == call.size
+
+
+# The length of texts
+
+FAMILIES_WITH_T5 = {name: EVERY[name] for name in ("llamagen-text", "var-text", "arpg-text", "cosmos-text")}
+
+
+@pytest.mark.parametrize("family", FAMILIES_WITH_T5)
+@pytest.mark.parametrize("length", [0, -1, 10**12, 2.0, "5", True])
+def test_an_odd_number_of_text_tokens_is_refused(family, length):
+    pipe = FAMILIES_WITH_T5[family]()
+    call = functools.partial(pipe, tokens=tiny_cosmos.given()) if family == "cosmos-text" else pipe.encode_prompt
+    with pytest.raises(ValueError, match="max_sequence_length is .*: give a whole number from 1 to 4096"):
+        call("a red heart", max_sequence_length=length)
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "var-text", "arpg-text"])
+def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
+    whole = FAMILIES_WITH_T5[family]()
+    encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
+    # What transformers takes where a tokenizer does not say.
+    monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
+    assert encoder.encode_prompt("a red heart")[0].shape[:2] == (1, 512)
+
+
+# Texts that are not UTF-8
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus", "emu3", "lumina", "lumina-2", "anole", "cosmos-text"])
+def test_prompts_that_are_not_utf8_are_refused(family):
+    pipe = EVERY[family]()
+    given = {"tokens": tiny_cosmos.given()} if family == "cosmos-text" else {}
+    for prompt in ("\ud83d", ["a red heart", "heart \udcff"]):
+        with pytest.raises(
+            ValueError, match="the prompt '.*' holds half a surrogate pair, or a byte that is not UTF-8"
+        ):
+            pipe(prompt, **given)
+        if hasattr(pipe, "encode_prompt"):
+            arguments = ((32, 32),) if family in ("emu3", "lumina", "lumina-2") else ()
+            with pytest.raises(ValueError, match="half a surrogate pair"):
+                pipe.encode_prompt(prompt, *arguments)
+
+
+@pytest.mark.parametrize("family", ["emu3", "lumina", "lumina-2", "anole"])
+def test_prompts_need_a_tokenizer(family):
+    pipe = EVERY[family]()
+    pipe.register_modules(tokenizer=None)
+    arguments = () if family == "anole" else ((32, 32),)
+    with pytest.raises(ValueError, match="has no tokenizer: give"):
+        pipe.encode_prompt("a red heart", *arguments)

@@ -9,6 +9,7 @@ from PIL import Image
 from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
 from ...decoding.contract.distribution import Sampling
 from ...pipelines.base import ARImagePipeline
+from ...schema import check_encodable
 from .models import ModelInfo
 from .types import Limits, Refused, Request
 
@@ -106,8 +107,10 @@ def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
             raise Refused(
                 f"the {name} has {len(text)} characters: shorten it to at most {limits.prompt_characters}", name
             )
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise Refused(f"the {name} holds half a surrogate pair: send it as UTF-8", name)
+        try:
+            check_encodable(name, text)
+        except ValueError as error:
+            raise Refused(str(error), name) from error
 
 
 def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ...auto import ASSETS
+from ...schema import check_encodable
 from .files import parse_json
 
 
@@ -71,6 +72,7 @@ def _read_jsonl(text: str, path: Path) -> list[dict]:
 def _checked(row: object, path: Path, where: str) -> dict:
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise ValueError(f'{path} has no "prompt" in {where}: write {{"prompt": "..."}}')
+    check_encodable(f"prompt in {where} of {path}", row["prompt"])
     try:
         json.dumps(row, allow_nan=False)
     except ValueError as error:

@@ -75,3 +75,12 @@ def test_other_files_are_refused(tmp_path, name, text, sentence):
 def test_emoji_are_the_prompts_of_the_package(tmp_path):
     assert prompt_file("emoji").name == "prompts.jsonl"
     assert prompt_file("emoji.txt").name == "emoji.txt"
+
+
+@pytest.mark.parametrize(
+    "name, text", [("x.jsonl", '{"prompt": "\\ud83d"}'), ("x.json", '{"a": {"prompt": "\\udcff"}}')]
+)
+def test_prompts_that_are_not_utf8_are_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"the prompt in .* of .*x\.json.* holds half a surrogate pair"):
+        read_prompts(tmp_path / name)

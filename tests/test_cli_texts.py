@@ -1,0 +1,165 @@
+"""Texts that the console command reads and prints: prompts, names of files, and help."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import tiny_cosmos
+import tiny_emu3
+import typer
+from typer.testing import CliRunner
+
+from arimage import cli
+
+
+ROOT = Path(cli.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, pipe in (
+        ("text", tiny.text_pipeline()),
+        ("emu3", tiny_emu3.pipeline()),
+        ("video", tiny_cosmos.pipeline()),
+    ):
+        pipe.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def arimage(tmp_path):
+    """Run the command in a process of its own, in an empty folder; arguments may be bytes."""
+
+    def arimage(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "arimage", *arguments],
+            capture_output=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            timeout=120,
+        )
+
+    return arimage
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """Run a command that must end with exit code 2 and one sentence; returns the sentence."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        assert end.value.code == 2 and printed.out == "" and printed.err.count("\n") == 1
+        assert not Path("outputs").exists()
+        return printed.err
+
+    return refused
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", ""], ["generate", " \t"], ["generate", "tree", ""], ["bench", "--prompt", "tree", "--prompt", " "]],
+)
+def test_an_empty_prompt_is_refused_before_the_model_is_loaded(refused, monkeypatch, arguments):
+    monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
+    assert refused(*arguments).startswith('arimage: the prompt is empty: say what to generate, as in "a red heart"')
+
+
+@pytest.mark.parametrize("text", [b"", b"\n \n", b"\xef\xbb\xbf\n"])
+@pytest.mark.parametrize("others", [["tree"], ["--image", "x.png"]])
+def test_a_file_without_prompts_is_refused(refused, tmp_path, text, others):
+    (tmp_path / "prompts.txt").write_bytes(text)
+    assert "--file is prompts.txt, which holds no prompts" in refused("generate", "--file", "prompts.txt", *others)
+
+
+def test_prompts_come_from_the_standard_input_without_their_byte_order_mark(arimage, models):
+    command = [sys.executable, "-m", "arimage", "generate", "--file", "/dev/stdin", "--model", models / "text"]
+    settings = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "capture_output": True, "cwd": models, "timeout": 120}
+    done = subprocess.run(command, input="\ufefftree\n\n".encode(), **settings)
+    assert done.returncode == 0 and done.stdout.split() == [b"outputs/tree-0-0.png"]
+    done = subprocess.run(command, input=b"\n", **settings)
+    assert done.returncode == 2 and b"holds no prompts" in done.stderr
+
+
+@pytest.mark.parametrize("prompt", ["\ud83d", "heart \udcff"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate"], ["generate", "tree", "--negative-prompt"], ["generate", "tree", "--prompt-suffix"]],
+)
+def test_a_prompt_that_is_not_utf8_is_refused(refused, models, prompt, arguments):
+    assert "half a surrogate pair, or a byte that is not UTF-8" in refused(
+        *arguments, prompt, "--model", models / "emu3", "--guidance-scale", 2
+    )
+
+
+def test_bytes_that_are_not_utf8_are_refused(arimage):
+    done = arimage("generate", b"c\xe2teau")
+    assert done.returncode == 2 and done.stderr.startswith(
+        b"arimage: the prompt 'c\\udce2teau' holds half a surrogate"
+    )
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("model", ["text", "emu3", "video"])
+@pytest.mark.parametrize("command", [["generate"], ["bench", "--runs", 1]])
+def test_a_class_of_a_model_without_classes_is_refused(refused, models, model, command):
+    line = refused(*command, "--class-label", 1, "--model", models / model)
+    assert line.startswith(f"arimage: {models / model} generates")
+
+
+@pytest.mark.parametrize("model, condition", [("emu3", ["tree"]), ("video", ["--image", "x.png"])])
+@pytest.mark.parametrize("side", [10**9, 2**40, -16, 0])
+def test_sizes_that_nothing_can_hold_are_refused(refused, models, model, condition, side):
+    from PIL import Image
+
+    Image.new("RGB", (64, 48)).save("x.png")
+    for options in (["--height", side, "--width", 64], ["--height", 64, "--width", side]):
+        assert "give" in refused("generate", *condition, *options, "--model", models / model)
+
+
+# Names of files
+
+
+@pytest.mark.parametrize("name", ["قلب.png", b"\xff.png"])
+def test_a_file_is_written_though_the_terminal_cannot_show_its_name(arimage, models, tmp_path, name):
+    done = arimage("generate", "tree", "--model", models / "text", "--out", name, PYTHONIOENCODING="cp1252")
+    assert done.returncode == 0 and done.stdout.endswith(b".png\n") and b"\\u" in done.stdout
+    assert (tmp_path / os.fsdecode(name)).is_file()
+
+
+# Help
+
+
+def commands(command, names=()):
+    """Every command, with its names."""
+    yield names, command
+    for name, part in getattr(command, "commands", {}).items():
+        yield from commands(part, (*names, name))
+
+
+def words(text):
+    """The words of a help text: tables, lines and marks of code left out."""
+    return " ".join(text.replace("│", " ").replace("`", "").split())
+
+
+ALL = dict(commands(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_says_all_that_was_written(names):
+    # So wide that no text is broken, since the lines of a table stand next to each other.
+    shown = words(CliRunner().invoke(cli.app, [*names, "--help"], env={"COLUMNS": "1000"}).output)
+    for option in ALL[names].params:
+        assert words(option.help or "") in shown
+    for part in (ALL[names], *getattr(ALL[names], "commands", {}).values()):
+        assert words((part.help or "").partition("\n\n")[0]) in shown
