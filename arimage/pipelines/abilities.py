@@ -1,4 +1,4 @@
-"""What a pipeline can do, in one place for the command line, the demo, the server and evaluation."""
+"""The abilities of a pipeline, in one place for the command line, the demo, the server and evaluation."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ class Abilities:
 
     Attributes:
         kind: what the model generates.
-        arguments: the names of the arguments that a call takes and not all families have: those above,
-            `negative_prompt`, `num_frames`, `order`, `prompt_suffix`, `ratio`, `task`, `video`.
+        arguments: the arguments of a call that not all families have: those above, `negative_prompt`, `num_frames`,
+            `order`, `prompt_suffix`, `ratio`, `task`, `video`.
         generates_video: whether a call returns videos.
         predicts_groups: whether the model can predict groups of tokens.
-        in_maps: whether the tokens of an image are maps from coarse to fine, not one grid.
+        in_maps: whether the tokens of an image are maps from coarse to fine rather than one grid.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""What the pipelines share whose models generate tokens in any order."""
+"""The base of pipelines whose models generate tokens in any order."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +17,9 @@ from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
 
-# Pixels per token along each side, of all published image tokenizers.
+# Pixels per token along each side; the same for all published image tokenizers.
 PIXELS_PER_TOKEN = 16
-# The groups that the locality order is made for where the decoding has none, as published for 20 forward passes.
+# The groups that the locality order uses if the decoding has none, as published for 20 forward passes.
 LOCALITY = GroupDecoding(20, "cosine")
 
 
@@ -30,10 +30,10 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         transformer: the any-order model.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-        texts: the components `tokenizer` and `text_encoder` of families that generate from text.
+        texts: the components `tokenizer` and `text_encoder`, for families that generate from text.
 
     Attributes:
-        order: the order of calls that give none.
+        order: the default order of the tokens.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -43,7 +43,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     _optional_components = ["vq"]
     _saved_defaults = ("order",)
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"order"}, predicts_groups=True)
-    # Made by each family.
+    # Set by each family.
     _token_model: Callable
 
     def __init__(
@@ -91,16 +91,16 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         groups: GroupDecoding | None = None,
         **settings,
     ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `groups` are those that
-        the "locality" order is made for; `settings` are the arguments of `__call__` from guidance_scale to
-        guided_tokens, num_images_per_prompt and generator."""
+        """Check the arguments of a call, encode its condition, and return it with its model. The "locality" order is
+        computed for `groups`. `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
+        num_images_per_prompt and generator."""
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         self.edit(call, image, mask_image)
         layout = self._layout(call, self.order if order is None else order, groups)
         condition = self.encode_prefix(*condition)
-        # Images of one prompt have orders of their own.
+        # Each image has its own order, also those of one prompt.
         model = self._token_model(
             self.transformer,
             {name: call.per_image(value) for name, value in condition.items()},
@@ -113,8 +113,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         return call
 
     def _layout(self, call: GenerationCall, order: str | torch.LongTensor, groups: GroupDecoding | None) -> Layout:
-        """The layout of the images of a call. Known tokens come first, so that all others see them, and `forced` is
-        put in order."""
+        """The layout of the images of a call. Known tokens come first, so that all others attend to them; `forced` is
+        rearranged by rank."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
         count, known = shape[0] * shape[1], call.sampling.forced
         generated = None if known is None else known < 0
@@ -189,14 +189,14 @@ class AnyOrderPipeline(ClassOrTextPipeline):
             {image}
             mask_image (as `image`, *optional*):
                 White where the image is generated again, black where its pixels stay. A token is generated if any of
-                its pixels is white. What stays comes first in the order, so that the new tokens see all of it, on all
-                sides.
+                its pixels is white. Tokens that stay come first in the order, so that the new tokens attend to all of
+                them, on all sides.
             {prompt_embeds}
             order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
-                The order in which the tokens of an image are generated: `"raster"`, or one of its own for each image,
-                made from its seed: `"random"`; `"farthest"`, each token as far as possible from those before it;
-                `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank, [N] or
-                [B, N].
+                The order in which the tokens of an image are generated: `"raster"`, or an order that is derived from
+                the image's seed: `"random"`; `"farthest"`, in which each token is as far as possible from all earlier
+                ones; or `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank,
+                [N] or [B, N].
             {common}
 
         Returns:

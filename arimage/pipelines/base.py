@@ -1,4 +1,4 @@
-"""What the pipelines of all families share: the body of a call, abilities, loading and saving."""
+"""The base of all pipelines: the body of a call, abilities, loading and saving."""
 
 import functools
 import json
@@ -50,8 +50,8 @@ MAX_IMAGES_PER_PROMPT = 1000
 
 
 class ARPipeline(DiffusionPipeline):
-    """Base of the pipelines of images and of videos. A family adds `__call__`, which calls
-    `check_options`, `prepare` and `generate`, and
+    """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
+    `generate`, and
 
     - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
     - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call
@@ -59,23 +59,23 @@ class ARPipeline(DiffusionPipeline):
     - its `abilities`, and properties of the checkpoint such as `image_sizes`.
 
     Attributes:
-        decoding: the decoding method of calls that name none; a decoding object or a name may be assigned.
+        decoding: the default decoding method of calls; a decoding object or a name may be assigned.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
-        known_captions: the captions of a model that has learned few; a call warns of a prompt that is not among them.
-            None for a model of any text, or to turn the warning off.
+        known_captions: the captions that a model with a small vocabulary of images was trained on; a call warns about
+            any other prompt. None for models of arbitrary text, or to turn the warning off.
 
     `from_pretrained`, `save_pretrained` and `from_pipe` keep them. `Pipeline(**pipe.components)` starts with the
     defaults.
     """
 
     _callback_tensor_inputs = ["tokens", "decided"]
-    # What a call returns, and its argument that says how many.
+    # What a call returns, and the name of the argument for the number of them per prompt.
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
     abilities: Abilities
-    # Attributes that are saved with the sampling defaults, as `decoding` is.
+    # Attributes that are saved with the sampling defaults, like `decoding`.
     _saved_defaults: tuple[str, ...] = ()
-    # The tensor of a state, [B, ...], that is decoded to pixels.
+    # The name of the state's tensor [B, ...] that is decoded to pixels.
     decoded_tensor = "tokens"
 
     def __init__(self):
@@ -90,23 +90,23 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
-        """The sizes (height, width) in pixels, of images or of frames, that the weights were trained for, the default
+        """The sizes (height, width) in pixels of images or frames that the weights were trained for, the default
         first."""
         raise NotImplementedError
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes `class_labels` chooses from; None if the images are those of a text."""
+        """The number of classes that `class_labels` chooses from; None if the model generates from text."""
         return None
 
     @property
     def class_names(self) -> list[str] | None:
-        """The names of the classes by their ids; None if the checkpoint does not name them."""
+        """The names of the classes, indexed by id; None if the checkpoint does not name them."""
         return None
 
     @property
     def traits(self) -> Traits:
-        """What decides which decodings its models can run, of a call in the default order."""
+        """The properties of the model that determine which decodings it can run, for a call in the default order."""
 
         def has(part: str) -> bool:
             return getattr(self, part, None) is not None
@@ -131,7 +131,7 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def order(self) -> str | None:
-        """The order of the tokens of calls that give none; None for families that generate in raster order only."""
+        """The default order of the tokens; None for families that generate in raster order only."""
         return None
 
     @property
@@ -154,12 +154,13 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def num_timesteps(self) -> int | None:
-        """The most forward passes that an image of the running call takes, for callbacks; None outside of a call."""
+        """The largest number of forward passes per image in the running call, for callbacks; None outside of a
+        call."""
         return None if self.current_call is None else self.current_call.num_timesteps
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the running call computes logits without the condition."""
+        """Whether the running call also computes unconditional logits."""
         return self.current_call is not None and self.current_call.guided
 
     @property
@@ -203,7 +204,7 @@ class ARPipeline(DiffusionPipeline):
         name_files(Path(save_directory), type(self))
 
     def _upload_folder(self, working_dir: str | os.PathLike, repo_id: str, token: str | None = None, **kwargs):
-        # diffusers has put a card of its own into the folder, or the one that the repository has.
+        # diffusers has put its own card into the folder, or the one that the repository has.
         if not file_exists(repo_id, CARD, token=token):
             self._write_card(Path(working_dir), repo_id)
         return super()._upload_folder(working_dir, repo_id, token=token, **kwargs)
@@ -213,20 +214,21 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def _card(self) -> tuple[str, str]:
-        """What the Hub calls the task, and an example of a call."""
+        """The Hub's name of the task, and an example of a call."""
         if self.num_classes is None:
             return "text-to-image", 'image = pipe("a red heart").images[0]'
         return "unconditional-image-generation", "image = pipe(class_labels=0).images[0]"
 
     @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> dict:
-        """What model_index.json holds, with the modules of our classes."""
+        """The contents of model_index.json, with the modules of our classes."""
         config = super().load_config(pretrained_model_name_or_path, **kwargs)
         return own_classes(config, cls._get_signature_types())
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
-        # transformers would load in the dtype of the file, diffusers in float32: one default for all components.
+        # By default, transformers loads in the dtype of the file and diffusers in float32. Here all components share
+        # one default.
         kwargs = with_dtype(kwargs)
         local = local_folder(pretrained_model_name_or_path)
         folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
@@ -236,13 +238,13 @@ class ARPipeline(DiffusionPipeline):
         with LOADING:
             check_weights(folder, cls.load_config(folder), kwargs)
             pipe = super().from_pretrained(folder, **kwargs)
-        # Of a repository, not the folder of its snapshot.
+        # For a repository its name, not the folder of its snapshot.
         pipe.register_to_config(_name_or_path=str(local or pretrained_model_name_or_path))
         return pipe
 
     def register_to_config(self, **kwargs) -> None:
         super().register_to_config(**kwargs)
-        # `DiffusionPipeline.from_pretrained` ends with it, and knows nothing of defaults.
+        # `DiffusionPipeline.from_pretrained` ends with this call, and does not load our defaults.
         if "_name_or_path" in kwargs:
             folder = self._saved_folder(str(kwargs["_name_or_path"]))
             if folder is not None:
@@ -253,7 +255,7 @@ class ARPipeline(DiffusionPipeline):
         """The folder that the components were loaded from, by the folder or repository that the user named."""
         if (Path(name) / INDEX).is_file():
             return Path(name)
-        # Parts that the user gave may come from elsewhere.
+        # Components passed by the user may come from elsewhere.
         configs = [getattr(part, "config", None) for part in self.components.values()]
         paths = [Path(getattr(config, "_name_or_path", None) or "") for config in configs]
         cached = repo_folder_name(repo_id=name, repo_type="model")
@@ -272,14 +274,12 @@ class ARPipeline(DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder: no code, no pickles, of
-        weights only those of `variant`, or those without one, and nothing of components that are given, None
-        included."""
+        """Download the files of a Hub repository into the cache and return their folder. Skips code, pickles, weights
+        of variants other than `variant`, and components that are passed as arguments (also as None)."""
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
         given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
-        # Names of components have no dot, so that weights.safetensors has no variant and weights.fp16.safetensors has
-        # one.
+        # weights.safetensors has no variant, and weights.fp16.safetensors has one; names of components have no dot.
         return snapshot_download(
             pretrained_model_name,
             allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
@@ -291,53 +291,53 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def tiling(self) -> TilingMixin:
-        """What `enable_vae_slicing` and `enable_vae_tiling` set: the image tokenizer, if it is one of this library."""
+        """The image tokenizer, on which `enable_vae_slicing` and `enable_vae_tiling` act, if it is one of this
+        library."""
         return self.vq if self._tiling is None else self._tiling
 
     def enable_vae_slicing(self) -> None:
-        """Turn the images of a batch into pixels one after the other; see `TilingMixin.enable_slicing`."""
+        """Decode the images of a batch to pixels one at a time; see `TilingMixin.enable_slicing`."""
         self.tiling.enable_slicing()
 
     def disable_vae_slicing(self) -> None:
-        """Turn the images of a batch into pixels at once again."""
+        """Decode all images of a batch to pixels at once again."""
         self.tiling.disable_slicing()
 
     def enable_vae_tiling(self, *args: int | None, **kwargs: int | None) -> None:
-        """Turn large images into pixels in overlapping tiles; see `TilingMixin.enable_tiling`, whose arguments it
-        takes."""
+        """Decode large images to pixels in overlapping tiles; takes the arguments of `TilingMixin.enable_tiling`."""
         self.tiling.enable_tiling(*args, **kwargs)
 
     def disable_vae_tiling(self) -> None:
-        """Turn whole images into pixels again."""
+        """Decode whole images to pixels again."""
         self.tiling.disable_tiling()
 
     # Compilation
 
     def compile(self, **options) -> None:
-        """Compile the steps of calls with `torch.compile`: the forward pass, the sampling and the bookkeeping of a
-        step as one graph, and on a CUDA device capture it in a CUDA graph, so that a step costs one launch.
+        """Compile the steps of calls with `torch.compile`: forward pass, sampling and bookkeeping of a step become one
+        graph. On a CUDA device the step is also captured in a CUDA graph, so that it takes a single launch.
 
-        A decoding is compiled when a call first uses it, and again for every other number of images, size or window,
-        and for prompts of a language model that need 32 tokens more; VAR compiles every scale. A capture lasts for its
-        call. The images are those of the eager steps, up to the rounding of fused operators. Prefill and image
-        decoding stay eager, and while hooks move the weights of a component (offloading, several devices) so do the
-        steps. `from_pipe` and `save_pretrained` forget it.
+        A decoding is compiled when a call first uses it, and again for every new batch size, image size or window, and
+        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. A captured
+        graph lasts for one call. The images are the same as without compilation, up to the rounding of fused
+        operators. Prefill and image decoding stay eager; the steps do too while hooks move the weights of a component
+        (offloading, several devices). `from_pipe` and `save_pretrained` do not keep this setting.
 
         Args:
-            options: those of `torch.compile`, such as `mode="max-autotune"`; `fullgraph` is True and `dynamic` False
-                where they are not given. `backend="eager"` captures without compiling.
+            options: passed to `torch.compile`, for example `mode="max-autotune"`; by default `fullgraph` is True and
+                `dynamic` is False. `backend="eager"` captures without compiling.
         """
         self._compiled = CompiledSteps(**options)
 
     @property
     def _steps(self) -> CompiledSteps | None:
-        """What compiles the steps of a call, None where they run eagerly."""
+        """The compiler of the steps of a call; None where they run eagerly."""
         return None if any(hasattr(part, "_hf_hook") for part in self.components.values()) else self._compiled
 
     # Parts of `prepare`
 
     def sampling(self, **settings) -> Sampling:
-        """The `Sampling` of a call: `settings` that are not None over the checkpoint's defaults."""
+        """The `Sampling` of a call: the checkpoint's defaults, overridden by `settings` that are not None."""
         given = {name: value for name, value in settings.items() if value is not None}
         return Sampling(**{**self.generation_config, **given})
 
@@ -360,7 +360,8 @@ class ARPipeline(DiffusionPipeline):
         generator: torch.Generator | list[torch.Generator] | None = None,
         **sampling,
     ) -> GenerationCall:
-        """Check what all families share and return a call with `count` prompts or classes that has no model yet."""
+        """Check the arguments that all families share and return a call with `count` prompts or classes, without a
+        model yet."""
         images = num_images_per_prompt
         if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:
             raise ValueError(f"{self.per_prompt} is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}")
@@ -372,7 +373,7 @@ class ARPipeline(DiffusionPipeline):
         )
 
     def prepare_seeds(self, generator: torch.Generator | list[torch.Generator] | None, batch: int) -> torch.LongTensor:
-        """One seed per image, int64 [batch], all from one generator or one from each of a list."""
+        """One seed per image, int64 [batch], all from one generator or each from its own in a list."""
         generators: Sequence[Any] = generator if isinstance(generator, list | tuple) else [generator]
         listed = generators is generator
         if not all(isinstance(one, torch.Generator) or (one is None and not listed) for one in generators):
@@ -388,14 +389,14 @@ class ARPipeline(DiffusionPipeline):
         return seeds.to(self._execution_device)
 
     def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Move an offloaded component to the execution device before its submodules are called directly, and return
+        """Move an offloaded component to the execution device, before its submodules are called directly, and return
         it."""
         if hasattr(module, "_hf_hook"):
             module._hf_hook.pre_forward(module)
         return module
 
     def check_known(self, prompt: str | list[str] | None) -> None:
-        """Warn of every prompt that is not among `known_captions`, once."""
+        """Warn once about every prompt that is not among `known_captions`."""
         if self.known_captions is not None and prompt is not None:
             for text in as_texts(prompt):
                 unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
@@ -413,7 +414,7 @@ class ARPipeline(DiffusionPipeline):
         callback_on_step_end_tensor_inputs: list[str],
         batch_size: int | None,
     ) -> RunOptions:
-        """Check the arguments of `__call__` that all families share, before any work."""
+        """Check the arguments of `__call__` that all families share, before any computation."""
         for name, part in self.components.items():
             if part is None and name not in self._optional_components:
                 raise ValueError(f"this pipeline has no {name}: load it without {name}=None")
@@ -455,16 +456,16 @@ class ARPipeline(DiffusionPipeline):
         return self._output(images, tokens, run.stats())
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
-        """The tokens [B, N] of a call's model in their places, [B, *shape], given panels included."""
+        """Rearrange the tokens [B, N] of a call's model to their places, [B, *shape], including given panels."""
         placed = call.layout.to_places(tokens)
         return placed if call.above is None else torch.cat([call.above, placed], dim=1)
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
-        """The pixels [B, 3, H, W] of the images of a call whose decoding has ended, from their `decoded_tensor`."""
+        """The pixels [B, 3, H, W] of finished images of a call, from their `decoded_tensor`."""
         return self.decode_tokens(call, result)
 
     def to_images(self, call: GenerationCall, pixels: torch.Tensor) -> Any:
-        """The pixels of a call in the form that it asked for."""
+        """Convert pixels to the `output_type` of the call."""
         raise NotImplementedError
 
     def check_finite(self, pixels: torch.Tensor) -> None:
@@ -482,16 +483,16 @@ class ARPipeline(DiffusionPipeline):
 
 
 class ARImagePipeline(ARPipeline):
-    """Base of the pipelines of images. A family adds `encode_image(pixels)`, from pixels to tokens, to change given
-    images."""
+    """Base class of image pipelines. To support editing, a family adds `encode_image(pixels)`, from pixels to
+    tokens."""
 
-    # Whether the authors' code rounds the levels of images down instead of to the nearest.
+    # Whether the authors' code rounds pixel levels down instead of to the nearest.
     _truncates_levels = False
 
     def edit(
         self, call: GenerationCall, image: PipelineImageInput | None, mask_image: PipelineImageInput | None
     ) -> None:
-        """Let a call change given images instead of generating from nothing, if there are any."""
+        """Make a call edit given images, if there are any."""
         if image is None and mask_image is None:
             return
         count = len(call.seeds) // call.num_images_per_prompt
@@ -505,7 +506,7 @@ class ARImagePipeline(ARPipeline):
         return known_tokens(self.encode_image(pixels), repaint)
 
     def to_images(self, call: GenerationCall, pixels: torch.Tensor) -> list[Image.Image] | np.ndarray | torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], in the form that the call asked for.
+        """Convert pixels [B, 3, H, W], nominally in [-1, 1], to the `output_type` of the call.
 
         Raises:
             ValueError: if they are not finite.

@@ -14,7 +14,7 @@ _DASHES = (
     "\u002d\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63"
     "\uff0d"
 )
-# Patterns and what replaces them, applied in this order.
+# Patterns and their replacements, applied in this order.
 _BEFORE_HTML = (
     ("<person>", "person"),
     (rf"\b((?:https?:(?:\/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN}))", ""),

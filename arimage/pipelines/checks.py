@@ -8,7 +8,7 @@ import torch
 from ..schema import check_encodable
 
 
-# Tokenizing takes time that grows with the square of the longest word.
+# The time for tokenizing grows with the square of the length of the longest word.
 MAX_PROMPT_CHARACTERS = 10_000
 # The tokens that text encoders were trained to read, and the most that a call may ask for; pixels along a side.
 TEXT_TOKENS, MAX_TEXT_TOKENS = 512, 4096
@@ -16,10 +16,11 @@ MAX_SIDE = 4096
 
 
 def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
-    """One text or several as a list.
+    """Return one text or several as a list.
 
     Raises:
-        ValueError: if they are something else, none, longer than `limit` characters, or not encodable as UTF-8.
+        ValueError: if they are not strings, there are none, or one is longer than `limit` characters or not encodable
+            as UTF-8.
     """
     listed = [texts] if isinstance(texts, str) else texts
     if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
@@ -49,14 +50,14 @@ def text_length(max_sequence_length: int | None, default: int) -> int:
 
 
 def check_one_of(**given) -> None:
-    """Refuse two arguments that stand for each other unless exactly one is given."""
+    """Refuse two alternative arguments unless exactly one of them is given."""
     names = list(given)
     if [value is None for value in given.values()].count(False) != 1:
         raise ValueError(f"give either a {names[0]} or {names[1]}")
 
 
 def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None, last: int | None = None) -> int:
-    """Refuse what cannot be token ids [B, P], their mask, or ids that do not end in `last`; return B.
+    """Check token ids [B, P] and their mask, and that the ids end in `last`; return B.
 
     With `last`, rows must be padded on the left.
     """
@@ -77,11 +78,11 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
 
 
 def with_dtype(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `from_pretrained` with a dtype, float32 by default, or with those of some components by
-    their names. The name of a dtype stands for it.
+    """Add a dtype to keyword arguments of `from_pretrained`: float32 by default, or a dictionary of dtypes by
+    component. Names of dtypes are accepted too.
 
     Raises:
-        ValueError: if a dtype is not one of floating-point numbers.
+        ValueError: if a dtype is not a floating-point type.
     """
     given = {name: _as_dtype(options[name]) for name in ("dtype", "torch_dtype") if options.get(name) is not None}
     return options | (given or {"dtype": torch.float32})

@@ -1,4 +1,4 @@
-"""What the pipelines share whose checkpoints generate images of a class, or of a text read by a T5 encoder."""
+"""The base of pipelines whose checkpoints generate images from a class, or from a text with a T5 encoder."""
 
 import torch
 from diffusers.utils import logging
@@ -13,12 +13,12 @@ from .known import KnownCaptions, quoted, tell_nearest
 
 logger = logging.get_logger(__name__)
 
-# Cleaning and tokenizing take time that grows with the square of the longest word, and no token has more letters.
+# The time for cleaning and tokenizing grows with the square of the length of the longest word. No token is longer.
 CHARACTERS_PER_TOKEN = 32
 
 
 def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module | None) -> None:
-    """Refuse a text encoder that the transformer was not trained with."""
+    """Refuse a text encoder that does not fit the transformer."""
     if (
         text_encoder is not None
         and transformer is not None
@@ -43,23 +43,23 @@ def left_pad(
 
 
 def last_state(prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of right-padded embeddings [B, P, D] with mask [B, P] those of the last token [B, 1, D], and their mask [B,
-    1]."""
+    """The embedding [B, 1, D] of the last token of right-padded embeddings [B, P, D] with mask [B, P], and its mask
+    [B, 1]."""
     ends = prompt_attention_mask.long().sum(1) - 1
     rows = torch.arange(len(ends), device=ends.device)
     return prompt_embeds[rows, ends][:, None], prompt_attention_mask[:, :1]
 
 
 class ClassOrTextPipeline(ARImagePipeline):
-    """Base of pipelines with the components `transformer`, whose config says "class" or "text", `tokenizer` and
-    `text_encoder`, and `id2label` in their own config."""
+    """Base class of pipelines with the components `transformer` (whose config says "class" or "text"), `tokenizer` and
+    `text_encoder`, and with `id2label` in the config of the pipeline."""
 
-    # Whether class_labels may hold the id after the last class, which stands for no class in particular.
+    # Whether class_labels may contain the id after the last class, which means "no class".
     _accepts_no_class = False
 
     @property
     def num_classes(self) -> int | None:
-        # A pipeline of the text encoder alone has none.
+        # A pipeline with only a text encoder has no classes.
         if self.transformer is None or self.transformer.config.get("conditioning") == "text":
             return None
         return self.transformer.config.num_classes
@@ -70,14 +70,14 @@ class ClassOrTextPipeline(ARImagePipeline):
         return None if labels is None else [labels[str(i)] for i in range(len(labels))]
 
     def name_classes(self, id2label: dict[int, str] | None) -> None:
-        """Keep the names of the classes in the config.
+        """Store the names of the classes in the config.
 
         Raises:
-            ValueError: if there is not one for each class.
+            ValueError: if there is not exactly one name per class.
         """
         if id2label is None:
             return
-        # The keys of JSON are text.
+        # JSON keys are strings.
         names = {int(key): name for key, name in id2label.items()}
         if sorted(names) != [*range(self.num_classes or 0)]:
             raise ValueError(
@@ -87,10 +87,10 @@ class ClassOrTextPipeline(ARImagePipeline):
         self.register_to_config(id2label={str(key): names[key] for key in sorted(names)})
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
-        """The ids of classes by their names, such as "golden retriever", in upper or lower case.
+        """The ids of classes, given their names, such as "golden retriever"; case is ignored.
 
         Raises:
-            ValueError: if no class has this name, or several have, or the checkpoint does not name its classes.
+            ValueError: if no class or several classes have this name, or the checkpoint does not name its classes.
         """
         if self.class_names is None:
             raise ValueError(
@@ -99,7 +99,7 @@ class ClassOrTextPipeline(ARImagePipeline):
             )
         ids: dict[str, list[int]] = {}
         for i, names in enumerate(self.class_names):
-            # Some lists of classes have synonyms.
+            # Some names are lists of synonyms.
             for name in names.split(","):
                 ids.setdefault(name.strip().casefold(), []).append(i)
         found = []
@@ -117,13 +117,13 @@ class ClassOrTextPipeline(ARImagePipeline):
     def encode_prompt(
         self, prompt: str | list[str], max_sequence_length: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`prompt_embeds`, right-padded text embeddings [B, P, D], and `prompt_attention_mask` [B, P], from captions
-        cleaned as in the original. Needs only the tokenizer and the text encoder.
+        """Encode prompts, cleaned as in the original code, to `prompt_embeds`, right-padded text embeddings [B, P, D],
+        and `prompt_attention_mask` [B, P]. Needs only the tokenizer and the text encoder.
 
         Args:
             prompt: one text or several.
-            max_sequence_length: P, by default what the transformer reads. Without a transformer, or with one that
-                reads only the state of the last token, by default what the tokenizer says, at most 512.
+            max_sequence_length: P, by default the length that the transformer reads. Without a transformer, or for one
+                that reads the state of the last token only, it is the tokenizer's maximum length, at most 512.
 
         Raises:
             ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
@@ -150,7 +150,7 @@ class ClassOrTextPipeline(ARImagePipeline):
             )
 
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
-        """Refuse a condition that the checkpoint cannot generate; return how many prompts or classes there are."""
+        """Refuse a condition that the checkpoint cannot use; return the number of prompts or classes."""
         if self.num_classes is not None:
             if (class_labels is None) == (prompt is None) or prompt_embeds is not None:
                 raise ValueError(
@@ -186,7 +186,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         return (self.num_classes or 0) - 1 + self._accepts_no_class
 
     def _class_ids(self, prompt, class_labels) -> torch.LongTensor:
-        """The ids [B'] of the classes that a call asks for."""
+        """The ids [B'] of the classes of a call."""
         if prompt is not None:
             return torch.tensor(self.get_label_ids(as_texts(prompt)))
         refusal = f"class_labels are {class_labels!r}: give one or more ids from 0 to {self._last_class}"
@@ -203,7 +203,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         return labels.long()
 
     def encode_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
-        """The condition of every prompt or class, `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask
+        """The condition of every prompt or class: `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask
         [B', P]."""
         if self.num_classes is not None:
             condition = {"class_labels": self._class_ids(prompt, class_labels)}
@@ -219,7 +219,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         return {name: value.to(self._execution_device) for name, value in condition.items()}
 
     def encode_prefix(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
-        """`encode_condition` for transformers that read a text as a prefix, which take it padded on the left."""
+        """`encode_condition` for transformers that read a text as a prefix, padded on the left."""
         condition = self.encode_condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         if "prompt_embeds" in condition:
             embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])

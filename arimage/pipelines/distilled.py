@@ -1,4 +1,4 @@
-"""What the pipelines of the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share."""
+"""The base of pipelines for students of Distilled Decoding (https://arxiv.org/abs/2412.17153)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .output import ImagePipelineOutput
 
 
 class DistilledPipeline(ClassOrTextPipeline):
-    """Base of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
+    """Base class of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
     `bind_model(call, condition)`, the `DistilledModel` of a call."""
 
     abilities = Abilities("vectors", TOKEN_SAMPLING)
@@ -111,15 +111,16 @@ class DistilledPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. Guidance is part of the student; guidance_scale, temperature, top_k and top_p are those of the
-        teacher and change nothing where it takes no part. The tokens of the output are the nearest of the vectors.
+        Generate images. Guidance is built into the student: guidance_scale, temperature, top_k and top_p apply to
+        the teacher only, and have no effect where it is not used. The tokens of the output are those nearest to the
+        vectors.
 
         Args:
             {class_or_text}
             {noise}
             {prompt_embeds}
             {common}
-                `"vectors"` [B, N, D] is what the image tokenizer decodes to pixels, in the order of the tokens.
+                `"vectors"` [B, N, D], in the order of the tokens, are what the image tokenizer decodes to pixels.
 
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.

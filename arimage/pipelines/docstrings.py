@@ -1,4 +1,4 @@
-"""The parts of the docstrings of `__call__` that the pipelines share."""
+"""Parts of the docstrings of `__call__`, shared by the pipelines."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from textwrap import indent
 PARTS = {
     "class_or_text": """
         prompt (`str` or `list[str]`, *optional*):
-            What to generate: a text, or for class-conditional checkpoints the name of a class ("golden retriever").
+            What to generate: a text or, for class-conditional checkpoints, the name of a class ("golden retriever").
         class_labels (`int`, `str`, a list of them or `torch.LongTensor`, *optional*):
             The classes to generate, for class-conditional checkpoints: ids from 0 to `pipe.num_classes` - 1, or names.
     """,
@@ -19,19 +19,19 @@ PARTS = {
     """,
     "image": """
         image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-            An image to change, together with `mask_image`: one for all prompts, or one per prompt. It is resized to
-            the size of the call.
+            An image to edit, together with `mask_image`: one for all prompts, or one per prompt. It is resized to the
+            size of the call.
     """,
     "raster_mask": """
         mask_image (as `image`, *optional*):
             White where the image is generated again, black where its pixels stay. A token is generated if any of its
-            pixels is white. Tokens are generated row by row: the new ones match what stays above them and to their
-            left in the row, and do not see what stays below and to their right.
+            pixels is white. Tokens are generated row by row, so new tokens depend on what stays above them and to
+            their left in the row, but not on what stays below and to their right.
     """,
     "noise": """
         noise (`torch.Tensor`, *optional*):
-            Standard normal numbers [B, N, D] that the images are made from: per image one vector of the codebook's
-            width D per token. By default they come from the seeds.
+            Standard normal noise [B, N, D] that the images are generated from, with the width D of the codebook. By
+            default it is derived from the seeds.
     """,
     "common": """
         guidance_scale (`float`, *optional*, defaults to the checkpoint's):
@@ -39,7 +39,7 @@ PARTS = {
         temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
             Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
         guided_tokens (`int`, *optional*):
-            Guide only the first `guided_tokens` tokens of each image. By default all are guided.
+            Apply guidance only to the first `guided_tokens` tokens of each image, by default to all.
     """,
     "size": """
         height (`int`, *optional*), width (`int`, *optional*):
@@ -49,25 +49,25 @@ PARTS = {
     """,
     "run": """
         batch_size (`int`, *optional*):
-            How many images are generated at a time; by default all. Of more images the first begin, and whenever some
-            are finished others take their rows, so that none waits for the slowest; finished ones are decoded to
-            pixels in groups of so many. Every image is that of its own run, up to the rounding of differently shaped
-            matrix products.
+            The number of images that are generated at a time, by default all. If there are more, a waiting image
+            begins whenever another one is finished, so that none waits for the slowest. Finished images are decoded
+            to pixels in groups of this size. The images do not depend on `batch_size`, up to the rounding of
+            differently shaped matrix products.
         generator (`torch.Generator` or `list[torch.Generator]`, *optional*):
-            Makes the images reproducible: one for the call, or a list with one per image.
+            Makes the images reproducible: one generator for the call, or a list with one per image.
         decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
-            The decoding method of this call, or one of the names in `pipe.decoding_names`, with settings behind it as
-            on the command line.
+            The decoding method of this call: an object, or a name from `pipe.decoding_names`, optionally with settings
+            as in `"sjd-coupled:window=16"`.
         output_type (`str`, *optional*, defaults to `"pil"`):
             `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens.
         return_dict (`bool`, *optional*, defaults to `True`):
-            Return an object with what the call cost instead of a tuple.
+            Return an output object, which includes statistics, instead of a tuple.
         callback_on_step_end (`Callable`, *optional*):
             Called after every forward pass as `callback(pipe, step, passes, tensors)`, with `pipe.current_call` set.
-            `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict whose
-            `"tokens"` replace those that this pass decided; what follows is generated from them.
+            Setting `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict
+            whose `"tokens"` replace those that this pass decided; later tokens are generated from them.
         callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
-            What `tensors` holds: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
+            The contents of `tensors`: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
     """,
 }
 PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
@@ -75,8 +75,8 @@ PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + PARTS["call"]
 
 
 def fill_docstring(example: str) -> Callable[[Callable], Callable]:
-    """Replace the lines `{name}` of a docstring by PARTS[name] and the line `{example}` by `example`, indented as they
-    are."""
+    """Replace lines `{name}` of a docstring with PARTS[name], and the line `{example}` with `example`, keeping their
+    indentation."""
     parts = {**PARTS, "example": example}
 
     def fill(function: Callable) -> Callable:

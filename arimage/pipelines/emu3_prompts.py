@@ -12,20 +12,20 @@ from transformers import PreTrainedTokenizerFast
 from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts, check_token_ids
 
 
-# The names of the tokens around the image tokens in the vocabulary of every checkpoint.
+# The names of the special tokens around image tokens, the same in every checkpoint.
 BEGIN_OF_TEXT = "<|extra_203|>"
 BEGIN_OF_IMAGE = "<|image start|>"
 BEGIN_OF_CODES = "<|image token|>"
 END_OF_ROW = "<|extra_200|>"
 CODE = "<|visual token {:06d}|>"
-# What the authors add to every prompt, and what they guide away from.
+# The authors' suffix of every prompt, and their negative prompt.
 PROMPT_SUFFIX = " masterpiece, film grained, best quality."
 NEGATIVE_PROMPT = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
 
-# Of the trained sizes, the default first.
+# Ratios of the trained sizes, the default first.
 RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 
 Ids = tuple[torch.LongTensor, torch.LongTensor]
@@ -51,11 +51,12 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
 def image_size(
     area: int, factor: int, height: int | None = None, width: int | None = None, ratio: str | None = None
 ) -> tuple[int, int]:
-    """Height and width in pixels of an image: those given, or those of a ratio, by default "1:1", whose area is about
-    `area`.
+    """Height and width of an image in pixels: the given ones, or those of a ratio (by default "1:1") with an area of
+    approximately `area`.
 
     Raises:
-        ValueError: if they are not multiples of `factor`, not both given, or given together with a ratio.
+        ValueError: if height and width are not multiples of `factor`, only one is given, or they are given with a
+            ratio.
     """
     if height is None and width is None:
         sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
@@ -76,7 +77,7 @@ class Emu3Prompts:
     """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
 
     Args:
-        tokenizer: of the text; None if prompts are given as token ids.
+        tokenizer: the text tokenizer; None if prompts are given as token ids.
         vocabulary: the model's `vocabulary_map`.
         scale_factor: pixels per token along each side.
     """
@@ -97,11 +98,11 @@ class Emu3Prompts:
         return encoded.input_ids, encoded.attention_mask
 
     def ids(self, name: str, texts, ids, mask, size: tuple[int, int], suffix: str = "") -> Ids:
-        """Checked token ids [B, P] of the argument `name`, given as texts, to which `suffix` is added, or as ids, and
-        their mask.
+        """Checked token ids [B, P] of the argument `name` and their mask, from texts, to which `suffix` is added, or
+        from ids.
 
         Raises:
-            ValueError: if they cannot be a prompt, or announce an image of another size.
+            ValueError: if they are not valid prompts, or their header is for an image of another size.
         """
         ids_name = name.replace("prompt", "input_ids")
         if texts is not None:
@@ -121,7 +122,7 @@ class Emu3Prompts:
         """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask.
 
         Raises:
-            ValueError: if they cannot be prompts, or are neither one nor `count`.
+            ValueError: if they are not valid prompts, or their number is neither 1 nor `count`.
         """
         name = "negative_prompt" if ids is None else "negative_input_ids"
         if texts is None and ids is None:
@@ -135,8 +136,8 @@ class Emu3Prompts:
 
 
 def stack(groups: list[Ids], padding: int, device: torch.device) -> Ids:
-    """The ids of several groups and their masks, padded on the left to one length, [groups * B, P]. B is that of the
-    first group, and a group of one prompt is repeated."""
+    """The ids of several groups and their masks, padded on the left to the same length, [groups * B, P]. B is the size
+    of the first group; a group of one prompt is repeated."""
     length, count = max(ids.shape[1] for ids, _ in groups), len(groups[0][0])
     ids, masks = (
         torch.cat(

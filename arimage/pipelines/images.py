@@ -1,4 +1,4 @@
-"""Images on their way into a pipeline and out of it."""
+"""Preparation of input images, and conversion of output images."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ def prepare_image(
     size: tuple[int, int],
     count: int,
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
-    """The images to change in a call with `count` prompts or classes, resized to `size` (height, width), and their
+    """The images to edit in a call with `count` prompts or classes, resized to `size` (height, width), and their
     masks.
 
     Args:
@@ -24,10 +24,10 @@ def prepare_image(
             arrays also [B, H, W, 1]) of booleans, labels 0 and 1, floats in [0, 1], or levels in uint8 or uint16.
 
     Returns:
-        float32 [count, 3, H, W] in [-1, 1], and where they are generated again, bool [count, 1, H, W].
+        The images, float32 [count, 3, H, W] in [-1, 1], and where to generate them again, bool [count, 1, H, W].
 
     Raises:
-        ValueError: if one of the two is missing, they are not images, one for all prompts or one per prompt, or a mask
+        ValueError: if one of the two is missing, they are not images, their number is neither 1 nor `count`, or a mask
             selects nothing.
     """
     if image is None or mask_image is None:
@@ -48,7 +48,7 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
     """Images as float32 [B, 3, H, W] in [-1, 1], resized to `size` (height, width) if it is given.
 
     Args:
-        name: of the argument, for errors.
+        name: the name of the argument, for error messages.
         image: PIL images, see `media.files.to_rgb`; or floats in [0, 1], as arrays [H, W, 3] or [B, H, W, 3] or as
             tensors [3, H, W] or [B, 3, H, W].
 

@@ -1,4 +1,4 @@
-"""The prompts of Janus (https://arxiv.org/abs/2410.13848), to generate images and to ask about images."""
+"""The prompts of Janus (https://arxiv.org/abs/2410.13848), for generating images and for questions about images."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class JanusPrompts:
     """Token ids of prompts and of questions about images, in the model's template.
 
     Args:
-        processor: reads prompts and images.
+        processor: tokenizes prompts and preprocesses images.
 
     Raises:
         ValueError: if there is no processor.
@@ -69,6 +69,6 @@ class JanusPrompts:
         )
 
     def _turn(self, text: str, *before: dict[str, str]) -> str:
-        """A user's turn with a text, and what comes before it, up to the begin of the model's turn."""
+        """A user's turn: the contents `before`, the text, and the beginning of the model's turn."""
         turn = {"role": "user", "content": [*before, {"type": "text", "text": text}]}
         return self.processor.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)

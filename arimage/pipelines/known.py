@@ -1,5 +1,4 @@
-"""What a model knows: the captions that it has learned, and which of them are nearest to a prompt. No heavy
-imports."""
+"""The captions that a model was trained on, and the nearest of them to a prompt. No heavy imports."""
 
 import json
 import math
@@ -15,17 +14,17 @@ from pathlib import Path
 
 KNOWN_CAPTIONS = "known_captions.json"
 NEAREST = 3
-# Of a longer prompt only the first words are looked up.
+# Only the first words of a longer prompt are looked up.
 MAX_WORDS = 24
-# How alike two spellings are, as `SequenceMatcher.ratio`, to be taken for one word, how near a caption must be to be
-# named, and how much the thing asked for ("apple") tells against the rest of the prompt ("green"), and a caption
-# against a name.
+# The least `SequenceMatcher.ratio` of two spellings of the same word, the least similarity of a caption that is
+# suggested, and the weights of the noun of a prompt ("apple") relative to the other words ("green"), and of a caption
+# relative to a name.
 SPELLING, NEARNESS, THING, CAPTION = 0.82, 0.2, 1.5, 0.8
 _PLACE = re.compile(r"\{(\w+)\}")
 _ARTICLES = frozenset(("a", "an", "the"))
 _FILLERS = _ARTICLES | {"and", "at", "by", "for", "from", "in", "next", "of", "on", "or", "to", "with"}
 
-# A caption or a prompt without case, articles and punctuation.
+# The words of a caption or a prompt, without case, articles and punctuation.
 Words = tuple[str, ...]
 
 
@@ -35,7 +34,7 @@ class Unknown:
 
     Attributes:
         nearest: names of up to three pictures that it knows, the nearest first.
-        message: the same in one sentence.
+        message: a sentence for the user that names them.
     """
 
     nearest: list[str]
@@ -44,19 +43,19 @@ class Unknown:
 
 @dataclass(frozen=True)
 class KnownCaptions:
-    """The captions that a model has learned, as `known_captions.json` in its folder.
+    """The captions that a model was trained on, stored as `known_captions.json` in its folder.
 
     Attributes:
-        pictures: the names of the pictures, each with its other captions.
-        words: words that stand for each other in a pattern, such as {"colour": ["red", "blue"]}. "picture" stands for
+        pictures: the names of the pictures, each with its alternative captions.
+        words: the words for each place in a pattern, such as {"colour": ["red", "blue"]}. The place "picture" takes
             every caption of `pictures`.
-        patterns: how captions are made of others: "a picture of {picture}", "{colour} {fruit}".
+        patterns: templates of further captions: "a picture of {picture}", "{colour} {fruit}".
     """
 
     pictures: dict[str, list[str]]
     words: dict[str, list[str]] = field(default_factory=dict)
     patterns: list[str] = field(default_factory=list)
-    # What pydantic is told where the file is read.
+    # For the validation of the file by pydantic.
     __pydantic_config__ = {"extra": "forbid"}
 
     @classmethod
@@ -106,7 +105,7 @@ class KnownCaptions:
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """How much each stem tells: the less, the more pictures have it."""
+        """The weight of each stem: the more pictures have it, the lower it is."""
         stems: dict[str, set[str]] = {}
         for name, its in self._stems:
             stems.setdefault(name, set()).update(its)
@@ -114,8 +113,7 @@ class KnownCaptions:
         return {stem: math.log(1 + len(stems) / count) for stem, count in counts.items()}
 
     def knows(self, prompt: str) -> bool:
-        """Whether the prompt is a known caption, or made of known ones by a pattern. Case, articles and punctuation do
-        not matter."""
+        """Whether the prompt is a known caption or matches a pattern. Case, articles and punctuation are ignored."""
         words = as_words(prompt)
         # A text of thousands of words would take seconds to compare with the patterns.
         if len(words) > self._most_words:
@@ -123,8 +121,8 @@ class KnownCaptions:
         return words in self._captions or any(fits(words, parts) for parts in self._patterns)
 
     def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
-        """Names of up to `count` pictures whose captions share most words with the prompt, singular or plural, spelt
-        alike; the nearest first."""
+        """Names of up to `count` pictures whose captions have the most words in common with the prompt, allowing for
+        plurals and misspellings; the nearest first."""
         weights = self._weights
         words = as_words(prompt)[:MAX_WORDS]
         thing = _stems(tuple(takewhile(lambda word: word not in _FILLERS, words))[-1:])
@@ -132,7 +130,7 @@ class KnownCaptions:
         whole = 0.0
         for stem in _stems(words):
             factor = THING if stem in thing else 1
-            # A word that no caption has tells most.
+            # A word that no caption has gets the largest weight.
             whole += factor * weights.get(stem, math.log(1 + len(self.pictures)))
             for known, alike in _spelt_alike(stem, weights).items():
                 asked[known] = max(factor * alike, asked.get(known, 0.0))
@@ -149,7 +147,7 @@ class KnownCaptions:
         return near[:count]
 
     def check(self, prompt: str, model: str) -> Unknown | None:
-        """What to tell the user of `model` about the prompt; None if it is known."""
+        """The message for the user of `model` about an unknown prompt; None if the prompt is known."""
         if self.knows(prompt):
             return None
         nearest = self.nearest(prompt)
@@ -165,7 +163,7 @@ def as_words(text: str) -> Words:
 
 
 def parse_pattern(pattern: str, words: Mapping[str, Set[Words]]) -> list[Set[Words]]:
-    """The parts of a pattern: what may stand in each place.
+    """The parts of a pattern: the words allowed in each place.
 
     Raises:
         KeyError: if there are no words for one of its places.
@@ -176,7 +174,7 @@ def parse_pattern(pattern: str, words: Mapping[str, Set[Words]]) -> list[Set[Wor
 
 
 def fits(words: Words, parts: Sequence[Set[Words]]) -> bool:
-    """Whether the words are one of each of the parts, in order."""
+    """Whether the words consist of one member of each part, in order."""
     if not parts:
         return not words
     ends = range(1, len(words) + 1)
@@ -210,17 +208,17 @@ def _stem(word: str) -> str:
 
 
 def _spelt_alike(word: str, known: dict[str, float]) -> dict[str, float]:
-    """The known words that are this one or a slip away from it, and how alike they are (1 is equal)."""
+    """The known words that equal this one or differ by a typing error, and their similarity (1 is equal)."""
     if word in known:
         return {word: 1.0}
     alike = {}
     for other in known:
-        # A slip is seldom in the first letter: "house" is not "mouse".
+        # Typing errors are rare in the first letter: "house" is not "mouse".
         if other[0] != word[0] or min(len(word), len(other)) < 3:
             continue
         matcher = SequenceMatcher(None, word, other)
         if matcher.real_quick_ratio() >= SPELLING and (quick := matcher.quick_ratio()) >= SPELLING:
-            # The same letters in another order count as one slip.
+            # The same letters in another order count as one typing error.
             ratio = SPELLING if quick == 1 else matcher.ratio()
             if ratio >= SPELLING:
                 alike[other] = ratio

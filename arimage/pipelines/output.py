@@ -1,4 +1,4 @@
-"""What a pipeline returns."""
+"""The outputs of pipelines."""
 
 from dataclasses import dataclass
 
@@ -8,28 +8,27 @@ from diffusers.utils import BaseOutput
 from PIL import Image
 
 
-# Tokens [B, h, w] or of videos [B, t, h, w], or one such map per scale, coarse to fine.
+# Tokens [B, h, w] of images or [B, t, h, w] of videos, or one map per scale, coarse to fine.
 Tokens = torch.LongTensor | list[torch.LongTensor]
 
 
 @dataclass(frozen=True)
 class DecodingStats:
-    """What a call cost.
+    """Statistics of a call.
 
     Attributes:
-        forward_passes: forward passes of the transformer over a batch, prefills included; with `batch_size` images
-            that begin together share a prefill.
-        head_calls: calls of the denoising heads of a model of continuous tokens, one after the other; 0 for other
-            models.
-        student_passes: forward passes of a distilled student that guesses for the transformer, which are not among
-            these.
+        forward_passes: forward passes of the transformer over a batch, prefills included. Images that begin together
+            share a prefill.
+        head_calls: sequential calls of the denoising heads of a model of continuous tokens; 0 for other models.
+        student_passes: forward passes of a distilled student that drafts tokens; `forward_passes` does not include
+            them.
         tokens_per_pass: tokens of all images divided by `forward_passes` and the number of images in a batch; 1 for
             autoregressive decoding of one batch.
         exact: whether the decoding samples exactly from the model's distribution, and no callback replaced tokens.
         prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the first prefill, of the other forward
             passes, and of decoding tokens to images.
-        accepted: int64 [S, B], how many tokens each forward pass of an image decided, its prefill first; S is the most
-            forward passes of an image, which is `forward_passes` where all begin together.
+        accepted: int64 [S, B], how many tokens each forward pass of an image decided, starting with its prefill. S is
+            the largest number of forward passes of an image, which is `forward_passes` if all images begin together.
     """
 
     forward_passes: int
@@ -45,13 +44,13 @@ class DecodingStats:
 
 @dataclass
 class ImagePipelineOutput(BaseOutput):
-    """Images, their tokens, and what they cost.
+    """Images, their tokens, and statistics.
 
     Attributes:
         images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt";
             or the tokens for "latent".
-        tokens: int64 [B, h, w], the tokens in their places; for a next-scale model a list of them, one per scale,
-            coarse to fine; for a model of continuous tokens the latents of its image tokenizer, float32 [B, C, h, w].
+        tokens: int64 [B, h, w], the tokens in their places. For a next-scale model, a list of maps, one per scale,
+            coarse to fine; for a model of continuous tokens, the latents of its image tokenizer, float32 [B, C, h, w].
         stats: see `DecodingStats`.
     """
 
@@ -62,7 +61,7 @@ class ImagePipelineOutput(BaseOutput):
 
 @dataclass
 class VideoPipelineOutput(BaseOutput):
-    """Videos, their tokens, and what they cost.
+    """Videos, their tokens, and statistics.
 
     Attributes:
         frames: a list of B lists of PIL images; or float32 [B, T, H, W, 3] in [0, 1] for "np"; or [B, T, 3, H, W] in

@@ -30,12 +30,13 @@ EXAMPLE_DOC_STRING = """
 
 
 class AnolePipeline(ChameleonPipeline):
-    """Images of a text by Anole, or by another Chameleon whose image head was trained.
+    """Generates images from text with Anole, or with another Chameleon model that has a trained image head.
 
     Args:
         transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
         vq (`VQModel`): turns image tokens into images.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): of the text. Without it the pipeline takes `input_ids`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
+            `input_ids`.
         image_size (`int`): side of the images in pixels; 512 for every published checkpoint.
 
     Raises:
@@ -113,8 +114,8 @@ class AnolePipeline(ChameleonPipeline):
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, up to the turn end or up to the begin of the image, padded on
-                either side, and their mask.
+                Token ids [B, P] in place of `prompt`, up to the end of the turn or up to the begin-of-image token,
+                padded on either side, and their mask.
             {common}
 
         {example}

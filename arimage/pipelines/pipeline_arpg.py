@@ -8,18 +8,17 @@ from .any_order import AnyOrderPipeline
 
 
 class ARPGPipeline(AnyOrderPipeline):
-    """Images of a class or of a text by ARPG.
+    """Generates images from a class or a text with ARPG.
 
     Args:
         transformer (`ARPGTransformer`): the any-order model, conditioned on a class or on text.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
-        Without
-            them a text-conditional pipeline takes `prompt_embeds`.
+            Without them a text-conditional pipeline takes `prompt_embeds`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Attributes:
-        order: the order of calls that give none.
+        order: the default order of the tokens.
 
     Raises:
         ValueError: if the components do not fit together.

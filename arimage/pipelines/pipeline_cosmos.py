@@ -1,4 +1,4 @@
-"""Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575): how an image or a video continues."""
+"""Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575), which continue an image or a video."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,21 +45,20 @@ EXAMPLE_DOC_STRING = """
 
 
 class CosmosPipeline(ARPipeline):
-    """Videos that continue an image or a video, with the models of Video2World as a text says; with others from a text
-    alone.
+    """Generates videos that continue an image or a video. Video2World models also read a text; some models can
+    generate from a text alone.
 
     Args:
         transformer (`CosmosTransformer`): the next-token model.
         vq (`CosmosVideoTokenizer` or `FramewiseVQModel`): turns its tokens into frames.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
-        Without them a
-            pipeline with text takes `prompt_embeds`.
+            Without them a pipeline that reads text takes `prompt_embeds`.
         safety_checker (`CosmosSafetyChecker`, *optional*): NVIDIA's guardrail, from the package `cosmos_guardrail`.
-        begins_with_text (`bool`): whether the weights were trained to begin videos from a text alone, which guidance
-            may leave out.
-        requires_safety_checker (`bool`): whether the licence of the weights asks for the guardrail, as that of
-            NVIDIA's does. The first call then loads it if it is not given.
-        fps (`int`): frames per second of the videos that the weights were trained with.
+        begins_with_text (`bool`): whether the weights were trained to generate videos from a text alone, and without a
+            text for guidance.
+        requires_safety_checker (`bool`): whether the licence of the weights requires the guardrail, as NVIDIA's does.
+            The first call then loads it if it is not given.
+        fps (`int`): frames per second of the training videos.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -127,7 +126,7 @@ class CosmosPipeline(ARPipeline):
 
     @property
     def num_frames(self) -> int:
-        """Frames of the videos that the weights were trained for, the most that a call generates."""
+        """The number of frames that the weights were trained for, and the largest that a call generates."""
         return self.vq.num_frames(self.transformer.config.shape[0])
 
     @torch.no_grad()
@@ -191,7 +190,7 @@ class CosmosPipeline(ARPipeline):
     # Parts of `prepare`
 
     def check_text(self, prompt: str | list[str] | None, prompt_embeds: torch.Tensor | None) -> int:
-        """Refuse a text that the checkpoint cannot read; return how many there are."""
+        """Refuse a text that the checkpoint cannot read; return the number of texts."""
         if not self.transformer.reads_text:
             if prompt is not None or prompt_embeds is not None:
                 raise ValueError("this checkpoint reads no text: leave out prompt and prompt_embeds")
@@ -216,8 +215,8 @@ class CosmosPipeline(ARPipeline):
     def check_size(
         self, height: int | None, width: int | None, maps: tuple[int, int] | None = None
     ) -> tuple[int, int]:
-        """Height and width of the frames of a call: those given, those of `maps` (rows, columns), or those the weights
-        were trained for. Warns of others than the last."""
+        """Height and width of the frames of a call: the given ones, those of `maps` (rows, columns), or those that the
+        weights were trained for. Warns about any other than the trained size."""
         factor, trained = self.vq.scale_factor, self.image_sizes[0]
         own = trained if maps is None else (maps[0] * factor, maps[1] * factor)
         size = (own[0] if height is None else height, own[1] if width is None else width)
@@ -236,7 +235,7 @@ class CosmosPipeline(ARPipeline):
         return size
 
     def _no_maps(self, height: int | None, width: int | None) -> torch.LongTensor:
-        """The tokens that a video begins with which continues nothing, [1, 0, h, w]."""
+        """The initial tokens of a video that continues nothing, [1, 0, h, w]."""
         return torch.empty(
             1, 0, *(side // self.vq.scale_factor for side in self.check_size(height, width)), dtype=torch.long
         )
@@ -250,8 +249,8 @@ class CosmosPipeline(ARPipeline):
         return tokens.long()
 
     def _first_frames(self, image: PipelineImageInput | None, video: Any, size: tuple[int, int]) -> torch.Tensor:
-        """What the videos begin with, [B', 3, T, H, W]: images, or the last frames of videos, of which two maps are
-        made."""
+        """The first frames of the videos, [B', 3, T, H, W]: images, or the last frames of given videos, which are
+        encoded to two maps."""
         if image is not None:
             return prepare_images(image, size)
         last = self.vq.num_frames(2)
@@ -266,7 +265,7 @@ class CosmosPipeline(ARPipeline):
         return torch.stack(videos)
 
     def _maps(self, num_frames: int | None, given: int) -> int:
-        """How many maps the videos of a call have, those given included."""
+        """The number of maps of the videos of a call, given ones included."""
         most = self.num_frames
         frames = most if num_frames is None else num_frames
         if not isinstance(frames, int) or isinstance(frames, bool) or frames > most:
@@ -279,7 +278,7 @@ class CosmosPipeline(ARPipeline):
         return maps
 
     def _encode_text(self, prompt, prompt_embeds, max_sequence_length: int | None) -> torch.Tensor | None:
-        """Text embeddings [B', S, D]; those behind a prompt are zero, which the authors' models read too."""
+        """Text embeddings [B', S, D]. Those after the end of a prompt are zero; the authors' models read them too."""
         if prompt is None:
             return prompt_embeds
         self._guard_texts(as_texts(prompt))
@@ -300,7 +299,7 @@ class CosmosPipeline(ARPipeline):
     # The guardrail, as in the Cosmos pipelines of diffusers
 
     def _guardrail(self) -> Any:
-        """NVIDIA's guardrail; None where the weights need none."""
+        """NVIDIA's guardrail; None if the weights do not require it."""
         if self.safety_checker is None and self.config.requires_safety_checker:
             if not is_cosmos_guardrail_available():
                 raise ValueError(
@@ -349,7 +348,7 @@ class CosmosPipeline(ARPipeline):
     def to_images(
         self, call: GenerationCall, pixels: torch.Tensor
     ) -> list[list[Image.Image]] | np.ndarray | torch.Tensor:
-        """Pixels [B, 3, T, H, W], nominally in [-1, 1], in the form that the call asked for."""
+        """Convert pixels [B, 3, T, H, W], nominally in [-1, 1], to the `output_type` of the call."""
         self.check_finite(pixels)
         return VideoProcessor().postprocess_video(self._guard_frames(pixels), output_type=call.output_type)
 
@@ -380,35 +379,35 @@ class CosmosPipeline(ARPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> VideoPipelineOutput | tuple:
         r"""
-        Generate videos that continue an image or a video, or, where the weights were trained for that, from a text
+        Generate videos that continue an image or a video or, if the weights were trained for it, from a text
         alone.
 
         Args:
             prompt (`str` or `list[str]`, *optional*):
-                What happens, for checkpoints with text.
+                What happens in the video, for checkpoints that read text.
             image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
                 The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
                 call.
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, whose last frames are
+                A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last frames of which are
                 continued: 9 with the published models. One for all prompts, or one per prompt.
             tokens (`torch.LongTensor`, *optional*):
-                Token maps [B, t, h, w] in place of pictures, as `pipe.vq.encode` and `VideoPipelineOutput.tokens` give
-                them. The published models were trained to continue one map or two.
+                Token maps [B, t, h, w] in place of `image` or `video`, as returned by `pipe.vq.encode` and in
+                `VideoPipelineOutput.tokens`. The published models were trained to continue one map or two.
             prompt_embeds (`torch.Tensor`, *optional*):
-                The output of the text encoder [B, S, D], zero behind the prompts, in place of `prompt`.
+                The output of the text encoder [B, S, D], zero after the end of each prompt, in place of `prompt`.
             max_sequence_length (`int`, *optional*):
-                Tokens of a prompt that are read, padding included, since the model reads that too; by default as many
-                as the text tokenizer allows, 512 with the published models.
+                The number of prompt tokens that are read, padding included, since the model reads it too; by default
+                the limit of the text tokenizer, 512 with the published models.
             height (`int`, *optional*), width (`int`, *optional*):
-                The size of the frames in pixels, by default that of `pipe.image_sizes`; at others the published models
-                fail.
+                The size of the frames in pixels, by default that of `pipe.image_sizes`. The published models fail at
+                other sizes.
             num_frames (`int`, *optional*):
-                Frames of the video, given ones included, by default `pipe.num_frames`, which is also the most: 1 more
-                than a multiple of 8 with the published models.
+                The number of frames of the video, given ones included, at most `pipe.num_frames`, the default. With
+                the published models it is 1 more than a multiple of 8.
             guidance_scale (`float`, *optional*):
-                Guidance u + s (c - u) between the logits without the text and with it, 1 is off, by default the
-                checkpoint's. NVIDIA's models have none.
+                s in u + s (c - u), with logits c with the text and u without it; 1 disables guidance. By default the
+                checkpoint's. NVIDIA's models do not support guidance.
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
             num_videos_per_prompt (`int`, *optional*, defaults to 1):

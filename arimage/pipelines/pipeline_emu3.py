@@ -1,4 +1,4 @@
-"""Emu3 (https://arxiv.org/abs/2409.18869): images from text by a language model with image tokens."""
+"""Emu3 (https://arxiv.org/abs/2409.18869): images from text with a language model that has image tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,12 +36,13 @@ EXAMPLE_DOC_STRING = """
 
 
 class Emu3Pipeline(ARImagePipeline):
-    """Images of a text by Emu3-Gen or Emu3-Stage1, of any size and aspect ratio near the trained area.
+    """Generates images from text with Emu3-Gen or Emu3-Stage1, in any size and aspect ratio near the trained area.
 
     Args:
         model (`Emu3ForConditionalGeneration`): language model and image tokenizer.
-        tokenizer (`PreTrainedTokenizerFast`, *optional*): of the text. Without it the pipeline takes `input_ids`.
-        image_area (`int`): pixels of the images that the model was trained for: 720 * 720 of Emu3-Gen, 512 * 512 of
+        tokenizer (`PreTrainedTokenizerFast`, *optional*): the text tokenizer. Without it the pipeline takes
+            `input_ids`.
+        image_area (`int`): the area in pixels that the model was trained for: 720 * 720 for Emu3-Gen, 512 * 512 for
             Emu3-Stage1.
 
     Raises:
@@ -130,13 +131,13 @@ class Emu3Pipeline(ARImagePipeline):
             groups += [negative] if call.guided else []
         self.edit(call, image, mask_image)
 
-        # Negative prompts are sequences with positions and a header of their own.
+        # Negative prompts are sequences with their own positions and header.
         rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
         codes = torch.arange(self._vocab_size, device=self._execution_device)
-        # The authors guide log-probabilities over the whole vocabulary. They are logits less a constant for each of
-        # the two sides, so that guided logits of the image tokens alone give the same distribution.
+        # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
+        # constant for each of the two sides, so guided logits of the image tokens alone give the same distribution.
         model = LanguageTokenModel(
             compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
@@ -206,17 +207,17 @@ class Emu3Pipeline(ARImagePipeline):
             prompt (`str` or `list[str]`, *optional*):
                 What to generate.
             negative_prompt (`str` or `list[str]`, *optional*, defaults to the authors'):
-                What to guide away from: one for all prompts, or one per prompt.
+                What to avoid in the images: one for all prompts, or one per prompt.
             prompt_suffix (`str`, *optional*, defaults to the authors' words for quality):
-                Follows every prompt; `""` for none.
+                Text added to every prompt, by default words for quality; `""` for none.
             ratio (`str`, *optional*, defaults to `"1:1"`):
-                Width to height, as in `"16:9"`, in place of `height` and `width`: the size of this ratio with the
-                trained area.
+                Width to height, as in `"16:9"`, in place of `height` and `width`: selects the size with this ratio and
+                the trained area.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
                 Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
-                mask. The size in the header must be that of the call.
+                mask. The size in the header must match the size of the call.
             negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
                 The same in place of `negative_prompt`, [1 or B, P'].
             {common}

@@ -37,16 +37,17 @@ EXAMPLE_DOC_STRING = """
 
 
 class JanusPipeline(ARImagePipeline):
-    """Images of a text by Janus or Janus-Pro, changes of a given image, and answers to questions about images.
+    """Generates images from text with Janus or Janus-Pro, edits images, and answers questions about images.
 
     Args:
         model (`JanusForConditionalGeneration`): the language model, the image tokenizer and the vision encoder. Its
             `generation_config` names the tokens of a prompt: `bos_token_id`, `pad_token_id` and, in
             `generation_kwargs`, `boi_token_id`.
-        processor (`JanusProcessor`, *optional*): reads prompts and images. Without it the pipeline takes `input_ids`.
+        processor (`JanusProcessor`, *optional*): tokenizes prompts and preprocesses images. Without it the pipeline
+            takes `input_ids`.
 
     Raises:
-        ValueError: if the model names no begin-of-image token.
+        ValueError: if the model does not name a begin-of-image token.
     """
 
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
@@ -85,7 +86,7 @@ class JanusPipeline(ARImagePipeline):
         return JanusPrompts(self.processor)
 
     def encode_prompt(self, prompt: str | list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] and their mask [B, P], padded on the left, of texts in the model's template."""
+        """Token ids [B, P] of texts in the model's template, padded on the left, and their mask [B, P]."""
         ids, mask = self.prompts.encode(as_texts(prompt))
         return ids.to(self._execution_device), mask.to(self._execution_device)
 
@@ -96,8 +97,9 @@ class JanusPipeline(ARImagePipeline):
         """Answer questions about images.
 
         Args:
-            image, question: one of each, or lists of equal length; a single one is used with each of the others.
-            generate_kwargs: of transformers' `generate`, by default `max_new_tokens=512, do_sample=False`.
+            image, question: one of each, or lists of equal length. A single image or question is used for all of the
+                others.
+            generate_kwargs: arguments of transformers' `generate`, by default `max_new_tokens=512, do_sample=False`.
 
         Raises:
             ValueError: if the pipeline has no processor, or the lists have different lengths.
@@ -136,7 +138,7 @@ class JanusPipeline(ARImagePipeline):
         ids = input_ids.to(self._execution_device)
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
         if call.guided:
-            # Without the condition, all words are padding that is seen.
+            # The unconditional rows have padding tokens in place of all words, which are attended to.
             config = self.model.generation_config
             stays = (ids == config.bos_token_id) | (ids == self.begin_of_image)
             ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
@@ -163,8 +165,8 @@ class JanusPipeline(ARImagePipeline):
         return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """Images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine similarity.
-        The original does the same; transformers compares vectors that are not normalised."""
+        """Encode images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine
+        similarity. This is what the original code does; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
         latents = self.tiling.in_tiles(vq.encoder, pixels.to(vq.dtype), before=self.scale_factor, after=1)
         latents = vq.quant_conv(latents).permute(0, 2, 3, 1)
@@ -215,7 +217,7 @@ class JanusPipeline(ARImagePipeline):
 
         Args:
             prompt (`str` or `list[str]`, *optional*):
-                What to generate. The prompts of a call may differ in length.
+                What to generate. Prompts may differ in length.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):

@@ -1,4 +1,4 @@
-"""Images of a class or of a text from continuous tokens, generated one after the other."""
+"""Images from a class or a text, generated from continuous tokens one after another."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-# What a drafter must have in common with the transformer.
+# The settings in which a drafter must equal the transformer.
 SHARED = (
     "token_dim",
     "grid_size",
@@ -43,16 +43,15 @@ SHARED = (
 
 
 class LatentLlamaPipeline(ClassOrTextPipeline):
-    """Images of a class or of a text by a next-token transformer of continuous tokens: the vectors of a LlamaGen image
-    tokenizer before they become codes.
+    """Generates images from a class or a text with a next-token transformer of continuous tokens: the vectors of a
+    LlamaGen image tokenizer before quantisation.
 
     Args:
         transformer (`LatentLlamaTransformer`): the next-token model with its denoising head.
-        vq (`LlamaGenVQModel`): turns vectors into images. Both are needed to generate.
+        vq (`LlamaGenVQModel`): decodes vectors to images. Both are needed to generate.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
-        Without
-            them a text-conditional pipeline takes `prompt_embeds`.
-        drafter (`LatentLlamaTransformer`, *optional*): a smaller one that reads the same conditions, for
+            Without them a text-conditional pipeline takes `prompt_embeds`.
+        drafter (`LatentLlamaTransformer`, *optional*): a smaller transformer that reads the same conditions, for
             `PathSpeculativeDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
@@ -110,8 +109,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         return [(config.grid_size * config.patch_size * self.vq.scale_factor,) * 2]
 
     def compile(self, **options) -> None:
-        """Compile the forward passes of the transformers and of their heads with `torch.compile`; `options` are its
-        own. A step runs a head many times, so it is not compiled as a whole."""
+        """Compile the forward passes of the transformers and their heads with `torch.compile`, which takes `options`.
+        A step calls a head many times, so it is not compiled as a whole."""
         for part in filter(None, (self.transformer, self.drafter)):
             part.compile(**options)
             part.denoising_head.compile(**options)
@@ -120,7 +119,7 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         given = {name: value for name, value in settings.items() if value is not None}
         sampling = LatentSampling(**{**self.generation_config, **given})
         if self.transformer is not None:
-            # Refuses more steps than the transformer was trained for, before anything of their number is made.
+            # Refuses more steps than the transformer was trained for, before anything of that size is allocated.
             diffusion_tables(sampling.num_diffusion_steps, self.transformer.config.num_train_timesteps)
         return sampling
 
@@ -148,13 +147,13 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         return call
 
     def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:
-        """Unit vectors [B, C, h, w] of the image tokenizer as tokens [B, N, D], whose numbers have a variance of about
-        1."""
+        """Convert unit vectors [B, C, h, w] of the image tokenizer to tokens [B, N, D], whose elements have a variance
+        of about 1."""
         patch = self.transformer.config.patch_size
         return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2) * latents.shape[1] ** 0.5
 
     def to_latents(self, tokens: torch.Tensor) -> torch.FloatTensor:
-        """Tokens [B, N, D] as unit vectors [B, C, h, w] of the image tokenizer, zeros for tokens of zeros."""
+        """Convert tokens [B, N, D] to unit vectors [B, C, h, w] of the image tokenizer; zero tokens become zeros."""
         patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
         folded = F.fold(tokens.transpose(1, 2), (grid * patch,) * 2, kernel_size=patch, stride=patch)
         return F.normalize(folded, dim=1)
@@ -197,16 +196,16 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             {class_or_text}
             {prompt_embeds}
             num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from
-                the least noise to the most.
+                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
+                training steps, from the least noise to the most.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the head's prediction c under the condition and u without it. 1 or less
+                s in u + s (c - u), with the head's predictions c with the condition and u without it. 1 or less
                 disables guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                `"linear"` lets guidance grow from 1 to `guidance_scale` from the first token to the last; `"constant"`
-                does not.
+                With `"linear"`, guidance grows from 1 at the first token to `guidance_scale` at the last; with
+                `"constant"`, it does not change.
             temperature (`float`, *optional*, defaults to the checkpoint's):
-                What the noise of the denoising steps is multiplied by.
+                Factor on the noise of the denoising steps.
             {call}
 
         {example}

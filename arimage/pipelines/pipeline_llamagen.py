@@ -31,15 +31,14 @@ EXAMPLE_DOC_STRING = """
 
 
 class LlamaGenPipeline(ClassOrTextPipeline):
-    """Images of a class or of a text by LlamaGen.
+    """Generates images from a class or a text with LlamaGen.
 
     Args:
         transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works
-            without.
+        vq (`LlamaGenVQModel`): decodes tokens to images. Both are needed to generate; `encode_prompt` works without
+            them.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
-        Without
-            them a text-conditional pipeline takes `prompt_embeds`.
+            Without them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
         denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
             `SpeculativeJacobiDecoding`.
@@ -52,7 +51,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser"]
-    # They run between and within forward passes of the transformer, with parts of it.
+    # They run between and within forward passes of the transformer, and use parts of it.
     _exclude_from_cpu_offload = ["drafter", "denoiser"]
 
     def __init__(

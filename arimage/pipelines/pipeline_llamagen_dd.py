@@ -1,4 +1,4 @@
-"""LlamaGen-DD (https://arxiv.org/abs/2412.17153): images of a class or of a text in one or two forward passes."""
+"""LlamaGen-DD (https://arxiv.org/abs/2412.17153): images from a class or a text in one or two forward passes."""
 
 import torch
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
@@ -14,13 +14,13 @@ from .distilled import DistilledPipeline
 
 
 class LlamaGenDDPipeline(DistilledPipeline):
-    """Images of a class or of a text by a student of LlamaGen that was trained with Distilled Decoding.
+    """Generates images from a class or a text with a student of LlamaGen that was trained with Distilled Decoding.
 
     Args:
         transformer (`LlamaGenDDTransformer`): the student, from noise to vectors.
-        vq (`LlamaGenVQModel`): turns vectors into images.
-        teacher (`LlamaGenTransformer`, *optional*): what the student was distilled from, for `FlowDecoding` and for
-            `teacher_start` of `FewStepDecoding`.
+        vq (`LlamaGenVQModel`): decodes vectors to images.
+        teacher (`LlamaGenTransformer`, *optional*): the model that the student was distilled from, for `FlowDecoding`
+            and for `teacher_start` of `FewStepDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text, as in
             `LlamaGenPipeline`.
@@ -59,8 +59,8 @@ class LlamaGenDDPipeline(DistilledPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images
-        of the call are those of its vectors, which lie between the codes."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The call
+        itself decodes its vectors, which lie between the codes."""
         return self.vq.decode(self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:

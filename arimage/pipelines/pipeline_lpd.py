@@ -6,7 +6,7 @@ from .any_order import AnyOrderPipeline
 
 
 class LPDPipeline(AnyOrderPipeline):
-    """Images of a class by LPD.
+    """Generates images from a class with LPD.
 
     Args:
         transformer (`LPDTransformer`): the any-order model.
@@ -14,7 +14,7 @@ class LPDPipeline(AnyOrderPipeline):
         id2label (`dict[int, str]`, *optional*): the names of the classes.
 
     Attributes:
-        order: the order of calls that give none.
+        order: the default order of the tokens.
 
     Raises:
         ValueError: if the components do not fit together.

@@ -1,5 +1,5 @@
 """Lumina-mGPT (https://arxiv.org/abs/2408.02657) and Lumina-mGPT 2.0 (https://arxiv.org/abs/2507.17801): images from
-text, of many sizes."""
+text, in many sizes."""
 
 from collections.abc import Callable
 
@@ -34,14 +34,15 @@ EXAMPLE_DOC_STRING = """
 
 
 class LuminaMGPTPipeline(ChameleonPipeline):
-    """Images of a text by Lumina-mGPT, of every size that its vocabulary has tokens for.
+    """Generates images from text with Lumina-mGPT, in every size that its vocabulary has tokens for.
 
     Args:
         transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
-        vq (`VQModel`): turns image tokens into images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): of the text. Without it the pipeline takes `input_ids`.
-        image_size (`int`): side in pixels of the square of the area that the weights were trained for: 512, 768 or
-            1024.
+        vq (`VQModel`): decodes image tokens to images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
+            `input_ids`.
+        image_size (`int`): the weights were trained for images with the area of a square of this many pixels per side:
+            512, 768 or 1024.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -72,10 +73,10 @@ class LuminaMGPTPipeline(ChameleonPipeline):
     def check_size(
         self, height: int | None, width: int | None, input_ids: torch.LongTensor | None = None
     ) -> tuple[int, int]:
-        """Height and width of the images of a call: those given, those at the end of the token ids, or the square.
+        """Height and width of the images of a call: the given ones, those at the end of the token ids, or the square.
 
         Raises:
-            ValueError: if the vocabulary has no tokens for them, or the prompts end with others.
+            ValueError: if the vocabulary has no tokens for this size, or the prompts end with another one.
         """
         headers = None
         if input_ids is not None and self.has_header(input_ids):
@@ -85,8 +86,8 @@ class LuminaMGPTPipeline(ChameleonPipeline):
     def encode_prompt(
         self, prompt: str | list[str], size: tuple[int, int], task: str | None = None, given: bool = False
     ) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask. With a `task` they
-        describe two panels; with `given` the upper one is an image of the user."""
+        """Token ids [B, P] of texts up to the end of the turn, padded on the left, and their mask. With a `task` they
+        describe two panels; with `given` the upper one is the user's image."""
         return self.encode_texts([self.prompts.text(text, size, task, given) for text in as_texts(prompt)])
 
     @torch.no_grad()
@@ -157,14 +158,15 @@ class LuminaMGPTPipeline(ChameleonPipeline):
             prompt (`str` or `list[str]`, *optional*):
                 What to generate.
             task (`str`, *optional*):
-                Of Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generate two panels in an image of this
-                height and width, the image of the prompt on top and its map below. With `image`, that is the upper
-                panel, a map (or for `"subject"` an image of something), and the image is generated below it.
+                For Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generates two panels in an image of this
+                height and width, the image of the prompt above and its map below. If `image` is given, it is the upper
+                panel, a map (or, for `"subject"`, an image of an object), and the image of the prompt is generated
+                below it.
             {image}
             {raster_mask}
             input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, up to the turn end or up to the two tokens of the size, padded
-                on either side, and their mask.
+                Token ids [B, P] in place of `prompt`, up to the end of the turn or up to the two tokens of the size,
+                padded on either side, and their mask.
             {common}
 
         {example}

@@ -1,4 +1,4 @@
-"""MAR (https://arxiv.org/abs/2406.11838): images of a class from continuous tokens in a random order."""
+"""MAR (https://arxiv.org/abs/2406.11838): images from a class, with continuous tokens in a random order."""
 
 from collections.abc import Callable
 
@@ -43,16 +43,15 @@ def _check_head(transformer: MARTransformer | None, head: DenoisingHead | None) 
 
 
 class MARPipeline(ClassOrTextPipeline):
-    """Images of a class by MAR, and changes of a given image.
+    """Generates images from a class with MAR, and edits images.
 
     Args:
         transformer (`MARTransformer`): the masked model of continuous tokens.
-        head (`DenoisingHead`): denoises a token, given what the transformer says of it.
-        vae (`AutoencoderKL`): turns tokens into images. All three are needed to generate.
+        head (`DenoisingHead`): denoises a token, given its conditioning vector from the transformer.
+        vae (`AutoencoderKL`): decodes tokens to images. All three are needed to generate.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
-        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model of the same
-        tokens and
-            classes, for `ContinuousSpeculativeDecoding`.
+        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model with the
+            same tokens and classes, for `ContinuousSpeculativeDecoding`.
 
     Raises:
         ValueError: if the components do not fit together.
@@ -60,7 +59,7 @@ class MARPipeline(ClassOrTextPipeline):
 
     model_cpu_offload_seq = "transformer->head->vae"
     _optional_components = ["drafter", "drafter_head"]
-    # Small, or run between forward passes of the transformer.
+    # These are small, or run between forward passes of the transformer.
     _exclude_from_cpu_offload = ["head", "drafter", "drafter_head"]
     _accepts_no_class = True
     abilities = Abilities("masked_latents", LATENT_SAMPLING | EDITING)
@@ -117,12 +116,12 @@ class MARPipeline(ClassOrTextPipeline):
 
     @property
     def vae_scale_factor(self) -> int:
-        """Pixels along each side of a place of the image tokenizer."""
+        """Pixels per latent of the image tokenizer along each side."""
         return 2 ** (len(self.vae.config["block_out_channels"]) - 1)
 
     def compile(self, **options) -> None:
-        """Compile the forward passes of the transformer and of the head with `torch.compile`; `options` are its own. A
-        step runs the head a hundred times, so it is not compiled as a whole."""
+        """Compile the forward passes of the transformer and the head with `torch.compile`, which takes `options`. A
+        step calls the head a hundred times, so it is not compiled as a whole."""
         for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
             part.compile(**options)
 
@@ -130,7 +129,7 @@ class MARPipeline(ClassOrTextPipeline):
         given = {name: value for name, value in settings.items() if value is not None}
         sampling = LatentSampling(**{**self.generation_config, **given})
         if self.head is not None:
-            # Refuses more steps than the head was trained for, before anything of their number is made.
+            # Refuses more steps than the head was trained for, before anything of that size is allocated.
             diffusion_tables(sampling.num_diffusion_steps, self.head.config.num_train_timesteps)
         return sampling
 
@@ -160,7 +159,7 @@ class MARPipeline(ClassOrTextPipeline):
         return call
 
     def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, N, D] as latents of the image tokenizer [B, C, h, w], times its scaling factor."""
+        """Convert tokens [B, N, D] to latents [B, C, h, w] of the image tokenizer, times its scaling factor."""
         patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
         return F.fold(tokens.transpose(1, 2), (grid * patch,) * 2, kernel_size=patch, stride=patch)
 
@@ -221,28 +220,28 @@ class MARPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. A class id equal to the number of classes stands for no particular class. Steps are forward
-        passes of the transformer: an interrupted call returns the image of the tokens so far.
+        Generate images. A class id equal to the number of classes means "no class". Steps are forward passes of
+        the transformer: an interrupted call returns the image of the tokens so far.
 
         Args:
             {class_or_text}
             {image}
             mask_image (as `image`, *optional*):
                 White where the image is generated again, black where its pixels stay. A token is generated if any of
-                its pixels is white. New tokens see what stays on all sides of them.
+                its pixels is white. New tokens depend on what stays on all sides of them.
             num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
                 Forward passes of the transformer per image, up to the number of its tokens.
             num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token; a list gives the steps in each of equal parts of the training steps, from
-                the least noise to the most.
+                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
+                training steps, from the least noise to the most.
             guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the noise c predicted for the class and u for none. 1 or less disables
+                s in u + s (c - u), with the noise c predicted with the class and u without it. 1 or less disables
                 guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                `"linear"` lets guidance grow from 1 to `guidance_scale` with the share of tokens that are generated;
-                `"constant"` does not.
+                With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated
+                tokens; with `"constant"`, it does not change.
             temperature (`float`, *optional*, defaults to the checkpoint's):
-                What the noise of the denoising steps is multiplied by.
+                Factor on the noise of the denoising steps.
             {call}
 
         {example}

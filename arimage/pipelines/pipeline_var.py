@@ -1,4 +1,4 @@
-"""VAR (https://arxiv.org/abs/2404.02905): images of a class or of a text, from coarse to fine."""
+"""VAR (https://arxiv.org/abs/2404.02905): images from a class or a text, from coarse to fine."""
 
 import itertools
 from collections.abc import Callable
@@ -31,15 +31,14 @@ EXAMPLE_DOC_STRING = """
 
 
 class VARPipeline(ClassOrTextPipeline):
-    """Images of a class or of a text by VAR, and changes of a given image.
+    """Generates images from a class or a text with VAR, and edits images.
 
     Args:
         transformer (`VARTransformer`): the next-scale model, conditioned on a class or on text.
-        vq (`VARVQModel`): turns its tokens into images. Both are needed to generate; `encode_prompt` works without.
+        vq (`VARVQModel`): decodes tokens to images. Both are needed to generate; `encode_prompt` works without them.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
-        Without
-            them a text-conditional pipeline takes `prompt_embeds`.
-        refiner (`VARTransformer`, *optional*): a smaller one with the same condition and tokens, for
+            Without them a text-conditional pipeline takes `prompt_embeds`.
+        refiner (`VARTransformer`, *optional*): a smaller transformer with the same condition and tokens, for
             `CollaborativeDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
@@ -51,7 +50,7 @@ class VARPipeline(ClassOrTextPipeline):
     _optional_components = ["tokenizer", "text_encoder", "refiner"]
     _accepts_no_class = True
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING, in_maps=True)
-    # Smoothed latents are not those of the tokens.
+    # With `more_smooth`, the latents are not those of the tokens.
     decoded_tensor = "latents"
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
 
@@ -126,7 +125,7 @@ class VARPipeline(ClassOrTextPipeline):
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
-        """Tokens [B, N] of all scales as one map [B, p, p] per scale."""
+        """Split tokens [B, N] of all scales into one map [B, p, p] per scale."""
         return self.vq.to_maps(tokens)
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
@@ -137,8 +136,8 @@ class VARPipeline(ClassOrTextPipeline):
         return self.vq.encode(pixels.to(self.vq.dtype))
 
     def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where they are to be generated because of
-        `repaint` [B, 1, H, W], as the original does it: see `mask_image`."""
+        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where `repaint` [B, 1, H, W] asks to generate
+        them, by the rule of the original code: see `mask_image`."""
         # A cell of the finest scale is generated if any of its pixels is.
         stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
         tokens = []
@@ -186,20 +185,20 @@ class VARPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. Guidance reaches `guidance_scale` at the last scale and is ramped up from 1 at the first; the
-        published cfg is `guidance_scale` - 1. A class id equal to the number of classes stands for no particular
-        class. Steps are scales: an interrupted call returns the image of the scales so far.
+        Generate images. Guidance grows from 1 at the first scale to `guidance_scale` at the last; the published
+        cfg is `guidance_scale` - 1. A class id equal to the number of classes means "no class". Steps are scales: an
+        interrupted call returns the image of the scales so far.
 
         Args:
             {class_or_text}
             {image}
             mask_image (as `image`, *optional*):
                 White where the image is generated again, black where its pixels stay. A token of the finest scale is
-                generated if any of its pixels is white, one of a coarser scale if most of it is, and the coarsest, a
-                single token, never: what is new sees what stays on all sides of it.
+                generated if any of its pixels is white, a token of a coarser scale if most of them are, and the single
+                token of the coarsest scale never. New tokens depend on what stays on all sides of them.
             {prompt_embeds}
             {common}
-                `"latents"` [B, C, P, P] is what the image tokenizer decodes to pixels.
+                `"latents"` [B, C, P, P] are what the image tokenizer decodes to pixels.
 
         {example}
 

@@ -1,4 +1,4 @@
-"""VAR-DD (https://arxiv.org/abs/2412.17153): images of a class in one or two forward passes."""
+"""VAR-DD (https://arxiv.org/abs/2412.17153): images from a class in one or two forward passes."""
 
 import itertools
 from dataclasses import replace
@@ -14,12 +14,12 @@ from .distilled import DistilledPipeline
 
 
 class VARDDPipeline(DistilledPipeline):
-    """Images of a class by a student of VAR that was trained with Distilled Decoding.
+    """Generates images from a class with a student of VAR that was trained with Distilled Decoding.
 
     Args:
         transformer (`VARDDTransformer`): the student, from noise to vectors.
-        vq (`VARVQModel`): turns vectors into images.
-        teacher (`VARTransformer`, *optional*): what the student was distilled from, for `teacher_start` of
+        vq (`VARVQModel`): decodes vectors to images.
+        teacher (`VARTransformer`, *optional*): the model that the student was distilled from, for `teacher_start` of
             `FewStepDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
 
@@ -28,7 +28,7 @@ class VARDDPipeline(DistilledPipeline):
     """
 
     model_cpu_offload_seq = "transformer->teacher->vq"
-    # Its tokens are those of maps.
+    # Its tokens form maps.
     abilities = replace(DistilledPipeline.abilities, in_maps=True)
     _teacher_kind = "scales"
 
@@ -63,8 +63,8 @@ class VARDDPipeline(DistilledPipeline):
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The images
-        of the call are those of its vectors, which lie between the codes."""
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The call
+        itself decodes its vectors, which lie between the codes."""
         return self.vq.decode(self.vq.to_maps(tokens.to(self._execution_device).clamp(min=0)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:

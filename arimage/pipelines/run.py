@@ -1,4 +1,5 @@
-"""The run of a call: its images go through the rows of a batch, and finished ones are decoded to pixels meanwhile."""
+"""The run of a call: its images pass through the rows of a batch, and finished ones are decoded to pixels
+meanwhile."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,9 @@ class CallRun:
     """A call of an `ARPipeline` for B images that are generated `batch_size` at a time.
 
     Attributes:
-        tensors: int64 `tokens` and bool `decided`, [B, N], and whatever else of a state the callback or the image
-            tokenizer asks for, [B, ...]: of finished, running and waiting images, the last with tokens of -1.
-            Continuous tokens are float32 [B, N, D], those of waiting images zeros.
+        tensors: int64 `tokens` and bool `decided`, [B, N], and other tensors [B, ...] of a state that the callback or
+            the image tokenizer needs. They cover finished, running and waiting images; waiting images have tokens of
+            -1. Continuous tokens are float32 [B, N, D], zeros for waiting images.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: GenerationCall, batch_size: int):
@@ -30,7 +31,7 @@ class CallRun:
         self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
         self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
         self._images: list[Any] = [None] * self.count
-        # How many images have begun, and those that are finished and not decoded to pixels yet.
+        # The number of images that have begun, and the finished images that are not decoded to pixels yet.
         self._begun, self._undecoded = 0, []
         self._indices: dict[tuple[int, ...], torch.LongTensor] = {}
         self._tokenizer_seconds = self._prefill_seconds = 0.0
@@ -41,12 +42,12 @@ class CallRun:
         """Generate the images.
 
         Raises:
-            ValueError: if the decoding cannot run on the model, or its logits were not finite.
+            ValueError: if the decoding does not support the model, or its logits were not finite.
         """
         self._began = self.pipe._now()
         with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
             run_batch(self.batch, self._next_images, self._finish, self._on_step)
-            # Those that an interruption left.
+            # The images that were unfinished at an interruption.
             if rows := self.batch.running:
                 self._finish(rows)
                 self.batch.release(rows)
@@ -54,7 +55,7 @@ class CallRun:
         self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
 
     def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
-        """The images in order, as the call asked for them."""
+        """The images in order, in the `output_type` of the call."""
         self._undecoded += range(self._begun, self.count)
         if self._undecoded:
             self._decode(self._undecoded)
@@ -92,7 +93,7 @@ class CallRun:
         call, passes = self.call, self.batch.forward_passes
         if passes == 1:
             self._prefill_seconds = self.pipe._now() - self._began
-        # Reading progress from an accelerator waits for it.
+        # Reading the progress from an accelerator synchronizes with it.
         if call.seeds.device.type == "cpu" or passes % INTERVAL == 0:
             self._show_progress()
         if call.callback is not None:
@@ -102,7 +103,7 @@ class CallRun:
         return call.interrupted
 
     def _use(self, returned: Any) -> None:
-        """Replace tokens by those that the callback returned, if it did."""
+        """Replace tokens with those that the callback returned, if any."""
         if returned is None:
             return
         if not isinstance(returned, dict):
@@ -148,7 +149,7 @@ class CallRun:
         self._progress.update(decided // self.count - self._progress.n)
 
     def _copy(self, rows: list[int]) -> None:
-        """Copy what the images in `rows` have so far to the tensors of the call."""
+        """Copy the current tensors of the images in `rows` to the tensors of the call."""
         images, places = self._index(self._images_in(rows)), self._index(rows)
         for name in self._names:
             values = getattr(self.batch.state, name)
@@ -161,8 +162,8 @@ class CallRun:
         return [self.batch.names[row] for row in rows]
 
     def _index(self, numbers: Sequence[int]) -> torch.LongTensor:
-        """`numbers` as an index on the device, copied there once: an index that is a list waits for the device in
-        every pass."""
+        """`numbers` as an index tensor on the device, copied there once, since indexing with a list synchronizes every
+        time."""
         key = tuple(numbers)
         if key not in self._indices:
             self._indices[key] = torch.tensor(key, dtype=torch.long, device=self.call.seeds.device)

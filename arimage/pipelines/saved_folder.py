@@ -1,4 +1,4 @@
-"""What a saved folder holds for diffusers, which knows none of our classes.
+"""The files of a saved folder that let diffusers load it, which does not know our classes.
 
 diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the
 folder. So the folder has one file per class of ours, with one import, and `model_index.json` names these files:
@@ -51,10 +51,10 @@ pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 
 
 def local_folder(name: str | os.PathLike) -> Path | None:
-    """The folder at a path, where ~ is the home folder; None for a name, such as that of a Hub repository.
+    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository.
 
     Raises:
-        ValueError: if it is a path, and no folder is there.
+        ValueError: if it is a path to a folder that does not exist.
     """
     text = os.fspath(name)
     folder = Path(os.path.expanduser(text))
@@ -77,7 +77,7 @@ def _numbered(labels: dict[str, str]) -> dict[str, str]:
 
 
 class IndexFields(BaseModel):
-    """The fields of model_index.json that are ours. All others are diffusers'."""
+    """Our fields of model_index.json. All others belong to diffusers."""
 
     id2label: Annotated[dict[str, Text], AfterValidator(_numbered)] | None = None
     fps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 24
@@ -88,10 +88,10 @@ class IndexFields(BaseModel):
 
 
 def read_index(path: Path) -> dict:
-    """What a model_index.json holds.
+    """Read and check a model_index.json.
 
     Raises:
-        ValueError: if one of our fields is not of its type or out of its range.
+        ValueError: if one of our fields has the wrong type or is out of its range.
     """
     index = read_object(path)
     check(IndexFields, index, path)
@@ -99,7 +99,7 @@ def read_index(path: Path) -> dict:
 
 
 def name_files(folder: Path, pipeline: type) -> None:
-    """Write the files of a folder that diffusers has just saved, and let its index name them."""
+    """Write the import files into a folder that diffusers has just saved, and name them in its index."""
     index = read_object(folder / INDEX)
     for name, entry in index.items():
         if isinstance(entry, list) and str(entry[0]).startswith(f"{PACKAGE}."):
@@ -120,7 +120,7 @@ def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
     """An index whose entries name the modules of our classes instead of the folder's files.
 
     Args:
-        index: what model_index.json holds.
+        index: the contents of model_index.json.
         types: the classes that each component of the pipeline may have.
     """
     classes = {(name, kind.__name__): kind.__module__ for name, kinds in types.items() for kind in kinds}
@@ -141,9 +141,9 @@ def write_card(folder: Path, name: str, kind: str, task: str, call: str) -> None
     """Write a model card.
 
     Args:
-        name: of the repository or folder.
-        kind: name of the pipeline's class.
-        task: what the Hub calls the task.
+        name: the name of the repository or folder.
+        kind: the name of the pipeline's class.
+        task: the Hub's name of the task.
         call: an example of a call.
     """
     card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, call=call)

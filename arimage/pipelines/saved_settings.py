@@ -1,4 +1,4 @@
-"""The defaults of calls that a saved pipeline keeps in generation_config.json."""
+"""The default arguments of calls, which a saved pipeline keeps in generation_config.json."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Defaults(BaseModel):
-    """What generation_config.json holds. Which of the settings there are, and their ranges, is up to the pipeline."""
+    """The contents of generation_config.json. The pipeline decides which settings it has, and their ranges."""
 
     model_config = COMPLETE
     guidance_scale: Number = 1.0
@@ -31,10 +31,10 @@ class Defaults(BaseModel):
 
 
 def load_defaults(pipe: "ARPipeline", path: Path) -> None:
-    """Give a pipeline the defaults that generation_config.json holds.
+    """Load the defaults of a pipeline from generation_config.json.
 
     Raises:
-        ValueError: if the file is missing, or a default is not one of this pipeline or out of its range.
+        ValueError: if the file is missing, or a default is not a setting of this pipeline or out of its range.
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")

@@ -1,4 +1,4 @@
-"""Images and videos that a video begins with, on their way into a pipeline."""
+"""Preparation of the images and videos that a generated video continues."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from .images import to_pixels
 
 
 def prepare_images(image: PipelineImageInput, size: tuple[int, int]) -> torch.Tensor:
-    """Images as videos of one frame [B, 3, 1, H, W], float32 in [-1, 1], see `prepare_frames`.
+    """Convert images to videos of one frame [B, 3, 1, H, W], float32 in [-1, 1]; see `prepare_frames`.
 
     Raises:
         ValueError: if they cannot be used.
@@ -23,12 +23,12 @@ def prepare_images(image: PipelineImageInput, size: tuple[int, int]) -> torch.Te
 
 
 def prepare_videos(video: Any, size: tuple[int, int], last: int = 0) -> list[torch.Tensor]:
-    """Videos [3, T, H, W], float32 in [-1, 1], see `prepare_frames`.
+    """Convert videos to a list of [3, T, H, W], float32 in [-1, 1]; see `prepare_frames`.
 
     Args:
         video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and [T, 3, H,
             W] in [0, 1], with a dimension in front for several.
-        last: only so many frames of each, the last ones; 0 for all.
+        last: keep only this many frames at the end of each video; 0 keeps all.
 
     Raises:
         ValueError: if they cannot be used.
@@ -47,8 +47,8 @@ def prepare_videos(video: Any, size: tuple[int, int], last: int = 0) -> list[tor
 
 
 def prepare_frames(name: str, frames: Any, size: tuple[int, int]) -> torch.Tensor:
-    """Frames, see `to_pixels`, as [3, T, H, W], float32 in [-1, 1]: resized until they cover `size` (height, width),
-    and cropped around their centre."""
+    """Convert frames (see `to_pixels`) to [3, T, H, W], float32 in [-1, 1], resized to cover `size` (height, width)
+    and cropped around the centre."""
     if len(frames) == 0:
         _refuse(name)
     pixels = to_pixels(name, frames)

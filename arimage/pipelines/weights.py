@@ -1,7 +1,7 @@
-"""Comparison of the weights in a saved pipeline with what its components expect, before anything is loaded.
+"""Compares the weights in a saved pipeline with what its components expect, before anything is loaded.
 
-diffusers and transformers fill missing weights with random numbers, drop unexpected ones, or fail with tracebacks of
-their own.
+diffusers and transformers would fill missing weights with random numbers, drop unexpected ones, or fail with unclear
+errors.
 """
 
 import importlib
@@ -26,12 +26,12 @@ PROBLEMS = {
     "unexpected_keys": "is unexpected",
     "mismatched_keys": "has another shape than config.json says",
 }
-# transformers keeps what it does while it loads for the whole process.
+# The loading state of transformers is global to the process.
 LOADING = RLock()
 
 
 class _OfOtherThreads(Filter):
-    """Lets only records of other threads than this one through."""
+    """Passes only log records of other threads."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class _OfOtherThreads(Filter):
 
 
 class Depth(BaseModel):
-    """How many layers a config asks for, which are built one by one before the weights are compared."""
+    """The number of layers in a config, checked first because layers are built before the weights are compared."""
 
     num_layers: Layers = 1
     num_hidden_layers: Layers = 1
@@ -52,8 +52,8 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
     """Compare the weights of every component in `folder` with its class and configuration.
 
     Args:
-        folder: what `save_pretrained` of a pipeline wrote.
-        index: what its model_index.json holds, with the modules of our classes.
+        folder: a folder written by `save_pretrained` of a pipeline.
+        index: the contents of its model_index.json, with the modules of our classes.
         given: keyword arguments of `from_pretrained`. Components in it are not loaded; `variant` chooses the files.
 
     Raises:
@@ -85,7 +85,7 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
     config = read_object(folder / "config.json")
     check(Depth, config, folder / "config.json")
     if "quantization_config" in config:
-        # Packed weights have other names and shapes, which only the library that packed them knows.
+        # Quantised weights have other names and shapes, which only the library that packed them knows.
         return
     files, variant = _weight_files(folder, variant)
     shapes = _shapes(files)
@@ -98,7 +98,8 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
             found = _load_on_meta(kind, folder, variant)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
-            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): correct it, or save the component again"
+            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): correct it, or save the "
+            "component again"
         ) from error
     for problem, words in PROBLEMS.items():
         for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
@@ -107,8 +108,8 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
 
 
 def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | None]:
-    """The files with the weights of a component, and the variant that they are; without that variant, those without
-    any."""
+    """The files with the weights of a component, and their variant; if that variant does not exist, the files without
+    one."""
     found: dict[str | None, list[Path]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         name = re.fullmatch(r"[^.]+?(\.[^.]+?)?(-\d{5}-of-\d{5})?", file.name.removesuffix(".safetensors"))
@@ -118,11 +119,11 @@ def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | 
     if found and variant not in found:
         other = min(filter(None, found))
         raise ValueError(
-            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or save "
-            "the pipeline without a variant"
+            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or "
+            "save the pipeline without a variant"
         )
     files = found.get(variant, [])
-    # Without an index the libraries take no shards.
+    # Without an index the libraries do not load shards.
     shards = [file for file in files if re.search(r"-\d{5}-of-\d{5}", file.name)]
     if shards and shards == files:
         stem = re.split(r"[.-]", shards[0].name)[0]
@@ -162,7 +163,7 @@ def _compare(kind: type, config: dict, shapes: dict) -> dict[str, set[str]]:
 
 
 def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, set]:
-    # Names in files may differ from those in modules, and weights may be tied: only transformers knows.
+    # Names in files may differ from those in modules, and weights may be tied: transformers handles both.
     with _quiet():
         _, found = kind.from_pretrained(
             folder,
@@ -178,7 +179,7 @@ def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, se
 
 @contextmanager
 def _quiet():
-    """Without transformers' progress bars, and without its reports on what this thread loads."""
+    """Suppress transformers' progress bars, and its reports about what this thread loads."""
     logger, own = logging.get_logger("transformers.modeling_utils"), _OfOtherThreads()
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

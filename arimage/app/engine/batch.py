@@ -1,4 +1,4 @@
-"""Images of requests that come and go, through the rows of one batch."""
+"""Continuous batching: images of requests pass through the rows of one batch."""
 
 import logging
 from collections.abc import Callable
@@ -22,19 +22,19 @@ from .types import FILM_STEPS, Refused
 
 logger = logging.getLogger(__name__)
 
-# Drafts are mixed with grey: this share of it, and this brightness.
+# Drafts are mixed with grey: the share of grey, and its brightness.
 VEIL, GREY = 0.75, 0.85
 
-# Requests and which of their images begin.
+# Requests, and the indices of those of their images that begin.
 Parts = list[tuple[Ticket, list[int]]]
 
 
 @dataclass(eq=False)
 class Place:
-    """An image that is generated: image `index` of a request and image `row` of the call that prepared it. `late` [N]
-    counts the forward passes before the one that decided each token, and `began` those of the request before the
-    image. `recorded` has the tokens, whether each is decided, and the seconds after each forward pass, if there is to
-    be a film."""
+    """An image that is being generated: image `index` of a request, and image `row` of the call that prepared it.
+    `late` [N] counts the forward passes before the one that decided each token, and `began` the forward passes of the
+    request before the image. If a film is requested, `recorded` has the tokens, which of them are decided, and the
+    seconds, after each forward pass."""
 
     ticket: Ticket
     index: int
@@ -46,16 +46,17 @@ class Place:
 
 
 class RequestBatch:
-    """Generates images that may share a batch, as long as there are requests for some: each begins when there is room
-    for it, and is delivered when it is finished.
+    """Generates images that may share a batch, as long as there are requests: each image begins when there is room,
+    and is delivered when it is finished.
 
     Args:
-        kind: what their requests have in common, see `Ticket.kind`.
+        kind: the properties that all requests of the batch share, see `Ticket.kind`.
         size: how many images are generated at a time.
-        take: given how many images may begin, takes them out of the queue: requests with equal plans. None, if there
-            are none.
-        give_back: called with a request after a failure that may not be its own, to be generated alone.
-        on_pass: called after every forward pass with the number of its images.
+        take: called with the number of images that may begin; takes images of requests with equal plans out of the
+            queue, or returns None if there are none.
+        give_back: called with a request after a failure that another request may have caused, so that it is generated
+            alone.
+        on_pass: called after every forward pass with the number of images in it.
         on_images: called with the number of finished images and their tokens.
     """
 
@@ -72,9 +73,9 @@ class RequestBatch:
         self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
         self._on_pass, self._on_images = on_pass, on_images
         self._batch = Batch(kind[1], size, pipe._steps)
-        # Those that the current forward pass prefills.
+        # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
-        # Requests that were taken out of the queue together and failed, to be prepared one by one.
+        # Requests that failed when prepared together, and are prepared one by one.
         self._retried: list[Parts] = []
 
     @torch.no_grad()
@@ -88,7 +89,7 @@ class RequestBatch:
             if len(suspects) == 1:
                 _fail(suspects.pop(), error)
             waiting = [ticket for parts in self._retried for ticket, _ in parts]
-            # Each alone, so that only the request at fault fails.
+            # Each on its own, so that only the request at fault fails.
             for ticket in dict.fromkeys([*suspects, *waiting]):
                 self._give_back(ticket)
 
@@ -151,7 +152,7 @@ class RequestBatch:
             by_ticket.setdefault(place.ticket, []).append(row)
             if place.ticket.request.film and place.index == 0:
                 place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
-        # Reading from an accelerator waits for it.
+        # Reading from an accelerator synchronizes with it.
         on_cpu = decided.device.type == "cpu"
         counts = decided.sum(1).tolist() if on_cpu or batch.forward_passes % INTERVAL == 0 else None
         for ticket, its_rows in by_ticket.items():
@@ -160,8 +161,7 @@ class RequestBatch:
         return False
 
     def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
-        """Report the progress of a request whose images are in `rows`, of which `counts` tokens are decided, if that
-        is known."""
+        """Report the progress of a request whose images are in `rows`, with `counts` decided tokens each, if known."""
         request, state = ticket.request, self._batch.state
         due = request.preview_every > 0 and ticket.passes % request.preview_every == 0
         if counts is None and not due:
@@ -180,7 +180,7 @@ class RequestBatch:
         ticket.report(ticket.passes, so_far, previews)
 
     def _deliver(self, rows: list[int]) -> None:
-        """Decode the images in `rows` to pixels and hand them over; an error is that of its own request."""
+        """Decode the images in `rows` to pixels and deliver them; an error affects only the request of its image."""
         try:
             pictures = self._pictures(rows)
         except Exception as error:
@@ -195,7 +195,7 @@ class RequestBatch:
         self._on_images(len(rows), len(rows) * size)
         for row, picture, passes, ended in zip(rows, pictures, batch.passes_of(rows), seconds, strict=True):
             place = batch.names[row]
-            # An accelerator's host sees late that an image is finished.
+            # On an accelerator, the host sees a few steps late that an image is finished.
             del place.recorded[passes:]
             deciding = None
             if not self.pipe.abilities.in_maps:
@@ -235,12 +235,12 @@ class RequestBatch:
 def preview(
     pipe: ARImagePipeline, call: GenerationCall, tokens: torch.Tensor, decided: torch.BoolTensor
 ) -> list[Image.Image]:
-    """Images of the tokens so far [B, N], or continuous ones [B, N, D], of which `decided` [B, N] are final: the
-    others are greyed."""
+    """Images of the tokens so far, [B, N] or continuous [B, N, D], with those that are not `decided` [B, N] greyed
+    out."""
     with running(pipe, call):
         pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
     if not pipe.abilities.in_maps:
-        # Drafts shine through; tokens not known yet are grey.
+        # Drafts are visible through the grey; unknown tokens are plain grey.
         veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
         veil = call.layout.to_places(veil)[:, None]
         veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])

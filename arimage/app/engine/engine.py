@@ -1,4 +1,4 @@
-"""Generates the images of many clients' requests with one worker thread, in the rows of a batch."""
+"""Generates the images of requests from many clients with one worker thread and continuous batching."""
 
 import logging
 import threading
@@ -19,25 +19,25 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves requests, first come, first served. Images of the same model, decoding and size, all with guidance or all
-    without, share a batch: one begins as soon as another makes room, unless a request of another kind waits first.
-    Each has its own seed and settings, so it does not depend on the others. Those of next-scale models and of
-    continuous tokens have equal settings.
+    """Serves requests, first come, first served. Images with the same model, decoding and size, all with or all
+    without guidance, share a batch: an image begins as soon as another makes room, unless a request of another kind is
+    first in the queue. Each image has its own seed and settings and does not depend on the others. For next-scale
+    models and continuous tokens, images that share a batch have equal settings.
 
     Args:
-        pipelines: by the names that requests use.
+        pipelines: the pipelines by the names that requests use.
         limits: which requests to accept.
 
     Attributes:
         models: the abilities of each pipeline, by name.
         on_pass: called in the engine's thread after every forward pass with the number of images in it.
-        on_images: called there with the number of images that are finished, and their tokens.
-        on_failure: called in the engine's thread when it ends by an error; requests are cancelled and refused from
-            then on.
-        failure: that error, or None.
+        on_images: called in the engine's thread with the number of finished images, and of their tokens.
+        on_failure: called in the engine's thread when an error ends it; all requests are then cancelled, and new ones
+            refused.
+        failure: the error that ended the engine, or None.
 
     Raises:
-        ValueError: if a pipeline takes neither text nor classes.
+        ValueError: if a pipeline cannot generate from a text or a class alone.
     """
 
     def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
@@ -64,14 +64,15 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it accepts requests."""
+        """Whether the engine accepts requests."""
         return self._worker.is_alive() and not self._closed
 
     def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
         """Queue a request. `on_progress` is called in the engine's thread, and must return at once.
 
         Raises:
-            Refused: if the model is not able to do it, the limits do not allow it, or the queue is full (`busy`).
+            Refused: if the model does not support the request, the limits do not allow it, or the queue is full
+                (`busy`).
             Cancelled: if the engine is closed.
         """
         if request.model not in self.models:
@@ -85,7 +86,7 @@ class Engine:
                     request = replace(request, **{name: read(name, getattr(request, name))})
                 except ValueError as error:
                     raise Refused(str(error), name) from error
-        # Images in raster order have no order that those next to them could have.
+        # Images with and without an order cannot share a batch.
         raster = plan.order == "raster" and not plan.edits
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
         if pipe.abilities.kind != "tokens":
@@ -156,8 +157,8 @@ class Engine:
             self._running = []
 
     def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
-        """Requests of this kind with equal plans, and which of their images begin, at most `room`; none if a request
-        of another kind is the first."""
+        """Requests of this kind with equal plans, and the indices of those of their images that begin, at most `room`;
+        none if a request of another kind is first in the queue."""
         parts = []
         with self._arrived:
             self._running = [ticket for ticket in self._running if not ticket.future.done()]

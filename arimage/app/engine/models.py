@@ -1,4 +1,4 @@
-"""Loads the models of an engine, and finds out their abilities."""
+"""Loads the models of an engine, and describes their abilities."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.saved_folder import local_folder
 
 
-# The ratios offered for a model that generates any.
+# The ratios offered for a model that supports any ratio.
 RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
 
 
@@ -24,8 +24,8 @@ class ModelInfo:
     Attributes:
         classes: number of classes, with ids from 0; None if it generates from text.
         sizes: (height, width) in pixels, the default first.
-        tokens: tokens of an image of the default size, over all scales of a next-scale model.
-        grid: rows and columns of tokens of the default size, of a video frames before them; None for next-scale
+        tokens: the number of tokens of an image of the default size, all scales included.
+        grid: (rows, columns) of tokens at the default size, for videos (frames, rows, columns); None for next-scale
             models.
         decodings: names of the decodings that it can run, and whether each is exact.
         decoding: the default decoding, a name with settings.
@@ -33,7 +33,7 @@ class ModelInfo:
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
         order: the default order of its tokens; None if it does not accept one.
-        names: of its classes by their ids, or of the pictures that it knows; None if it has no such list.
+        names: the names of its classes by id, or of the pictures that it knows; None if it has no such list.
     """
 
     classes: int | None
@@ -50,20 +50,20 @@ class ModelInfo:
 
     @property
     def pictures(self) -> list[str]:
-        """Names of the pictures that it knows, if it generates from text and has such a list."""
+        """Names of the pictures that the model knows, if it generates from text and has such a list."""
         return self.names or [] if self.classes is None else []
 
 
 def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
-    """`models`, names, folders or Hub repositories, by the names that clients use. A folder is known by the last part
-    of its path, so that clients do not see the rest. The default is all packaged models, those of videos only with
+    """`models` (names, folders or Hub repositories) by the names that clients use. The name of a folder is the last
+    part of its path, so that clients do not see the rest. The default is all packaged models, video models only with
     `videos`.
 
     Raises:
         ValueError: if two of them have the same name.
     """
     named = {}
-    # The first one is what the demo begins with.
+    # The demo begins with the first one.
     packaged = sorted(packaged_models(videos), key=lambda name: name != DEFAULT_MODEL)
     for model in models or packaged:
         folder = local_folder(model)
@@ -78,10 +78,10 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
     """Other names for models, from ALIAS=MODEL each.
 
     Args:
-        names: those of the models.
+        names: the names of the models.
 
     Raises:
-        ValueError: if one has another form, is taken, or stands for no model.
+        ValueError: if one has another form, is already taken, or does not name a model that is served.
     """
     parsed = {}
     for text in aliases:
@@ -99,7 +99,7 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
 def load_models(
     models: list[str] | None, device: str | None, dtype: str = "auto", videos: bool = False
 ) -> dict[str, Any]:
-    """The pipelines of `models` by their `model_names`. Without `videos`, a model of videos is refused."""
+    """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused."""
     return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models, videos).items()}
 
 
@@ -125,7 +125,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         grid=None if pipe.abilities.in_maps else model.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
-        # Models of continuous tokens have neither.
+        # Models of continuous tokens have neither top-k nor top-p.
         sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),

@@ -1,4 +1,4 @@
-"""A submitted request: its progress, its result, and the images it has so far."""
+"""A submitted request: its progress, its result, and its finished images so far."""
 
 import threading
 import time
@@ -19,8 +19,8 @@ from .validation import Plan
 
 @dataclass
 class Finished:
-    """The finished images of a request by their indices, and what they cost: `passes` is when the last of them was
-    decided, in forward passes of the request, and `seconds` when."""
+    """The finished images of a request by their indices, and the cost so far: `passes` and `seconds` are the forward
+    passes and the time of the request until the last of them was decided."""
 
     images: dict[int, Image.Image] = field(default_factory=dict)
     image_passes: dict[int, int] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class Ticket:
     """A submitted request.
 
     Attributes:
-        request: what was asked for.
+        request: the request.
         future: resolves to the `Result`, or to the exception that `result` raises.
-        kind: what requests have in common whose images may share a batch: model, decoding, and so on.
-        unbegun: the images that have not begun, by their indices.
-        calls_per_pass: calls of denoising heads in each of the forward passes of its images so far.
-        unknown: what to tell about a prompt that the model does not know.
+        kind: images of requests with equal kinds may share a batch: model, decoding, and so on.
+        unbegun: the indices of the images that have not begun.
+        calls_per_pass: the number of calls of denoising heads in each forward pass of its images so far.
+        unknown: the message about a prompt that the model does not know.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Ticket:
         on_progress: Callable[[Progress], None] | None,
     ):
         self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
-        # Only `settle` ends it from here on.
+        # From here on, only `settle` ends it.
         self.future.set_running_or_notify_cancel()
         self.seeds = image_seeds(request.seed, request.count)
         self.finished, self.shown = Finished(), 0
@@ -63,7 +63,7 @@ class Ticket:
         self._changed, self._latest = threading.Condition(), None
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:
-        """The progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
+        """Yield the progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
 
         Args:
             every: repeat the last report after this many seconds without a change, so that the reader can check
@@ -105,7 +105,7 @@ class Ticket:
         self.drop()
 
     def drop(self) -> None:
-        """Take the request out of the queue."""
+        """Remove the request from the queue."""
         self._drop(self)
 
     @property
@@ -119,22 +119,22 @@ class Ticket:
         return self._started is not None
 
     def start(self) -> None:
-        """Images of the request begin."""
+        """Called when images of the request begin."""
         self._started = self._started or time.perf_counter()
 
     @property
     def passes(self) -> int:
-        """Forward passes of its images so far."""
+        """The number of forward passes of its images so far."""
         return len(self.calls_per_pass)
 
     def forget_idle_passes(self) -> None:
-        """Forget the forward passes after the one that decided the last of its finished images, while none is
-        running."""
+        """While no image is running, subtract the forward passes after the one that decided the last finished
+        image."""
         del self.calls_per_pass[self.finished.passes :]
 
     @property
     def seconds(self) -> float:
-        """Since the first of its images began."""
+        """The seconds since the first of its images began."""
         return time.perf_counter() - (self._started or 0)
 
     def finish(
@@ -148,8 +148,8 @@ class Ticket:
         deciding: torch.LongTensor | None,
         film: Film | None,
     ) -> None:
-        """Take in a finished image, which took `passes` forward passes, up to the one numbered `ended` of the request,
-        after `seconds`."""
+        """Add a finished image. It took `passes` forward passes and was decided in forward pass `ended` of the
+        request, after `seconds`."""
         finished = self.finished
         finished.seconds, finished.film = seconds, film or finished.film
         finished.images[index], finished.image_passes[index] = image, passes
@@ -160,7 +160,7 @@ class Ticket:
             self.settle(self._result())
 
     def again(self) -> None:
-        """Forget the images that are not finished: they begin again, with no other request in their batch."""
+        """Restart the images that are not finished, without any other request in their batch."""
         self.kind = (*self.kind, self)
         self.unbegun = deque(index for index in range(self.request.count) if index not in self.finished.images)
 

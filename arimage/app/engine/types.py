@@ -10,16 +10,16 @@ from ...media.film import Film
 from ...pipelines.known import Unknown
 
 
-# The most forward passes that a film shows.
+# The largest number of forward passes that a film shows.
 FILM_STEPS = 64
 
 
 class Refused(ValueError):
-    """A refused request: one sentence that names the thing and the remedy.
+    """A refused request, with one sentence that names the problem and the remedy.
 
     Attributes:
-        parameter: the field of `Request` at fault, where it is one.
-        busy: the queue is full; the same request may be accepted later.
+        parameter: the field of `Request` at fault, if there is one.
+        busy: whether the queue was full; the same request may be accepted later.
     """
 
     def __init__(self, message: str, parameter: str | None = None, busy: bool = False):
@@ -33,7 +33,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Which requests the engine accepts.
+    """Limits on the requests that the engine accepts.
 
     Attributes:
         queue: number of waiting requests.
@@ -43,10 +43,10 @@ class Limits:
         work: images * tokens per image of a request.
         setting: the largest number in the settings of a decoding.
         batch: number of images generated together.
-        gathering: seconds that an idle engine waits after a request for others of the same batch.
+        gathering: seconds that an idle engine waits after a request for others that can join the batch.
 
     Raises:
-        ValueError: if a number below 1 leaves nothing to generate.
+        ValueError: if a limit is below 1 that must not be.
     """
 
     queue: int = 64
@@ -80,7 +80,7 @@ class Request:
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
         order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
-        image, mask_image: an image to change, and a mask that is white where to change it; both or neither.
+        image, mask_image: an image to edit, and a mask that is white where it changes; both or neither.
         preview_every: forward passes between partial images; 0 means none.
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
         film: record how the first image is generated.
@@ -114,10 +114,10 @@ class Progress:
     Attributes:
         passes: forward passes so far.
         decided: tokens decided so far.
-        tokens: tokens of all its images.
-        previews: the images so far, with greyed tokens where none is decided yet; mostly None, see
+        tokens: number of tokens of all its images.
+        previews: the images so far, greyed out where tokens are not decided yet; None in most reports, see
             `Request.preview_every` and `Request.previews`.
-        queue_position: its place among the waiting requests, from 1; 0 while it is running.
+        queue_position: its position in the queue, from 1; 0 while it is running.
     """
 
     passes: int
@@ -129,23 +129,24 @@ class Progress:
 
 @dataclass(frozen=True)
 class Result:
-    """What a request gave.
+    """The result of a request.
 
     Attributes:
         images: the finished images.
-        seeds: the seed of each; a request of one image with that seed generates it again.
+        seeds: the seed of each image; a request for one image with that seed generates it again.
         passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
-        seconds: from the prefill of its first image to the pixels of its last, other requests in the same batch
-            included and the drawing of a film left out.
+        seconds: from the prefill of its first image to the pixels of its last one. Includes other requests in the same
+            batch, but not the rendering of a film.
         exact: whether the decoding samples from the model's own distribution.
         decoding: its name and settings, as in `Request.decoding`.
         deciding_pass: int64 [count, rows, columns], the forward pass, from 1, that decided each token; None for
             next-scale models.
         settings: the request as JSON values, with the defaults filled in.
-        film: of the first image, if the request asked for it.
-        unknown: what to tell about a prompt that the model does not know; None if it knows the prompt, or any text.
-        head_calls: calls of denoising heads, one after the other; 0 for models without one.
+        film: a film of the first image, if requested.
+        unknown: the message about a prompt that the model does not know; None if it knows the prompt, or has no list
+            of captions.
+        head_calls: sequential calls of denoising heads; 0 for models without one.
     """
 
     images: list[Image.Image]

@@ -1,4 +1,4 @@
-"""Checks whether a model can do what a request asks for, within the limits, and fills in the defaults."""
+"""Checks whether a model supports a request and the limits allow it, and fills in the defaults."""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ class Plan:
     Attributes:
         size: height and width in pixels.
         tokens: tokens per image.
-        order: of the tokens; None for models in raster order.
-        edits: whether there is an image to change.
+        order: the order of the tokens; None for models in raster order.
+        edits: whether there is an image to edit.
     """
 
     model: str
@@ -40,10 +40,10 @@ class Plan:
 
 
 def with_class(request: Request, pipe: ARImagePipeline) -> Request:
-    """The request with the id of the class that its prompt names, if the model generates classes and names them.
+    """The request with the class id for its prompt, if the model generates classes and names them.
 
     Raises:
-        Refused: if no class has this name, or several have.
+        Refused: if no class or several classes have this name.
     """
     if pipe.class_names is None or request.prompt is None or request.class_label is not None:
         return request
@@ -54,7 +54,7 @@ def with_class(request: Request, pipe: ARImagePipeline) -> Request:
 
 
 def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Plan:
-    """Refuse a request that `pipe` is not able to do or `limits` do not allow, before any work.
+    """Refuse a request that `pipe` does not support or `limits` do not allow, before any computation.
 
     Raises:
         Refused: with the reason.
@@ -175,7 +175,7 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
 
 
 def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
-    """Whether there is an image to change."""
+    """Whether there is an image to edit."""
     if request.image is not None and not info.edits:
         raise Refused(f"{request.model} does not edit images: leave out image and mask_image", "image")
     if (request.image is None) != (request.mask_image is None):

@@ -1,4 +1,4 @@
-"""Generates the videos of the demo, one after another, and hands over frames as soon as their maps are complete."""
+"""Generates the videos of the demo, one after another, and yields frames as soon as their maps are complete."""
 
 import queue
 import threading
@@ -17,7 +17,7 @@ from .types import Limits, Refused
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """A video of one prompt; `image` is its first frame. None means the default of the model."""
+    """A request for a video from one prompt; `image` is its first frame. None means the default of the model."""
 
     model: str
     prompt: str
@@ -31,11 +31,11 @@ class VideoProgress:
     """A video so far.
 
     Attributes:
-        frames: those whose maps are complete; of a finished video all of them.
+        frames: the frames whose maps are complete; once the video is finished, all frames.
         passes: forward passes so far.
-        map_passes: after how many forward passes each complete map was; 0 for given ones.
-        decided, tokens: how many tokens are decided, and all.
-        seconds: since the generation began.
+        map_passes: the number of forward passes after which each map was complete; 0 for given maps.
+        decided, tokens: the number of decided tokens, and of all tokens.
+        seconds: the time since the generation began.
         finished: the name of the decoding and whether it is exact, once the video is finished.
     """
 
@@ -52,7 +52,7 @@ class VideoMaker:
     """Generates one video at a time; other requests wait for it.
 
     Args:
-        pipelines: of videos, by the names that requests use.
+        pipelines: video pipelines by the names that requests use.
 
     Attributes:
         models: the abilities of each pipeline, by name.
@@ -70,10 +70,10 @@ class VideoMaker:
         self.fps = {name: pipe.config.fps for name, pipe in pipelines.items()}
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
-        """The video whenever there are more frames, and at the end. Closing the iterator stops the generation.
+        """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
 
         Raises:
-            Refused: if the model is not able to do it, or the limits do not allow it.
+            Refused: if the model does not support the request, or the limits do not allow it.
         """
         limits = self.limits
         if request.model not in self._pipelines:
@@ -99,7 +99,7 @@ def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress
     def work() -> None:
         try:
             _call(pipe, request, events, stopped)
-        # It is raised where the events are read.
+        # The reader of the events raises it.
         except Exception as error:
             events.put(error)
 
