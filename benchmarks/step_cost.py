@@ -15,44 +15,70 @@ Components and inputs are fake CUDA tensors, which have shapes but no memory. Ev
   reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers.
   What is copied or filled for a kernel counts as any other operator.
 
-`model` is `TokenModel.forward` or `ScaleModel.forward`, `outside` everything else. The floor reads every weight that the forward pass
-uses once, and the keys and values of the prompt and half of the image (of a next-scale model: of the scales so far). The ratio
-is all bytes over the floor. Launches are the same at every batch size.
+`model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is everything else.
+The floor reads every weight that the forward pass uses once, and the keys and values of the prompt and half of the image (of a
+next-scale model: of the scales so far). The ratio is all bytes over the floor. Launches are the same at every batch size.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
+python benchmarks/step_cost.py --write-table    # writes step_cost.tsv, which the tests compare with
 """
 
 import argparse
+import csv
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from step_models import MODELS, Bound
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import ChameleonConfig, ChameleonModel, JanusConfig, JanusForConditionalGeneration
 
-from arimage.decoding import Layout, Sampling, decoding_from_text
+from arimage.decoding import acceptance, decoding_from_text
 from arimage.decoding.contract.state import attention_limit
 from arimage.decoding.run.watch import INTERVAL
-from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
-from arimage.models.transformer_var import VARScaleModel, VARTransformer
-from arimage.tokenizers.vq_var import VARVQModel
 
 
-PROMPT = 32
+SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")
 DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32", "sjd-coupled:window=64")
 DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
+# The rows of the committed table: every decoding, and every family. path-jacobi and path-speculative read the device in a step,
+# which fake tensors cannot.
+TABLE = Path(__file__).with_name("step_cost.tsv")
+COLUMNS = ("model", "decoding", "of a")
+COLUMNS += ("launches in the model", "launches outside", "bytes in the model", "bytes outside")
+COMMITTED = {
+    "llamagen-xl-256": (
+        *("ar", "sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "sjd-tree", "sjd-lazy", "sjd++", "gsd", "lantern"),
+        *("lantern++", "eagle", "eagle-lantern", "zipar", "pjd"),
+    ),
+    "llamagen-t2i-512": ("sjd-coupled",),
+    "var-d30": ("next-scale", "code"),
+    "janus-pro-7b": ("ar", "sjd-coupled"),
+    "lumina-mgpt-7b-768": ("sjd-coupled",),
+    "anole-7b": ("sjd-coupled",),
+    "emu3-gen": ("sjd-coupled",),
+    "cosmos-4b": ("sjd-coupled:init=previous",),
+    "cosmos-5b": ("ar",),
+    "arpg-l-256": ("sjd-coupled", "groups:groups=4"),
+    "lpd-l-256": ("groups:groups=4",),
+    "randar-l-256": ("sjd-coupled",),
+    "mar-b-256": ("mar", "mar-disa:diffusion_steps=4+2", "cspd"),
+    "latent-llama": ("ar", "sjd-coupled"),
+    "llamagen-dd-b": ("few-step", "flow"),
+    "var-dd-d16": ("few-step",),
+}
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
+# What a model is called for.
+FORWARDS = ("prefill", "forward", "prefill_group", "forward_group", "predict", "denoise")
 WRITES = {"copy_", "fill_", "zero_", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}
 FREE = {"_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -183,102 +209,6 @@ class AttentionCounter(TorchFunctionMode):
         return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-class Bound(NamedTuple):
-    """A model bound to the images of one call, how its tokens are sampled, how many K/V slots its image has, and the networks
-    whose weights count."""
-
-    model: object
-    sampling: Sampling
-    slots: int
-    networks: tuple[nn.Module, ...]
-
-
-def build(make: Callable[[], nn.Module], dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    torch.set_default_dtype(dtype)
-    try:
-        return make().eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def class_condition(batch: int) -> dict[str, torch.Tensor]:
-    return {"class_labels": torch.zeros(batch, dtype=torch.long)}
-
-
-def llamagen_xl(side: int) -> Callable[[int], Bound]:
-    shape = {"hidden_size": 1280, "intermediate_size": 3584, "num_layers": 36, "num_attention_heads": 20}
-    network = build(lambda: LlamaGenTransformer(grid_size=side, **shape))
-
-    def bind(batch: int) -> Bound:
-        model = LlamaGenTokenModel(network, class_condition(batch), Layout((side, side)), guided=True)
-        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), side**2, (network,))
-
-    return bind
-
-
-def var_d30() -> Callable[[int], Bound]:
-    network = build(lambda: VARTransformer(hidden_size=1920, num_layers=30, num_attention_heads=30))
-    vq = build(VARVQModel, torch.float32)
-
-    def bind(batch: int) -> Bound:
-        model = VARScaleModel(network, vq, class_condition(batch), guided=True)
-        return Bound(model, Sampling(guidance_scale=2.5, top_k=900, top_p=0.96), model.num_tokens, (network, vq))
-
-    return bind
-
-
-def janus_pro_7b() -> Callable[[int], Bound]:
-    width = {"hidden_size": 4096, "intermediate_size": 11008}
-    text = {"num_hidden_layers": 30, "num_attention_heads": 32, "vocab_size": 102400, **width}
-    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "projection_dim": 4096})
-    janus = build(lambda: JanusForConditionalGeneration(config))
-
-    def bind(batch: int) -> Bound:
-        model = LanguageTokenModel(
-            janus.model.language_model,
-            embed=janus.prepare_embeddings_for_image_generation,
-            head=janus.model.generation_head,
-            layout=Layout((24, 24)),
-            input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
-            groups=2,
-        )
-        return Bound(model, Sampling(guidance_scale=5.0), 24**2, (janus,))
-
-    return bind
-
-
-def lumina_mgpt_7b() -> Callable[[int], Bound]:
-    width = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-    # The tokenizer is part of the decoder in transformers, and of no step.
-    vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
-    config = ChameleonConfig(vocab_size=65536, vocabulary_map={"<image>": 8711}, vq_config=vq, **width)
-    decoder = build(lambda: ChameleonModel(config))
-    head = build(lambda: nn.Linear(4096, 65536, bias=False))
-
-    def bind(batch: int) -> Bound:
-        model = LanguageTokenModel(
-            decoder,
-            embed=lambda tokens: decoder.embed_tokens(tokens + 4),
-            head=code_head(head, 4, 8192),
-            layout=Layout((48, 48)),
-            input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
-            row_end=8803,
-            groups=2,
-        )
-        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), 48 * 49 - 1, (decoder, head))
-
-    return bind
-
-
-MODELS = {
-    "llamagen-xl-256": partial(llamagen_xl, 16),
-    "llamagen-xl-512": partial(llamagen_xl, 32),
-    "var-d30": var_d30,
-    "janus-pro-7b": janus_pro_7b,
-    "lumina-mgpt-7b-768": lumina_mgpt_7b,
-}
-
-
 class Cost(NamedTuple):
     """Launches and bytes of a step, in the model and outside of it, and the bytes of the floor."""
 
@@ -301,10 +231,12 @@ def fake_cuda():
 def count(bound: Bound, run: Callable, filled: Callable[[], int]) -> Cost:
     """The cost of `run()`, whose attention has to read `filled()` bytes of keys and values."""
     counter = StepCounter(parameter for network in bound.networks for parameter in network.parameters())
-    model = bound.model
-    model.forward, model.prefill = (
-        counter.inside(getattr(type(model), name).__get__(model)) for name in ("forward", "prefill")
-    )
+    # Those that decode the rest of an image that the model begins.
+    others = (getattr(bound.model, name, None) for name in ("refiner", "teacher"))
+    for model in filter(None, (bound.model, *others)):
+        for name in FORWARDS:
+            if hasattr(type(model), name):
+                setattr(model, name, counter.inside(getattr(type(model), name).__get__(model)))
     with counter:
         run()
     launches, moved = (
@@ -318,9 +250,16 @@ def slot_bytes(cache) -> int:
     return sum(layer[:, :, :1].numel() * layer.itemsize for layer in (*cache.keys, *cache.values))
 
 
+def begin(bound: Bound, decoding, batch: int):
+    """The state of `decoding` after its prefill."""
+    # A known table of neighbours would be compared with the codebook, which reads the host.
+    acceptance._tables.clear()
+    return decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
+
+
 def token_cost(bound: Bound, decoding, batch: int) -> Cost:
     """The cost of a step, half-way through the image."""
-    state = decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
+    state = begin(bound, decoding, batch)
     filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
     if state.reach is not None:
         size = bound.model.num_tokens
@@ -333,7 +272,7 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
     states = []
 
     def start():
-        states.append(decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long)))
+        states.append(begin(bound, decoding, batch))
 
     def filled():
         return slot_bytes(states[0].cache) * states[0].cache.length
@@ -349,9 +288,45 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
     return costs
 
 
+def image_cost(bound: Bound, decoding, batch: int) -> Cost:
+    """The cost of a whole image, prefill included."""
+
+    def run():
+        state = begin(bound, decoding, batch)
+        while not state.over:
+            decoding.step(state)
+
+    return count(bound, run, lambda: 0)
+
+
+def committed_rows(model: str) -> Iterator[tuple[str | int, ...]]:
+    """The rows that `TABLE` has for a model, counted now, for two layers and two images: of a step half-way through the
+    image, or of a whole image if every step has shapes of its own."""
+    bound = MODELS[model].build(2)(2)
+    for text in COMMITTED[model]:
+        decoding = decoding_from_text(text)
+        steps_alike = begin(bound, decoding, 2).refillable
+        cost = (token_cost if steps_alike else image_cost)(bound, decoding, 2)
+        yield model, text, "step" if steps_alike else "image", *cost.launches, *cost.bytes
+
+
+def read_table() -> list[tuple[str | int, ...]]:
+    """The rows of `TABLE`."""
+    with open(TABLE, encoding="utf-8", newline="") as file:
+        return [(*row[:3], *map(int, row[3:])) for row in list(csv.reader(file, delimiter="\t"))[1:]]
+
+
+def write_table() -> None:
+    with open(TABLE, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for model in COMMITTED:
+            writer.writerows(committed_rows(model))
+
+
 def rows(name: str, decodings: list[str], batch_sizes: list[int]) -> Iterable[tuple[str, list[Cost]]]:
     """A label and the costs at each batch size of every row of the table of a model."""
-    bind = MODELS[name]()
+    bind = MODELS[name].build(MODELS[name].layers)
     bounds = [bind(batch) for batch in batch_sizes]
     if hasattr(bounds[0].model, "scales"):
         decoding = decoding_from_text("next-scale")
@@ -365,12 +340,17 @@ def rows(name: str, decodings: list[str], batch_sizes: list[int]) -> Iterable[tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=SHOWN)
     parser.add_argument(
         "--decoding", nargs="+", default=list(DECODINGS), help="name:setting=value,...; not for var-d30"
     )
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--write-table", action="store_true", help=f"write {TABLE.name} and print nothing")
     args = parser.parse_args()
+    if args.write_table:
+        with fake_cuda():
+            write_table()
+        return
     columns = ["model", "decoding", "launches: model", "outside"]
     for batch in args.batch_size:
         columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio"]

@@ -1,34 +1,25 @@
 """`benchmarks/step_cost.py` on modules whose launches and bytes are counted by hand."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+import step_cost
+import step_models
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import arimage.kernels
-from arimage.decoding import Layout, Sampling, decoding_from_name
+import arimage.models
+from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
+from arimage.decoding.names import PRESETS
 from arimage.kernels.coupling import couple, couple_window, sample
 from arimage.kernels.probabilities import probabilities
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
-PATH = Path(__file__).parents[1] / "benchmarks" / "step_cost.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("step_cost", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-step_cost = load()
 FLOAT, LONG = 4, 8
+needs_triton = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +101,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(name):
     call, launches, moved = KERNELS[name]
@@ -164,3 +155,59 @@ def test_a_longer_window_moves_more_bytes_in_as_many_launches():
     )
     assert short.launches == long.launches and short.floor == long.floor
     assert all(few < many for few, many in zip(short.bytes, long.bytes, strict=True))
+
+
+TABLE = {row[:3]: row[3:] for row in step_cost.read_table()}
+REMEDY = "If that is meant, run `python benchmarks/step_cost.py --write-table` and commit its table."
+
+
+def faults(model, rows) -> list[str]:
+    """Where `rows` of a model differ from `TABLE`, have more launches, or move over 2 % more bytes. Only two layers are
+    counted, so one launch more in each of them can be less than 2 %."""
+    table, now = {key: cost for key, cost in TABLE.items() if key[0] == model}, {row[:3]: row[3:] for row in rows}
+    found = [f"{key} is in one of them only" for key in table.keys() ^ now.keys()]
+    for key in table.keys() & now.keys():
+        for column, before, after in zip(step_cost.COLUMNS[3:], table[key], now[key], strict=True):
+            if after > before * (1 if "launches" in column else 1.02):
+                found.append(f"{key}: {after} {column}, not {before}")
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("model", step_cost.COMMITTED)
+def test_no_step_costs_more_than_the_committed_table_says(model):
+    found = faults(model, step_cost.committed_rows(model))
+    assert not found, "\n".join([*found, REMEDY])
+
+
+def test_the_table_has_every_decoding_and_every_family():
+    # Two read the device in a step, which fake tensors cannot.
+    assert {key[1].partition(":")[0] for key in TABLE} == PRESETS.keys() - {"path-jacobi", "path-speculative"}
+    assert {key[0] for key in TABLE} == step_cost.COMMITTED.keys() == step_cost.MODELS.keys() - {"llamagen-xl-512"}
+    folder = Path(arimage.models.__file__).parent
+    families = {f"arimage.models.{path.stem}" for path in folder.glob("transformer_*.py")}
+    assert families <= {getattr(value, "__module__", None) for value in vars(step_models).values()}
+
+
+@needs_triton
+def test_one_more_operator_in_a_step_is_noticed(monkeypatch):
+    step = AutoregressiveDecoding.step
+    monkeypatch.setattr(AutoregressiveDecoding, "step", lambda self, state: (step(self, state), state.steps + 0))
+    assert len(faults("cosmos-5b", step_cost.committed_rows("cosmos-5b"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda rows: rows, 0),
+        (lambda rows: rows[1:], 1),
+        (lambda rows: [*rows, ("var-d30", "new", "image", 1, 1, 1, 1)], 1),
+        (lambda rows: [(*row[:3], row[3] + 1, *row[4:]) for row in rows], 2),
+        (lambda rows: [(*row[:6], row[6] * 1.019) for row in rows], 0),
+        (lambda rows: [(*row[:6], row[6] * 1.021) for row in rows], 2),
+    ],
+    ids=["same", "missing", "unknown", "one launch more", "1.9 % more bytes", "2.1 % more bytes"],
+)
+def test_what_the_gate_refuses(change, count):
+    rows = [row for row in step_cost.read_table() if row[0] == "var-d30"]
+    assert len(faults("var-d30", change(rows))) == count

@@ -1,0 +1,265 @@
+"""Models of published shapes for `step_cost.py`, bound to the conditions of a call. They are built on fake CUDA tensors,
+which need no weights and no memory."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import (
+    ChameleonConfig,
+    ChameleonModel,
+    Emu3TextConfig,
+    Emu3TextModel,
+    JanusConfig,
+    JanusForConditionalGeneration,
+)
+
+from arimage.decoding import LatentSampling, Layout, Sampling
+from arimage.models.denoiser_llamagen import LlamaGenDenoiser
+from arimage.models.denoising_head import DenoisingHead
+from arimage.models.distilled import DistilledModel
+from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_arpg import ARPGTokenModel, ARPGTransformer
+from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.models.transformer_llamagen_dd import LlamaGenDDTransformer
+from arimage.models.transformer_lpd import LPDTokenModel, LPDTransformer
+from arimage.models.transformer_mar import MARLatentModel, MARTransformer
+from arimage.models.transformer_randar import RandARTokenModel, RandARTransformer
+from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.models.transformer_var_dd import VARDDTransformer
+from arimage.tokenizers.vq_var import VARVQModel
+
+
+PROMPT = 32
+
+
+class Bound(NamedTuple):
+    """A model bound to the images of one call, how its tokens are sampled, how many K/V slots its image has, and the networks
+    whose weights count."""
+
+    model: Any
+    sampling: Sampling | LatentSampling
+    slots: int
+    networks: tuple[nn.Module, ...]
+
+
+Bind = Callable[[int], Bound]
+
+
+def build(make: Callable[[], nn.Module], dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """The module that `make` returns, with weights of `dtype`: fake weights cannot be cast."""
+    torch.set_default_dtype(dtype)
+    try:
+        return make().eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def class_condition(batch: int) -> dict[str, torch.Tensor]:
+    return {"class_labels": torch.zeros(batch, dtype=torch.long)}
+
+
+def text_condition(batch: int, length: int, width: int) -> dict[str, torch.Tensor]:
+    embeds = torch.zeros(batch, length, width, dtype=torch.bfloat16)
+    return {"prompt_embeds": embeds, "prompt_attention_mask": torch.ones(batch, length, dtype=torch.long)}
+
+
+def llamagen_xl(layers: int, side: int = 16, text: bool = False) -> Bind:
+    shape: dict[str, Any] = {"hidden_size": 1280, "intermediate_size": 3584, "num_attention_heads": 20}
+    drafter = build(lambda: LlamaGenDrafter(**shape))
+    denoiser = build(lambda: LlamaGenDenoiser(hidden_size=1280, num_layers=layers))
+    if text:
+        shape |= {"conditioning": "text", "num_condition_tokens": 120}
+    network = build(lambda: LlamaGenTransformer(grid_size=side, num_layers=layers, **shape))
+
+    def bind(batch: int) -> Bound:
+        condition = text_condition(batch, 120, 2048) if text else class_condition(batch)
+        parts = {"drafter": drafter, "denoiser": denoiser, "codebook": torch.zeros(16384, 8)}
+        model = LlamaGenTokenModel(network, condition, Layout((side, side)), guided=True, **parts)
+        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), side**2, (network, drafter, denoiser))
+
+    return bind
+
+
+def var_d30(layers: int) -> Bind:
+    network = build(lambda: VARTransformer(hidden_size=1920, num_layers=layers, num_attention_heads=30))
+    small = build(lambda: VARTransformer(num_layers=min(layers, 16)))
+    vq = build(VARVQModel, torch.float32)
+
+    def bind(batch: int) -> Bound:
+        refiner = VARScaleModel(small, vq, class_condition(batch), guided=True)
+        model = VARScaleModel(network, vq, class_condition(batch), guided=True, refiner=refiner)
+        return Bound(model, Sampling(guidance_scale=2.5, top_k=900, top_p=0.96), model.num_tokens, (network, vq))
+
+    return bind
+
+
+def any_order(layers: int, transformer: type, token_model: type) -> Bind:
+    network = build(lambda: transformer(num_layers=layers))
+
+    def bind(batch: int) -> Bound:
+        layout = Layout((16, 16))
+        # The check of an order reads the host.
+        layout.order, layout._rank_of = torch.zeros(2, batch, 256, dtype=torch.long)
+        model = token_model(network, class_condition(batch), layout, guided=True)
+        return Bound(model, Sampling(guidance_scale=4.0), 256, (network,))
+
+    return bind
+
+
+def language_model(
+    decoder: nn.Module, embed: Callable, head: Callable, side: int, batch: int, row_end: int | None
+) -> LanguageTokenModel:
+    return LanguageTokenModel(
+        decoder,
+        embed=embed,
+        head=head,
+        layout=Layout((side, side)),
+        input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
+        row_end=row_end,
+        groups=2,
+    )
+
+
+def janus_pro_7b(layers: int) -> Bind:
+    width = {"hidden_size": 4096, "intermediate_size": 11008}
+    text = {"num_hidden_layers": layers, "num_attention_heads": 32, "vocab_size": 102400, **width}
+    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "projection_dim": 4096})
+    janus = build(lambda: JanusForConditionalGeneration(config))
+
+    def bind(batch: int) -> Bound:
+        embed, head = janus.prepare_embeddings_for_image_generation, janus.model.generation_head
+        model = language_model(janus.model.language_model, embed, head, 24, batch, None)
+        return Bound(model, Sampling(guidance_scale=5.0), 24**2, (janus,))
+
+    return bind
+
+
+def chameleon_7b(layers: int, side: int, row_end: int | None) -> Bind:
+    width = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": layers, "num_attention_heads": 32}
+    # The tokenizer is part of the decoder in transformers, and of no step.
+    vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+    config = ChameleonConfig(vocab_size=65536, vocabulary_map={"<image>": 8711}, vq_config=vq, **width)
+    decoder = build(lambda: ChameleonModel(config))
+    head = build(lambda: nn.Linear(4096, 65536, bias=False))
+
+    def bind(batch: int) -> Bound:
+        embed = lambda tokens: decoder.embed_tokens(tokens + 4)  # noqa: E731
+        model = language_model(decoder, embed, code_head(head, 4, 8192), side, batch, row_end)
+        slots = side**2 if row_end is None else side * (side + 1) - 1
+        return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), slots, (decoder, head))
+
+    return bind
+
+
+def emu3_gen(layers: int) -> Bind:
+    width = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = Emu3TextConfig(vocab_size=184622, num_hidden_layers=layers, **width)
+    decoder = build(lambda: Emu3TextModel(config))
+    head = build(lambda: nn.Linear(4096, 184622, bias=False))
+
+    def bind(batch: int) -> Bound:
+        embed = lambda tokens: decoder.embed_tokens(tokens + 151854)  # noqa: E731
+        model = language_model(decoder, embed, code_head(head, 151854, 32768), 90, batch, 151846)
+        return Bound(model, Sampling(guidance_scale=3.0, top_k=2048), 90 * 91 - 1, (decoder, head))
+
+    return bind
+
+
+def cosmos(layers: int, text: bool = False, block: int = 1) -> Bind:
+    """The 4B model, which continues a frame; or with the cross-attention to a text of the 5B."""
+    shape = {"context_dim": 1024} if text else {}
+    network = build(lambda: CosmosTransformer(num_layers=layers, block_tokens=block, **shape))
+
+    def bind(batch: int) -> Bound:
+        given = torch.zeros(batch, 1, 40, 64, dtype=torch.long)
+        embeds = torch.zeros(batch, 512, 1024, dtype=torch.bfloat16) if text else None
+        model = CosmosTokenModel(network, Layout((4, 40, 64)), given, embeds)
+        return Bound(model, Sampling(top_p=0.8), 4 * 40 * 64, (network,))
+
+    return bind
+
+
+def mar_b(layers: int) -> Bind:
+    network = build(lambda: MARTransformer(num_layers=layers, num_decoder_layers=layers))
+    head = build(lambda: DenoisingHead(num_layers=min(layers, 6)), torch.float32)
+
+    def bind(batch: int) -> Bound:
+        labels, layout = class_condition(batch)["class_labels"], Layout((16, 16))
+        drafter = MARLatentModel(network, head, labels, layout, guided=True)
+        model = MARLatentModel(network, head, labels, layout, guided=True, drafter=drafter)
+        sampling = LatentSampling(guidance_scale=2.9, num_inference_steps=4, num_diffusion_steps=4)
+        return Bound(model, sampling, 0, (network, head))
+
+    return bind
+
+
+def latent_llama(layers: int) -> Bind:
+    network = build(lambda: LatentLlamaTransformer(num_layers=layers, num_head_layers=min(layers, 6)))
+
+    def bind(batch: int) -> Bound:
+        condition, layout = class_condition(batch), Layout((16, 16))
+        drafter = LatentLlamaModel(network, condition, layout, guided=True)
+        model = LatentLlamaModel(network, condition, layout, guided=True, drafter=drafter)
+        return Bound(model, LatentSampling(guidance_scale=2.9, num_diffusion_steps=4), 256, (network,))
+
+    return bind
+
+
+def llamagen_dd(layers: int) -> Bind:
+    student = build(lambda: LlamaGenDDTransformer(num_layers=layers))
+    network = build(lambda: LlamaGenTransformer(num_layers=layers))
+
+    def bind(batch: int) -> Bound:
+        condition, codebook, layout = class_condition(batch), torch.zeros(16384, 8), Layout((16, 16))
+        teacher = LlamaGenTokenModel(network, condition, layout, guided=True, codebook=codebook)
+        model = DistilledModel(student, condition, range(257), codebook, layout=layout, teacher=teacher)
+        return Bound(model, Sampling(guidance_scale=4.0), 256, (student, network))
+
+    return bind
+
+
+def var_dd(layers: int) -> Bind:
+    student = build(lambda: VARDDTransformer(num_layers=layers))
+
+    def bind(batch: int) -> Bound:
+        offsets = [0]
+        for side in student.config.scales:
+            offsets.append(offsets[-1] + side**2)
+        model = DistilledModel(student, class_condition(batch), offsets, torch.zeros(4096, 32))
+        return Bound(model, Sampling(), 0, (student,))
+
+    return bind
+
+
+class Published(NamedTuple):
+    """How many layers a model was published with, and how to build it with any number of them."""
+
+    layers: int
+    build: Callable[[int], Bind]
+
+
+MODELS = {
+    "llamagen-xl-256": Published(36, llamagen_xl),
+    "llamagen-xl-512": Published(36, partial(llamagen_xl, side=32)),
+    "llamagen-t2i-512": Published(36, partial(llamagen_xl, side=32, text=True)),
+    "var-d30": Published(30, var_d30),
+    "janus-pro-7b": Published(30, janus_pro_7b),
+    "lumina-mgpt-7b-768": Published(32, partial(chameleon_7b, side=48, row_end=8803)),
+    "anole-7b": Published(32, partial(chameleon_7b, side=32, row_end=None)),
+    "emu3-gen": Published(32, emu3_gen),
+    "cosmos-4b": Published(16, cosmos),
+    "cosmos-5b": Published(16, partial(cosmos, text=True)),
+    "arpg-l-256": Published(24, partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)),
+    "lpd-l-256": Published(24, partial(any_order, transformer=LPDTransformer, token_model=LPDTokenModel)),
+    "randar-l-256": Published(24, partial(any_order, transformer=RandARTransformer, token_model=RandARTokenModel)),
+    "mar-b-256": Published(12, mar_b),
+    "latent-llama": Published(12, latent_llama),
+    "llamagen-dd-b": Published(12, llamagen_dd),
+    "var-dd-d16": Published(16, var_dd),
+}
