@@ -1,17 +1,25 @@
 """The default arguments of calls, which a saved pipeline keeps in generation_config.json."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from ..decoding.presets import decoding_from_dict
+from ..decoding import LatentSampling, Sampling
+from ..decoding.presets import Decoding, decoding_from_dict
 from ..schema import COMPLETE, Count, Number, Text, Whole, check, read_object
 
 
-if TYPE_CHECKING:
-    from .base import ARPipeline
+class HasDefaults(Protocol):
+    """What `load_defaults` uses of a pipeline."""
+
+    decoding: Decoding
+    generation_config: Any
+    _saved_defaults: Iterable[str]
+
+    def sampling(self, **settings: Any) -> Sampling | LatentSampling: ...
 
 
 class Defaults(BaseModel):
@@ -30,7 +38,7 @@ class Defaults(BaseModel):
     decoding: dict[str, Any] = {}
 
 
-def load_defaults(pipe: "ARPipeline", path: Path) -> None:
+def load_defaults(pipe: HasDefaults, path: Path) -> None:
     """Load the defaults of a pipeline from generation_config.json.
 
     Raises:
