@@ -21,6 +21,10 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+# How a network is trained: a learning rate, the decay of a moving average, and the images of a step.
+Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10)]
+Decay = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
+Batch = Annotated[int, Field(strict=True, ge=1, le=2**16)]
 # The shape of a network: its layers, the width of one or of several, tokens along a side, the sides of maps from coarse to fine, and what
 # keeps a division finite.
 Layers = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -68,9 +72,14 @@ def check(kind: type[T] | Any, value: object, where: object) -> T:
         ValueError: one sentence that names file, setting and remedy.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{where}: {sentence(error, value)}") from error
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 def checked(init: Init) -> Init:

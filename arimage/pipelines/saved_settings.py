@@ -46,9 +46,19 @@ def load_defaults(pipe: HasDefaults, path: Path) -> None:
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")
-    defaults = check(Defaults, read_object(path), path).model_dump(exclude_unset=True)
+    defaults = read_object(path)
     if not defaults:
         raise ValueError(f"{path} holds no sampling defaults: save the pipeline again")
+    give_defaults(pipe, defaults, path)
+
+
+def give_defaults(pipe: "ARPipeline", given: dict, where: object) -> None:
+    """Give a pipeline the defaults `given`; `where` names the file or the table that holds them.
+
+    Raises:
+        ValueError: if a default is not one of this pipeline or out of its range.
+    """
+    defaults = check(Defaults, given, where).model_dump(exclude_unset=True)
     known = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
     try:
         for name in defaults.keys() - known:
@@ -59,6 +69,6 @@ def load_defaults(pipe: HasDefaults, path: Path) -> None:
         pipe.sampling(**defaults)
     # Settings of a decoding may be of any type.
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
     pipe.generation_config.update(defaults)
     pipe.decoding = decoding

@@ -106,6 +106,8 @@ def middle(channels: int, num_groups: int) -> nn.Sequential:
 class Encoder(nn.Module):
     def __init__(self, channels: int, multipliers: list[int], blocks: int, latent_channels: int, num_groups: int):
         super().__init__()
+        if channels % num_groups:
+            raise ValueError(f"norm_num_groups is {num_groups}: give a number that divides the {channels} channels")
         widths = [channels, *(channels * m for m in multipliers)]
         lowest = len(multipliers) - 1
         self.conv_in = nn.Conv2d(3, channels, 3, padding=1)

@@ -3,12 +3,15 @@
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
 from ..eval.emoji.motions import CAST, COMBINATIONS, phrases
 from ..pipelines.known import KnownCaptions
+from ..schema import COMPLETE, Count, Seed
 from .captions.scenes import GROUNDS, on_ground
 from .captions.wording import PLAIN_WORDS, with_article
 from .data import ImageCaptions
@@ -29,10 +32,11 @@ class ClipSettings:
     """`frames` of every clip; each object in each of its motions is one clip on white, and `grounds` clips in a hundred more on
     coloured backgrounds. Of the held-out clips one in `heldout_stride` is measured."""
 
-    frames: int = 8
-    grounds: int = 15
-    heldout_stride: int = 4
-    seed: int = 0
+    frames: Annotated[int, Field(strict=True, ge=2, le=100)] = 8
+    grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 15
+    heldout_stride: Count = 4
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
 
 
 def poses(motions: tuple[str, ...], frames: int) -> torch.Tensor:

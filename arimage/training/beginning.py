@@ -16,6 +16,7 @@ from ..pipelines.base import ARPipeline
 from .captions.captions import CaptionSettings, new_text_parts
 from .captions.text import TextSettings, train_text_encoder
 from .data import ImageCaptions
+from .tables import Recipe
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,26 @@ class Beginning:
 
 
 FRESH = Beginning()
+
+
+@dataclass(frozen=True)
+class Run:
+    """The training of a transformer by a recipe.
+
+    Attributes:
+        tokenizer: folder of the trained image tokenizer.
+        save: saves the pipeline as it is.
+    """
+
+    recipe: Recipe
+    tokenizer: Path
+    data: ImageCaptions
+    heldout: ImageCaptions
+    out: Path
+    device: str
+    save: Callable[[ARPipeline], None]
+    beginning: Beginning
+
+    @property
+    def text_config(self) -> dict:
+        return self.recipe.table("text_encoder").model_dump(exclude_unset=True)

@@ -114,7 +114,7 @@ def run_classifier(
     learn, test = (load_captioned_images(path, size, skin_tones=False) for path in (train, heldout))
     model = train_classifier(learn, test, out / "classifier", device, settings)
     learned, gallery = (
-        load_captioned_images(train, size, **recipe[part]["data"]) for part in ("transformer", "tokenizer")
+        load_captioned_images(train, size, **recipe[part].get("data", {})) for part in ("transformer", "tokenizer")
     )
     write_reference(model, learned, gallery, out / "reference")
 

@@ -10,7 +10,9 @@ import torch
 from ..decoding import CollaborativeDecoding
 from ..pipelines.pipeline_var import VARPipeline
 from .data import ImageCaptions
-from .transformer_var import VARTransformerSettings, VARTransformerTask
+from .saving import save_float16
+from .tables import Recipe, load_data, read_tables
+from .transformer_var import VARTransformerSettings, VARTransformerTask, var_settings
 
 
 def train_collaborate(
@@ -36,8 +38,7 @@ def train_collaborate(
     count = len(pipe.transformer.config.scales)
     if pipe.refiner is None:
         raise ValueError("the pipeline has no refiner: train one with the transformer first")
-    if not 1 <= drafter_scales < count:
-        raise ValueError(f"drafter_scales is {drafter_scales}: give a number from 1 to {count - 1}")
+    check_drafter_scales(drafter_scales, count)
     teacher = copy.deepcopy(pipe.transformer).requires_grad_(False)
     pipe.text_encoder.requires_grad_(False)
     pipe.decoding = CollaborativeDecoding(drafter_scales)
@@ -52,4 +53,32 @@ def train_collaborate(
         task = VARTransformerTask(network, pipe, data, heldout, settings, its_teacher, pipe.decoding)
         task.fit(Path(out) / name, on_report=hook)
         network.requires_grad_(False)
+    return pipe
+
+
+def check_drafter_scales(drafter_scales: int, count: int) -> None:
+    """Refuse a number that leaves one of the two transformers without one of the `count` scales."""
+    if not 1 <= drafter_scales < count:
+        raise ValueError(f"drafter_scales is {drafter_scales}: give a number from 1 to {count - 1}")
+
+
+def collaborate_settings(recipe: Recipe) -> tuple[VARTransformerSettings, VARTransformerSettings]:
+    """The settings of the large transformer, which drafts, and of the refiner."""
+    table = recipe.table("collaborate")
+    drafter, refiner = (
+        var_settings(recipe, getattr(table, name), f"collaborate.{name}") for name in ("drafter", "refiner")
+    )
+    return drafter, refiner
+
+
+def run_collaborate(
+    recipe: dict, pipe: VARPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> VARPipeline:
+    """Fine-tune the two transformers of `pipe` by a recipe for collaborative decoding. The pipeline is saved in
+    `out`/model, in float16."""
+    tables, out = read_tables(recipe), Path(out)
+    settings, count = collaborate_settings(tables), tables.table("collaborate").drafter_scales
+    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    pipe = train_collaborate(pipe, data, heldout_data, count, *settings, out)
+    save_float16(pipe, out / "model")
     return pipe

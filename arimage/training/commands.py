@@ -31,7 +31,8 @@ def tokenizer(
     device: Device = None,
 ) -> None:
     """Train the image tokenizer of a recipe."""
-    from .recipe import load_recipe, run_tokenizer
+    from .recipe import load_recipe
+    from .tokenizer import run_tokenizer
 
     run_tokenizer(load_recipe(recipe, "tokenizer"), data, heldout, out, choose_device(device))
 
@@ -74,7 +75,8 @@ def drafter(
     dtype: Dtype = "float32",
 ) -> None:
     """Train a drafter for a finished model, for the decoding "eagle"; OUT/model is the model with its drafter."""
-    from .recipe import load_recipe, run_drafter
+    from .drafter import run_drafter
+    from .recipe import load_recipe
 
     run_drafter(load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype), data, heldout, out)
 
@@ -93,7 +95,8 @@ def distill(
 ) -> None:
     """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model is the
     student with its teacher."""
-    from .recipe import load_recipe, run_distill
+    from .distill import run_distill
+    from .recipe import load_recipe
 
     if prompts is not None and not prompts.is_file():
         raise ValueError(f"--prompts is {prompts}, which is no file: give a file of prompts")
@@ -111,7 +114,8 @@ def denoiser(
     dtype: Dtype = "float32",
 ) -> None:
     """Train a denoiser for a finished model, for the decoding "sjd2"; OUT/model is the model with its denoiser."""
-    from .recipe import load_recipe, run_denoiser
+    from .denoiser import run_denoiser
+    from .recipe import load_recipe
 
     parts = load_recipe(recipe, "transformer", "denoiser"), load_pipeline(model, device, dtype)
     run_denoiser(*parts, data, heldout, out)
@@ -128,7 +132,8 @@ def collaborate(
     dtype: Dtype = "float32",
 ) -> None:
     """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the pair."""
-    from .recipe import load_recipe, run_collaborate
+    from .collaborate import run_collaborate
+    from .recipe import load_recipe
 
     run_collaborate(
         load_recipe(recipe, "transformer", "collaborate"), load_pipeline(model, device, dtype), data, heldout, out

@@ -5,18 +5,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from ..decoding.speculative_jacobi import normalised
 from ..models.denoiser_llamagen import LlamaGenDenoiser
 from ..models.transformer_llamagen import rotary_table
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from .data import ImageCaptions
 from .drafter import examples
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .saving import save_float16
+from .tables import load_data, read_tables, settings_of
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,15 @@ class DenoiserSettings:
     """
 
     optimizer: OptimizerSettings
-    batch_size: int = 4
-    segments: int = 8
-    length: int = 16
-    pure_share: float = 0.5
-    rank: int = 64
-    samples_per_image: int = 1
-    fine_tune: bool = False
-    seed: int = 0
+    batch_size: Batch = 4
+    segments: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
+    length: Count = 16
+    pure_share: Share = 0.5
+    rank: Width = 64
+    samples_per_image: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
+    fine_tune: Flag = False
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
 
 
 class GivenKeys:
@@ -175,4 +181,16 @@ def train_denoiser(
     task = DenoiserTask(denoiser, pipe, data, heldout, settings)
     pipe.register_modules(denoiser=denoiser)
     fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))
+    return pipe
+
+
+def run_denoiser(
+    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> LlamaGenPipeline:
+    """Train a denoiser for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16."""
+    tables, out = read_tables(recipe), Path(out)
+    settings = settings_of(DenoiserSettings, tables.table("denoiser"), "denoiser")
+    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    pipe = train_denoiser(pipe, data, heldout_data, settings, out / "denoiser")
+    save_float16(pipe, out / "model")
     return pipe

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -16,13 +18,17 @@ from tqdm import tqdm
 
 from ..decoding import FewStepDecoding, FlowDecoding
 from ..decoding.contract.noise import Purpose, normals
+from ..eval.runs.prompts import read_prompts
 from ..models.transformer_llamagen_dd import LlamaGenDDTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
+from ..schema import COMPLETE, Batch, Number, Seed, Share, Whole
 from .data import save_grid
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .saving import save_float16
+from .tables import read_tables, settings_of
 
 
 PAIRS = "pairs.safetensors"
@@ -40,14 +46,19 @@ class DistillSettings:
     """
 
     optimizer: OptimizerSettings
-    batch_size: int = 32
-    noises_per_prompt: int = 6
-    pair_batch_size: int = 64
-    window: int = 32
-    starts: tuple[int, ...] = (0, 80)
-    first_share: float = 0.75
-    vector_weight: float = 1.0
-    seed: int = 0
+    batch_size: Batch = 32
+    noises_per_prompt: Annotated[int, Field(strict=True, ge=1, le=1000)] = 6
+    pair_batch_size: Batch = 64
+    window: Batch = 32
+    starts: Annotated[tuple[Whole, ...], Field(min_length=1, max_length=100)] = (0, 80)
+    first_share: Share = 0.75
+    vector_weight: Number = 1.0
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
+
+    def __post_init__(self):
+        # The decoding refuses starts that are not in order.
+        FewStepDecoding(self.starts)
 
 
 class DistillTask(nn.Module):
@@ -198,3 +209,34 @@ def train_distill(
     fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(distilled))
     student.float()
     return distilled
+
+
+def run_distill(
+    recipe: dict, pipe: LlamaGenPipeline, prompts: str | Path | None, out: str | Path
+) -> LlamaGenDDPipeline:
+    """Distil the transformer of `pipe` by a recipe. The student and its teacher are saved in `out`/model, in float16.
+
+    Args:
+        prompts: a file of prompts, see `read_prompts`; None for the classes of `pipe`, or the captions that it knows.
+
+    Raises:
+        ValueError: if `pipe` is not a LlamaGen pipeline, or no prompts are given and it knows none.
+    """
+    if not isinstance(pipe, LlamaGenPipeline):
+        raise ValueError(f"--model is a {type(pipe).__name__}: give a LlamaGenPipeline to distil")
+    out, settings = Path(out), settings_of(DistillSettings, read_tables(recipe).table("distill"), "distill")
+    if prompts is not None:
+        if pipe.num_classes is not None:
+            raise ValueError(f"--prompts is {prompts}, and this model generates classes: leave it out")
+        chosen = [row["prompt"] for row in read_prompts(Path(prompts))]
+    elif pipe.num_classes is not None:
+        chosen = [*range(pipe.num_classes)]
+    else:
+        chosen = [] if pipe.known_captions is None else [*pipe.known_captions.pictures]
+    if not chosen:
+        raise ValueError("the model names no captions: give --prompts a file of them")
+    student = train_distill(
+        pipe, chosen, settings, out / "distill", on_report=lambda student: save_float16(student, out / "model")
+    )
+    save_float16(student, out / "model")
+    return student

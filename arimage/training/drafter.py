@@ -4,16 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..schema import COMPLETE, Batch, Number, Seed
 from .data import ImageCaptions, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .saving import save_float16
+from .tables import load_data, read_tables, settings_of
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,13 @@ class DrafterSettings:
     """
 
     optimizer: OptimizerSettings
-    batch_size: int = 16
-    law_weight: float = 0.1
-    feature_noise: float = 0.2
-    drafts_ahead: int = 2
-    samples_per_image: int = 1
-    seed: int = 0
+    batch_size: Batch = 16
+    law_weight: Number = 0.1
+    feature_noise: Number = 0.2
+    drafts_ahead: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
+    samples_per_image: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
 
 
 @torch.no_grad()
@@ -167,4 +173,16 @@ def train_drafter(
     task = DrafterTask(drafter, pipe, data, heldout, settings)
     pipe.register_modules(drafter=drafter)
     fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))
+    return pipe
+
+
+def run_drafter(
+    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
+) -> LlamaGenPipeline:
+    """Train a drafter for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16."""
+    tables, out = read_tables(recipe), Path(out)
+    settings = settings_of(DrafterSettings, tables.table("drafter"), "drafter")
+    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    pipe = train_drafter(pipe, data, heldout_data, settings, out / "drafter")
+    save_float16(pipe, out / "model")
     return pipe

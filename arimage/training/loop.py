@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Text
 from .muon import Muon
 from .processes import any_process, average, processes
 
@@ -29,15 +30,21 @@ class OptimizerSettings:
     that learning rate and weight decay mean what they mean to AdamW.
     """
 
-    steps: int
-    learning_rate: float
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.95)
-    warmup_steps: int = 50
-    restarts: tuple[tuple[int, float], ...] = ()
-    gradient_clip: float = 1.0
-    ema_decay: float = 0.999
-    muon: tuple[str, ...] = ()
+    steps: Count
+    learning_rate: Rate
+    weight_decay: Share = 0.05
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    warmup_steps: Count = 50
+    restarts: tuple[tuple[Count, Rate], ...] = ()
+    gradient_clip: Positive = 1.0
+    ema_decay: Share = 0.999
+    muon: tuple[Text, ...] = ()
+    __pydantic_config__ = COMPLETE
+
+    def __post_init__(self):
+        steps = [step for step, _ in self.restarts]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"restarts begin at the steps {steps}: give them in ascending order, each once")
 
     def learning_rate_at(self, step: int) -> float:
         start, highest, end = 0, self.learning_rate, self.steps

@@ -3,18 +3,23 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
 from ..auto import ASSETS, packaged_models
 from ..options import fast_dtype
+from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
+from .animation import frames_of
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
+from .tables import Recipe, load_clips, load_data, new_model, read_tables, settings_of, with_scenes
 
 
 QUANTISERS = {LlamaGenVQModel: SphericalQuantiser, VARVQModel: ResidualQuantiser}
@@ -32,17 +37,18 @@ class TokenizerSettings:
     """
 
     optimizer: OptimizerSettings
-    batch_size: int = 32
-    codebook_start: int = 100
-    kmeans_batches: int = 8
-    codebook_decay: float = 0.98
-    commitment: float = 0.25
-    dead_code_count: float = 0.5
-    restart_every: int = 25
-    restart_until: float = 0.8
-    partial_share: float = 0.1
-    max_shift: int = 3
-    seed: int = 0
+    batch_size: Batch = 32
+    codebook_start: Whole = 100
+    kmeans_batches: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 8
+    codebook_decay: Decay = 0.98
+    commitment: Number = 0.25
+    dead_code_count: Number = 0.5
+    restart_every: Count = 25
+    restart_until: Share = 0.8
+    partial_share: Share = 0.1
+    max_shift: Annotated[int, Field(strict=True, ge=0, le=2**10)] = 3
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
 
 
 class TokenizerTask(nn.Module):
@@ -169,7 +175,7 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
         raise ValueError(
             f"{start_from} is not a tokenizer: give a packaged model's name or a folder of save_pretrained"
         )
-    kind = json.loads((folder / "config.json").read_text())["_class_name"]
+    kind = read_object(folder / "config.json").get("_class_name")
     if kind not in TOKENIZERS:
         raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(TOKENIZERS)}")
     trained = TOKENIZERS[kind].from_pretrained(folder)
@@ -206,12 +212,7 @@ def train_tokenizer(
     """
     torch.manual_seed(settings.seed)
     model = model_class(**model_config)
-    size = data.images.shape[-1]
-    if model_class is VARVQModel and size != model.config.scales[-1] * model.scale_factor:
-        raise ValueError(
-            f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {model.scale_factor} pixels per "
-            f"cell: end the scales with {size // model.scale_factor}"
-        )
+    _check_size(model, data.images.shape[-1])
     task = TokenizerTask(model, data, heldout, settings)
     if start_from is not None:
         take_over(model, start_from)
@@ -222,3 +223,73 @@ def train_tokenizer(
     model.codebook.weight.data.copy_(task.quantiser.codebook.codes)
     nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
     return model
+
+
+def _check_size(model: LlamaGenVQModel | VARVQModel, size: int) -> None:
+    """Refuse images of `size` pixels that are no whole number of tokens along a side."""
+    factor = model.scale_factor
+    if size % factor:
+        raise ValueError(
+            f"image_size is {size}, and a token has {factor} pixels along a side: give a multiple of {factor}"
+        )
+    if isinstance(model, VARVQModel) and size != model.config.scales[-1] * factor:
+        raise ValueError(
+            f"images of {size} pixels do not fit scales up to {model.config.scales[-1]} at {factor} pixels per cell: "
+            f"end the scales with {size // factor}"
+        )
+
+
+def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel:
+    """The tokenizer of a recipe, without memory for its weights.
+
+    Raises:
+        ValueError: if its settings do not fit each other.
+    """
+    table = recipe.table("tokenizer")
+    settings = settings_of(TokenizerSettings, table, "tokenizer")
+    if settings.codebook_start >= settings.optimizer.steps:
+        raise ValueError(
+            f"table [tokenizer.training]: codebook_start is {settings.codebook_start}: give less than the "
+            f"{settings.optimizer.steps} steps of the training"
+        )
+    model = new_model(TOKENIZERS[table.kind], table.model, "tokenizer.model")
+    _check_size(model, recipe.image_size)
+    # K-means of each scale starts a share of the codes.
+    sides = model.config.scales if isinstance(model, VARVQModel) else [recipe.image_size // model.scale_factor]
+    images = settings.batch_size * settings.kmeans_batches
+    for side in sides:
+        codes = round(model.config.codebook_size * side / sum(sides))
+        if images * side * side < codes:
+            raise ValueError(
+                f"{images} images of {side} x {side} tokens cannot start {codes} codes: raise kmeans_batches or batch_size"
+            )
+    return model
+
+
+def run_tokenizer(
+    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
+) -> LlamaGenVQModel | VARVQModel:
+    """Train the tokenizer of `recipe` on `train`, a parquet file or a folder of images, all of which are taken. It is saved
+    in `out`/tokenizer/tokenizer.
+
+    Raises:
+        ValueError: if a setting or the data do not fit.
+    """
+    tables = read_tables(recipe)
+    new_tokenizer(tables)
+    table = tables.table("tokenizer")
+    if tables.clips is not None:
+        data, heldout_data = map(frames_of, load_clips(tables, "tokenizer", train, heldout))
+    else:
+        data, heldout_data = (load_data(tables, "tokenizer", path) for path in (train, heldout))
+        data = with_scenes(tables, "tokenizer", data)
+    return train_tokenizer(
+        table.model,
+        data,
+        heldout_data,
+        settings_of(TokenizerSettings, table, "tokenizer"),
+        Path(out) / "tokenizer",
+        device,
+        model_class=TOKENIZERS[table.kind],
+        start_from=table.start_from,
+    )

@@ -13,11 +13,13 @@ from ..options import fast_dtype
 from ..pipelines.base import ARImagePipeline
 from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
+from ..schema import Count, Share
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .beginning import FRESH, Beginning
+from .beginning import FRESH, Beginning, Run
 from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .processes import batch_generator
+from .tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class TransformerSettings(CaptionSettings):
     decides most, while later tokens follow from the image's own beginning.
     """
 
-    short_share: float = 0.75
-    short_tokens: int = 96
+    short_share: Share = 0.75
+    short_tokens: Count = 96
 
 
 class TransformerTask(CaptionTask):
@@ -38,6 +40,27 @@ class TransformerTask(CaptionTask):
 
     transformer_class, pipeline_class = LlamaGenTransformer, LlamaGenPipeline
     settings_class = TransformerSettings
+
+    @classmethod
+    def settings_of(cls, recipe: Recipe) -> TransformerSettings:
+        sampling = recipe.table("generation").sampling
+        return settings_of(cls.settings_class, recipe.table("transformer"), "transformer", sampling=sampling)
+
+    @classmethod
+    def trial(cls, recipe: Recipe, vq: LlamaGenVQModel) -> ARImagePipeline:
+        """The pipeline of a recipe, without memory for its weights."""
+        settings, width = cls.settings_of(recipe), recipe.table("text_encoder").d_model
+        given = _arguments(vq, recipe.image_size, width)
+        config = {"num_condition_tokens": settings.caption_length} | recipe.table("transformer").model
+        return cls.pipeline_class(new_model(cls.transformer_class, config, "transformer.model", **given), vq)
+
+    @classmethod
+    def run(cls, run: Run) -> ARImagePipeline:
+        """Train the transformer of a recipe."""
+        settings, vq = cls.settings_of(run.recipe), LlamaGenVQModel.from_pretrained(run.tokenizer)
+        parts = (run.recipe.table("transformer").model, run.text_config, vq, run.data, run.heldout, settings)
+        more = {"on_report": run.save, "task_class": cls, "beginning": run.beginning}
+        return train_transformer(*parts, run.out / "transformer", run.device, **more)
 
     @staticmethod
     def starting_weights(trained: nn.Module) -> dict[str, torch.Tensor]:
@@ -120,10 +143,7 @@ def train_transformer(
         data, settings, text_config, Path(out).with_name("text_encoder"), device
     )
     transformer = task_class.transformer_class(
-        conditioning="text",
-        caption_dim=text_encoder.config.d_model,
-        vocab_size=vq.config.codebook_size,
-        grid_size=data.images.shape[-1] // vq.scale_factor,
+        **_arguments(vq, data.images.shape[-1], text_encoder.config.d_model),
         **{"num_condition_tokens": settings.caption_length} | model_config,
     )
     beginning.start(transformer, device, task_class.starting_weights)
@@ -137,3 +157,13 @@ def train_transformer(
     for model in (transformer, text_encoder):
         model.float()
     return pipe
+
+
+def _arguments(vq: LlamaGenVQModel, image_size: int, caption_dim: int) -> dict:
+    """The arguments of a transformer that follow from its image tokenizer and its text encoder."""
+    return {
+        "conditioning": "text",
+        "caption_dim": caption_dim,
+        "vocab_size": vq.config.codebook_size,
+        "grid_size": image_size // vq.scale_factor,
+    }

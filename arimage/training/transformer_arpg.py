@@ -11,6 +11,7 @@ from ..decoding import order_of
 from ..models.transformer_arpg import ARPGTransformer
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
+from ..schema import Share
 from .processes import batch_generator
 from .transformer import TransformerSettings, TransformerTask
 
@@ -23,8 +24,13 @@ class ARPGSettings(TransformerSettings):
     for the others.
     """
 
-    raster_share: float = 0.25
-    farthest_share: float = 0.25
+    raster_share: Share = 0.25
+    farthest_share: Share = 0.25
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.raster_share + self.farthest_share > 1:
+            raise ValueError("raster_share and farthest_share are more than 1 together: give less")
 
 
 class ARPGTask(TransformerTask):

@@ -11,12 +11,15 @@ from torch import nn
 from ..models.transformer_cosmos import CosmosTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_cosmos import CosmosPipeline
+from ..schema import Count, Share
 from ..tokenizers.vq_frames import FramewiseVQModel
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .animation import FPS
-from .beginning import FRESH, Beginning
+from .beginning import FRESH, Beginning, Run
 from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, save_grid, to_unit_range
 from .processes import batch_generator
+from .tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,41 @@ class VideoSettings(CaptionSettings):
     the caption, while later frames follow from those before.
     """
 
-    short_share: float = 0.5
-    short_frames: int = 2
+    short_share: Share = 0.5
+    short_frames: Count = 2
 
 
 class VideoTask(CaptionTask):
     """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to the clips of `data`."""
+
+    @classmethod
+    def settings_of(cls, recipe: Recipe) -> VideoSettings:
+        sampling = recipe.table("generation").sampling
+        return settings_of(VideoSettings, recipe.table("transformer"), "transformer", sampling=sampling)
+
+    @classmethod
+    def trial(cls, recipe: Recipe, vq: LlamaGenVQModel) -> CosmosPipeline:
+        """The pipeline of a recipe, without memory for its weights."""
+        cls.settings_of(recipe)
+        side, config = recipe.image_size // vq.scale_factor, recipe.table("transformer").model
+        transformer = new_model(
+            CosmosTransformer,
+            config,
+            "transformer.model",
+            shape=(recipe.table("clips").frames, side, side),
+            vocab_size=vq.config.codebook_size,
+            context_dim=recipe.table("text_encoder").d_model,
+        )
+        frames = new_model(FramewiseVQModel, recipe.table("tokenizer").model, "tokenizer.model")
+        return CosmosPipeline(transformer, frames, begins_with_text=True, fps=FPS)
+
+    @classmethod
+    def run(cls, run: Run) -> CosmosPipeline:
+        """Train the transformer of a recipe."""
+        settings, vq = cls.settings_of(run.recipe), FramewiseVQModel.from_pretrained(run.tokenizer)
+        parts = (run.recipe.table("transformer").model, run.text_config, vq, run.data, run.heldout, settings)
+        more = {"on_report": run.save, "beginning": run.beginning}
+        return train_cosmos_transformer(*parts, run.out / "transformer", run.device, **more)
 
     def __init__(self, pipe: CosmosPipeline, data: ImageCaptions, heldout: ImageCaptions, settings: VideoSettings):
         super().__init__(pipe, data, heldout, settings, "sjd-coupled")

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
 from ..models.denoising_head import diffusion_tables
@@ -13,11 +15,13 @@ from ..models.transformer_latent_llama import LatentLlamaTransformer, velocity
 from ..options import fast_dtype
 from ..pipelines.class_or_text import left_pad
 from ..pipelines.pipeline_latent_llama import LatentLlamaPipeline
+from ..schema import Number, Side, Whole, check
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .beginning import FRESH, Beginning
+from .beginning import FRESH, Beginning, Run
 from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .processes import batch_generator
+from .tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,46 @@ class LatentLlamaSettings(CaptionSettings):
     exactly those of the data either. A drafter is trained for `drafter_steps`.
     """
 
-    noises: int = 4
-    input_noise: float = 0.0
-    drafter_steps: int = 0
+    noises: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
+    input_noise: Number = 0.0
+    drafter_steps: Whole = 0
 
 
 class LatentLlamaTask(CaptionTask):
     """Teaches `transformer`, and the text encoder of `pipe` unless it is frozen, the vectors that the `vq` of `pipe` gives to
     `data`."""
+
+    @classmethod
+    def settings_of(cls, recipe: Recipe) -> LatentLlamaSettings:
+        sampling, table = recipe.table("generation").sampling, recipe.table("transformer")
+        settings = settings_of(LatentLlamaSettings, table, "transformer", sampling=sampling)
+        if table.drafter is not None and settings.drafter_steps == 0:
+            raise ValueError(
+                "table [transformer.training]: drafter_steps is 0: give at least 1, or no table [transformer.drafter]"
+            )
+        return settings
+
+    @classmethod
+    def trial(cls, recipe: Recipe, vq: LlamaGenVQModel) -> LatentLlamaPipeline:
+        """The pipeline of a recipe, without memory for its weights."""
+        settings, table = cls.settings_of(recipe), recipe.table("transformer")
+        width, networks = recipe.table("text_encoder").d_model, {}
+        for name, config in (("model", table.model), ("drafter", table.drafter)):
+            if config is not None:
+                patch = check(Side, config.get("patch_size", 1), f"table [transformer.{name}]: patch_size")
+                given = _arguments(vq, recipe.image_size, width, patch)
+                config = {"num_condition_tokens": settings.caption_length} | config
+                networks[name] = new_model(LatentLlamaTransformer, config, f"transformer.{name}", **given)
+        return LatentLlamaPipeline(networks["model"], vq, drafter=networks.get("drafter"))
+
+    @classmethod
+    def run(cls, run: Run) -> LatentLlamaPipeline:
+        """Train the transformer of a recipe, and its drafter."""
+        settings, vq = cls.settings_of(run.recipe), LlamaGenVQModel.from_pretrained(run.tokenizer)
+        table = run.recipe.table("transformer")
+        parts = (table.model, table.drafter, run.text_config, vq, run.data, run.heldout, settings)
+        more = {"on_report": run.save, "beginning": run.beginning}
+        return train_latent_llama(*parts, run.out, run.device, **more)
 
     def __init__(
         self,
@@ -133,12 +169,8 @@ def train_latent_llama(
     tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder", device)
 
     def new(config: dict) -> LatentLlamaTransformer:
-        patch = config.get("patch_size", 1)
         return LatentLlamaTransformer(
-            conditioning="text",
-            caption_dim=text_encoder.config.d_model,
-            token_dim=vq.config.codebook_dim * patch**2,
-            grid_size=data.images.shape[-1] // vq.scale_factor // patch,
+            **_arguments(vq, data.images.shape[-1], text_encoder.config.d_model, config.get("patch_size", 1)),
             **{"num_condition_tokens": settings.caption_length} | config,
         )
 
@@ -161,3 +193,16 @@ def train_latent_llama(
     for model in (transformer, text_encoder):
         model.float()
     return pipe
+
+
+def _arguments(vq: LlamaGenVQModel, image_size: int, caption_dim: int, patch_size: int) -> dict:
+    """The arguments of a transformer that follow from its image tokenizer and its text encoder."""
+    side = image_size // vq.scale_factor
+    if side % patch_size:
+        raise ValueError(f"patch_size is {patch_size}: give a number that divides the {side} vectors along a side")
+    return {
+        "conditioning": "text",
+        "caption_dim": caption_dim,
+        "token_dim": vq.config.codebook_dim * patch_size**2,
+        "grid_size": side // patch_size,
+    }

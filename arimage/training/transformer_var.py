@@ -4,9 +4,11 @@ T5 encoder, and a small one that refines what the large one begins."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 from transformers import T5EncoderModel
 
@@ -14,11 +16,13 @@ from ..decoding import Decoding
 from ..models.transformer_var import VARTransformer
 from ..options import fast_dtype
 from ..pipelines.pipeline_var import VARPipeline
+from ..schema import Number, Whole
 from ..tokenizers.vq_var import VARVQModel
-from .beginning import FRESH, Beginning
+from .beginning import FRESH, Beginning, Run
 from .captions.captions import CaptionSettings, CaptionTask
 from .data import ImageCaptions, to_unit_range
 from .processes import batch_generator
+from .tables import Recipe, TrainingTable, new_model, settings_of
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,80 @@ class VARTransformerSettings(CaptionSettings):
     counts the same, with 0 every scale. With a teacher, `law_weight` weighs the divergence from its distribution.
     """
 
-    text_learning_rate_scale: float = 0.5
-    scale_shares: tuple[float, ...] | None = None
-    first_scale: int = 0
-    token_power: float = 0.5
-    law_weight: float = 1.0
+    text_learning_rate_scale: Number = 0.5
+    scale_shares: tuple[Number, ...] | None = None
+    first_scale: Whole = 0
+    token_power: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=10)] = 0.5
+    law_weight: Number = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.scale_shares is not None and not any(self.scale_shares[self.first_scale :]):
+            raise ValueError(
+                f"scale_shares is {list(self.scale_shares)}: give a number above 0 from scale {self.first_scale} on"
+            )
+
+
+def var_settings(recipe: Recipe, table: TrainingTable, name: str) -> VARTransformerSettings:
+    """The settings of the table `name`. What it leaves out is that of [transformer.training].
+
+    Raises:
+        ValueError: if a setting is not one of them, or of a wrong type or range.
+    """
+    whole = table.model_copy(update={"training": recipe.table("transformer").training | table.training})
+    sampling = {} if recipe.generation is None else recipe.generation.sampling
+    return settings_of(VARTransformerSettings, whole, name, sampling=sampling)
+
+
+def _check_scales(settings: VARTransformerSettings, count: int, name: str) -> None:
+    """Refuse settings that do not fit a tokenizer of `count` scales."""
+    if settings.first_scale >= count:
+        raise ValueError(f"table [{name}.training]: first_scale is {settings.first_scale}: give less than {count}")
+    for shares in (settings.scale_shares, *(stage.get("scale_shares") for stage in settings.stages)):
+        if shares is not None and len(shares) != count:
+            raise ValueError(
+                f"table [{name}.training]: scale_shares has {len(shares)} numbers: give one per scale of the tokenizer, {count}"
+            )
 
 
 class VARTransformerTask(CaptionTask):
     """Teaches `network` the tokens that `pipe.vq` gives to `data`, under the captions that `pipe.text_encoder` reads, which
     is trained too if its parameters require gradients. `pipe` generates the samples of the reports with `decoding`."""
+
+    @classmethod
+    def trial(cls, recipe: Recipe, vq: VARVQModel) -> VARPipeline:
+        """The pipeline of a recipe, without memory for its weights."""
+        table, refiner = recipe.table("transformer"), recipe.table("refiner")
+        settings = var_settings(recipe, table, "transformer")
+        _check_scales(settings, len(vq.config.scales), "transformer")
+        _check_scales(var_settings(recipe, refiner, "refiner"), len(vq.config.scales), "refiner")
+        given = _arguments(vq, recipe.table("text_encoder").d_model)
+        config = {"num_condition_tokens": settings.caption_length} | table.model
+        large = new_model(VARTransformer, config, "transformer.model", **given)
+        # The pipeline gives both transformers the same embeddings.
+        config = {"num_condition_tokens": large.config.num_condition_tokens} | refiner.model
+        return VARPipeline(large, vq, refiner=new_model(VARTransformer, config, "refiner.model", **given))
+
+    @classmethod
+    def run(cls, run: Run) -> VARPipeline:
+        """Train the transformer of a recipe, then its refiner."""
+        recipe, vq = run.recipe, VARVQModel.from_pretrained(run.tokenizer)
+        table, refiner = recipe.table("transformer"), recipe.table("refiner")
+        settings = var_settings(recipe, table, "transformer")
+        parts = (
+            table.model,
+            run.text_config,
+            vq,
+            run.data,
+            run.heldout,
+            settings,
+            run.out / "transformer",
+            run.device,
+        )
+        pipe = train_var_transformer(*parts, on_report=run.save, beginning=run.beginning)
+        settings = var_settings(recipe, refiner, "refiner")
+        parts = (refiner.model, run.data, run.heldout, settings, run.out / "refiner")
+        return train_refiner(pipe, *parts, on_report=run.save, compile=run.beginning.compile)
 
     def __init__(
         self,
@@ -119,14 +187,19 @@ def new_transformer(
     vq: VARVQModel, text_encoder: T5EncoderModel, num_condition_tokens: int, config: dict
 ) -> VARTransformer:
     """A text-conditional `VARTransformer(**config)` for the tokens of `vq` and the states of `text_encoder`."""
-    return VARTransformer(
-        conditioning="text",
-        caption_dim=text_encoder.config.d_model,
-        vocab_size=vq.config.codebook_size,
-        codebook_dim=vq.config.codebook_dim,
-        scales=vq.config.scales,
-        **{"num_condition_tokens": num_condition_tokens} | config,
-    )
+    given = _arguments(vq, text_encoder.config.d_model)
+    return VARTransformer(**given, **{"num_condition_tokens": num_condition_tokens} | config)
+
+
+def _arguments(vq: VARVQModel, caption_dim: int) -> dict:
+    """The arguments of a transformer that follow from its image tokenizer and its text encoder."""
+    return {
+        "conditioning": "text",
+        "caption_dim": caption_dim,
+        "vocab_size": vq.config.codebook_size,
+        "codebook_dim": vq.config.codebook_dim,
+        "scales": vq.config.scales,
+    }
 
 
 def train_var_transformer(

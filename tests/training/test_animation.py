@@ -17,7 +17,8 @@ from arimage.pipelines.pipeline_cosmos import CosmosPipeline
 from arimage.training import loop
 from arimage.training.animation import ClipSettings, animate, frames_of, is_held_out, known_clips, make_clips, poses
 from arimage.training.data import load_captioned_images
-from arimage.training.recipe import load_recipe, run_tokenizer, run_transformer
+from arimage.training.recipe import load_recipe, run_transformer
+from arimage.training.tokenizer import run_tokenizer
 
 
 SIZE = 16
@@ -271,5 +272,5 @@ def test_the_packaged_recipes_are_complete():
 
 
 def test_a_wrong_setting_of_clips_is_refused(path, tmp_path):
-    with pytest.raises(ValueError, match="clips does not fit ClipSettings"):
+    with pytest.raises(ValueError, match="^the recipe: clips.speed is not a setting: "):
         run_tokenizer(RECIPE | {"clips": {"speed": 3}}, path, path, tmp_path, "cpu")

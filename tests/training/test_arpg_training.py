@@ -16,14 +16,18 @@ from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.models.transformer_arpg import ARPGTransformer
 from arimage.training import loop
 from arimage.training.captions import captions as captions_module
-from arimage.training.loop import fit
+from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.transformer_arpg import ARPGTask
 
 
+VQ = {
+    "channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "latent_channels": 16, "codebook_size": 16,
+    "codebook_dim": 4, "norm_num_groups": 4,
+}  # fmt: skip
 RECIPE = {
     "image_size": 16,
-    "tokenizer": {},
+    "tokenizer": {"model": VQ, "optimizer": {"steps": 9, "learning_rate": 1e-3}, "training": {"codebook_start": 1}},
     "transformer": {
         "class": "ARPGTransformer",
         "model": {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_attention_heads": 2},
@@ -44,10 +48,6 @@ RECIPE = {
         "decoding": {"name": "sjd-coupled", "window": 8},
     },
 }
-VQ = {
-    "channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "latent_channels": 16, "codebook_size": 16,
-    "codebook_dim": 4, "norm_num_groups": 4,
-}  # fmt: skip
 
 
 def encoded(array):
@@ -182,7 +182,7 @@ def test_an_unknown_class_is_refused(data, tmp_path):
 
 def test_the_packaged_recipe_fits_its_class_and_size():
     parts = load_recipe("emoji-arpg")["transformer"]
-    ARPGTask.settings_class(None, **parts["training"])
+    ARPGTask.settings_class(OptimizerSettings(**parts["optimizer"]), **parts["training"])
     with torch.device("meta"):
         model = ARPGTransformer(conditioning="text", vocab_size=1024, caption_dim=128, **parts["model"])
     assert 4e6 < sum(parameter.numel() for parameter in model.parameters()) < 6e6

@@ -5,13 +5,12 @@ import tiny
 import torch
 
 from arimage import AutoPipeline, CollaborativeDecoding
+from arimage.training import collaborate as collaborate_module
 from arimage.training import loop
-from arimage.training import recipe as recipe_module
 from arimage.training.captions import captions as captions_module
-from arimage.training.collaborate import train_collaborate
+from arimage.training.collaborate import run_collaborate, train_collaborate
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.recipe import run_collaborate
 from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
 
 
@@ -40,7 +39,7 @@ def avoid_the_curve(monkeypatch):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     avoid_the_curve(monkeypatch)
-    monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures())
+    monkeypatch.setattr(collaborate_module, "load_data", lambda recipe, part, path: pictures())
 
 
 def train(out, drafter_scales=2, pipe=None):
@@ -127,7 +126,12 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
 def test_the_command_saves_the_pair(tmp_path):
     part = {"optimizer": OPTIMIZER | {"steps": 2}, "training": {"law_weight": 0.5}}
     recipe = {
-        "transformer": {"training": {"batch_size": 2, "sample_prompts": ["a red heart"]}},
+        "image_size": 8,
+        "transformer": {
+            "model": {},
+            "optimizer": OPTIMIZER,
+            "training": {"batch_size": 2, "sample_prompts": ["a red heart"]},
+        },
         "collaborate": {"drafter_scales": 3, "drafter": part, "refiner": part},
     }
     run_collaborate(recipe, tiny.scale_pipeline("text"), "train", "heldout", tmp_path)

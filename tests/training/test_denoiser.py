@@ -8,8 +8,8 @@ import torch
 from training.test_drafter import pictures
 
 from arimage import AutoPipeline
+from arimage.training import denoiser as denoiser_module
 from arimage.training import loop
-from arimage.training import recipe as recipe_module
 from arimage.training.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import RECIPES, load_recipe
@@ -114,11 +114,11 @@ def test_training_reads_what_decoding_reads(monkeypatch):
 
 
 def test_the_command_saves_the_model_with_its_denoiser(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures(4, 0))
+    monkeypatch.setattr(denoiser_module, "load_data", lambda recipe, part, path: pictures(4, 0))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0, "length": 4}}
     pipe = tiny.text_pipeline()
     pipe.register_modules(denoiser=None)
-    recipe_module.run_denoiser({"denoiser": part}, pipe, "train", "heldout", tmp_path)
+    denoiser_module.run_denoiser({"image_size": 8, "denoiser": part}, pipe, "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     stats = pipe("a red heart", decoding="sjd2", output_type="latent").stats

@@ -9,7 +9,6 @@ import torch
 from arimage import AutoPipeline, LlamaGenDDPipeline, cli
 from arimage.training import commands, loop
 from arimage.training import distill as distill_module
-from arimage.training import recipe as recipe_module
 from arimage.training.distill import DistillSettings, train_distill
 from arimage.training.loop import OptimizerSettings
 
@@ -130,8 +129,8 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
         train(tmp_path)
     with pytest.raises(ValueError, match="starts"):
         train(tmp_path, settings=DistillSettings(SETTINGS.optimizer, starts=(0, 16)))
-    recipe = {"distill": {"optimizer": {"steps": 1, "learning_rate": 1e-3}, "training": {}}}
+    recipe = {"image_size": 8, "distill": {"optimizer": {"steps": 1, "learning_rate": 1e-3}, "training": {}}}
     with pytest.raises(ValueError, match="prompts"):
-        recipe_module.run_distill(recipe, tiny.text_pipeline(), None, tmp_path)
+        distill_module.run_distill(recipe, tiny.text_pipeline(), None, tmp_path)
     with pytest.raises(ValueError, match="LlamaGen"):
-        recipe_module.run_distill(recipe, tiny.scale_pipeline("text"), None, tmp_path)
+        distill_module.run_distill(recipe, tiny.scale_pipeline("text"), None, tmp_path)

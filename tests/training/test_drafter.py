@@ -9,7 +9,6 @@ import torch
 from arimage import AutoPipeline
 from arimage.training import drafter as drafter_module
 from arimage.training import loop
-from arimage.training import recipe as recipe_module
 from arimage.training.data import ImageCaptions
 from arimage.training.drafter import DrafterSettings, train_drafter
 from arimage.training.loop import OptimizerSettings
@@ -79,9 +78,9 @@ def test_only_the_drafter_is_trained(trained):
 
 
 def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures(4, 0))
+    monkeypatch.setattr(drafter_module, "load_data", lambda recipe, part, path: pictures(4, 0))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
-    recipe_module.run_drafter({"drafter": part}, tiny.text_pipeline(), "train", "heldout", tmp_path)
+    drafter_module.run_drafter({"image_size": 8, "drafter": part}, tiny.text_pipeline(), "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     stats = pipe("a red heart", decoding="eagle", output_type="latent").stats

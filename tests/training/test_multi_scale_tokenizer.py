@@ -16,12 +16,11 @@ from arimage.options import fast_dtype
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training import loop
-from arimage.training import recipe as recipe_module
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data import load_image_folder, to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.recipe import run_tokenizer
-from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, take_over
+from arimage.training.tables import load_data, read_tables
+from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer, take_over
 
 
 SIZE = 16
@@ -117,7 +116,7 @@ def test_a_folder_without_images_is_refused(tmp_path):
 
 def test_a_folder_has_no_captions_for_a_transformer(folder):
     with pytest.raises(ValueError, match="is a folder, whose images have no captions: give a parquet file"):
-        recipe_module._load(RECIPE, "transformer", folder)
+        load_data(read_tables(RECIPE), "transformer", folder)
 
 
 # Training
@@ -306,5 +305,5 @@ def test_scales_that_do_not_fit_the_images_are_refused(folder, tmp_path):
 def test_an_unknown_class_is_refused(folder, tmp_path):
     recipe = copy.deepcopy(RECIPE)
     recipe["tokenizer"]["class"] = "VQModel"
-    with pytest.raises(ValueError, match="tokenizer is a VQModel: choose the class from LlamaGenVQModel, VARVQModel"):
+    with pytest.raises(ValueError, match="tokenizer.class is 'VQModel': give 'LlamaGenVQModel' or 'VARVQModel'"):
         run_tokenizer(recipe, folder, folder, tmp_path, "cpu")

@@ -12,7 +12,7 @@ from arimage import cli
 from arimage.training.captions.captions import CaptionSettings, CaptionTask
 from arimage.training.data import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import _settings
+from arimage.training.tables import TrainingTable, settings_of
 from arimage.training.tokenizer import TokenizerSettings
 from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
 
@@ -40,11 +40,14 @@ def test_a_recipe_without_its_parts_is_refused_before_any_work(monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    "optimizer, training", [({"nonesuch": 1}, {}), ({}, {"nonesuch": 1}), ({"learning_rate": 1}, {})]
+    "training", [{"nonesuch": 1}, {"optimizer": {"steps": 1, "learning_rate": 1.0}}, {"codebook_start": -5}]
 )
-def test_unknown_and_missing_settings_are_refused(optimizer, training):
-    with pytest.raises(ValueError, match="TokenizerSettings.*(nonesuch|steps)"):
-        _settings(TokenizerSettings, optimizer, training)
+def test_settings_that_a_table_cannot_have_are_refused(training):
+    table = TrainingTable(optimizer=OptimizerSettings(5, 1.0), training=training)
+    with pytest.raises(
+        ValueError, match=rf"^table \[tokenizer.training\]: {next(iter(training))} is .*: (leave|give)"
+    ):
+        settings_of(TokenizerSettings, table, "tokenizer")
 
 
 def test_samples_follow_the_recipe(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from arimage import AutoPipeline
 from arimage.training import loop
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.recipe import save_float16
+from arimage.training.saving import save_float16
 
 
 SETTINGS = OptimizerSettings(steps=4, learning_rate=0.1, warmup_steps=1)

@@ -15,8 +15,8 @@ from transformers import T5Config, T5EncoderModel
 from arimage import AutoPipeline, LlamaGenVQModel, cli
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.transformer_llamagen import LlamaGenTransformer
-from arimage.training import loop, recipe
-from arimage.training.captions.scenes import SceneSettings
+from arimage.training import loop, recipe, tokenizer
+from arimage.training.tables import Recipe, load_data, read_tables, with_scenes
 
 
 NAME = "emoji-llamagen"
@@ -112,8 +112,8 @@ def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeyp
 
 
 def test_images_come_first_and_keep_their_keywords(tiny, data):
-    plain = recipe._load(tiny, "transformer", data)
-    whole = recipe._with_scenes(tiny, "transformer", plain)
+    plain = load_data(Recipe(**tiny), "transformer", data)
+    whole = with_scenes(Recipe(**tiny), "transformer", plain)
     assert len(plain) == 4 and len(whole) > 40
     assert plain.keywords == [[f"{name} word"] for name in RGB]
     assert torch.equal(whole.images[:4], plain.images)
@@ -122,25 +122,20 @@ def test_images_come_first_and_keep_their_keywords(tiny, data):
 
 def test_images_of_a_folder_stay_alone(tiny, tmp_path):
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
-    plain = recipe._load(tiny, "tokenizer", tmp_path)
-    assert recipe._with_scenes(tiny, "tokenizer", plain) is plain
+    plain = load_data(Recipe(**tiny), "tokenizer", tmp_path)
+    assert with_scenes(Recipe(**tiny), "tokenizer", plain) is plain
 
 
 def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        recipe, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
+        tokenizer, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
     )
-    recipe.run_tokenizer(tiny, data, data, tmp_path, "cpu")
+    tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu")
     assert seen[0][0] > 40 and seen[0][1] == 4
 
 
-def test_unknown_settings_of_scenes_are_refused(tiny, data):
+def test_unknown_settings_of_scenes_are_refused(tiny):
     tiny["transformer"]["scenes"]["nonesuch"] = 1
-    with pytest.raises(ValueError, match="transformer.scenes.*nonesuch"):
-        recipe._with_scenes(tiny, "transformer", recipe._load(tiny, "transformer", data))
-
-
-@pytest.mark.parametrize("part", ["tokenizer", "transformer"])
-def test_scenes_of_the_recipe_are_settings(part):
-    assert SceneSettings(**recipe.load_recipe(NAME)[part]["scenes"]).pairs > 0
+    with pytest.raises(ValueError, match="^the recipe: transformer.scenes.nonesuch is not a setting: "):
+        read_tables(tiny)

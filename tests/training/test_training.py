@@ -29,8 +29,8 @@ from arimage.training.captions.text import TextSettings
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.quantisers import MovingCodebook, kmeans
-from arimage.training.recipe import RECIPES, load_recipe, run_tokenizer, run_transformer
-from arimage.training.tokenizer import TokenizerSettings, TokenizerTask
+from arimage.training.recipe import RECIPES, load_recipe, run_transformer
+from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer
 from arimage.training.transformer import TransformerSettings, TransformerTask
 from arimage.training.transformer_arpg import ARPGSettings
 from arimage.training.transformer_cosmos import VideoSettings
@@ -320,7 +320,7 @@ def test_stages_change_settings_from_their_step_on():
     settings = TransformerSettings(OptimizerSettings(1, 1.0), stages=stages)
     found = [(one.noisy_share, one.short_share) for one in map(settings.at, (3, 4, 8))]
     assert found == [(0.0, 0.75), (0.5, 0.75), (0.5, 0.1)]
-    with pytest.raises(TypeError, match="nosy_share"):
+    with pytest.raises(ValueError, match=r"^stages\[0\]: nosy_share is not a setting: "):
         TransformerSettings(OptimizerSettings(1, 1.0), stages=({"start": 4, "nosy_share": 0.5},))
 
 

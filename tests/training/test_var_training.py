@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
+from arimage.schema import check
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training import transformer_var as training
@@ -24,7 +25,21 @@ from arimage.training.transformer_var import VARTransformerSettings, VARTransfor
 SIZES = [side * side for side in tiny.SCALES]
 OPTIMIZER = {"steps": 16, "learning_rate": 1e-2, "warmup_steps": 4, "ema_decay": 0.8}
 RECIPE = {
-    "tokenizer": {"class": "VARVQModel"},
+    "image_size": tiny.SCALES[-1] * tiny.SCALE_FACTOR,
+    "tokenizer": {
+        "class": "VARVQModel",
+        "model": {
+            "channels": 8,
+            "channel_multipliers": [1, 2],
+            "layers_per_block": 1,
+            "codebook_size": tiny.CODES,
+            "codebook_dim": 4,
+            "scales": list(tiny.SCALES),
+            "norm_num_groups": 4,
+        },
+        "optimizer": dict(OPTIMIZER),
+        "training": {"codebook_start": 4},
+    },
     "transformer": {
         "model": {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "dropout": 0.1},
         "optimizer": OPTIMIZER,
@@ -64,7 +79,7 @@ def pictures(count=4):
 def avoid_files(monkeypatch):
     """The curve costs more than the training, and the data need no file."""
     monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-    monkeypatch.setattr(recipe_module, "_load", lambda recipe, part, path: pictures())
+    monkeypatch.setattr(recipe_module, "load_data", lambda recipe, part, path: pictures())
 
 
 @pytest.fixture(autouse=True)
@@ -254,5 +269,7 @@ def test_packaged_recipes_tell_how_pairs_are_trained():
     assert 1 <= recipe["collaborate"]["drafter_scales"] < len(scales)
     assert all(len(recipe[part]["training"]["scale_shares"]) == len(scales) for part in ("transformer", "refiner"))
     for part in (recipe["refiner"], recipe["collaborate"]["drafter"], recipe["collaborate"]["refiner"]):
-        settings = recipe_module._settings(VARTransformerSettings, part["optimizer"], training | part["training"])
+        settings = check(
+            VARTransformerSettings, {"optimizer": part["optimizer"]} | training | part["training"], "the recipe"
+        )
         assert isinstance(settings.sample_prompts, tuple) and settings.optimizer.steps > 0

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
@@ -16,6 +17,7 @@ from ...pipelines.captions import clean_caption
 from ...pipelines.class_or_text import last_state
 from ...pipelines.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.pipeline_var import VARPipeline
+from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Text, Whole, check
 from ..data import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
 from .wording import draw_captions
@@ -37,26 +39,32 @@ class CaptionSettings:
     """
 
     optimizer: OptimizerSettings
-    batch_size: int = 32
-    primary_share: float = 0.5
-    framed_share: float = 0.0
-    train_text: bool = True
-    mixed_share: float = 0.0
-    caption_dropout: float = 0.1
-    code_noise: float = 0.03
-    noisy_share: float = 0.0
-    most_noise: float = 0.7
-    text_learning_rate_scale: float = 0.2
-    caption_length: int = 24
-    text_vocab_size: int = 2048
-    sample_prompts: tuple[str, ...] = ("a red heart",)
-    sampling: dict = field(default_factory=dict)
-    seed: int = 0
-    stages: tuple[dict, ...] = ()
+    batch_size: Batch = 32
+    primary_share: Share = 0.5
+    framed_share: Share = 0.0
+    train_text: Flag = True
+    mixed_share: Share = 0.0
+    caption_dropout: Share = 0.1
+    code_noise: Share = 0.03
+    noisy_share: Share = 0.0
+    most_noise: Share = 0.7
+    text_learning_rate_scale: Number = 0.2
+    caption_length: Annotated[int, Field(strict=True, ge=2, le=2**10)] = 24
+    # The 256 bytes and two special tokens are in every vocabulary.
+    text_vocab_size: Annotated[int, Field(strict=True, ge=258, le=2**17)] = 2048
+    sample_prompts: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100)] = ("a red heart",)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    seed: Seed = 0
+    stages: tuple[dict[str, Any], ...] = ()
+    __pydantic_config__ = COMPLETE
 
     def __post_init__(self):
-        for stage in self.stages:
-            self.at(stage["start"])
+        for number, stage in enumerate(self.stages):
+            where, changes = f"stages[{number}]", dict(stage)
+            check(Whole, changes.pop("start", None), f"{where}.start")
+            for name in changes.keys() & {"optimizer", "sampling", "stages"}:
+                raise ValueError(f"{where}.{name} cannot change in training: leave it out")
+            check(type(self), vars(self) | changes | {"stages": ()}, where)
 
     def at(self, step: int) -> Self:
         """The settings of `step`."""

@@ -4,14 +4,17 @@ of one kind, and two of different kinds. What `emoji-checks` asks for is never m
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
 from ...eval.emoji.colours import COLOURS, colour_shares, main_hues, recolour
 from ...eval.emoji.composition import ONE_COLOUR, connected_parts, foreground
 from ...eval.runs.prompts import EMOJI_CHECKS, read_prompts
 from ...pipelines.known import Words, as_words
+from ...schema import COMPLETE, Seed, Share
 from ..data import ImageCaptions
 from .wording import NUMBERS, captions_of, is_countable, noun_of, plural, rare_keywords, with_article
 
@@ -61,14 +64,20 @@ class SceneSettings:
     in all, and one of each sprite of one colour in every other colour. The shares of the draws are those of images as they
     are, of `recoloured`, ... each."""
 
-    grounds: int = 1
-    counted: int = 3
-    pairs: int = 12_000
-    ground_share: float = 0.08
-    recoloured_share: float = 0.16
-    counted_share: float = 0.12
-    pair_share: float = 0.16
-    seed: int = 0
+    grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
+    counted: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
+    pairs: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 12_000
+    ground_share: Share = 0.08
+    recoloured_share: Share = 0.16
+    counted_share: Share = 0.12
+    pair_share: Share = 0.16
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
+
+    def __post_init__(self):
+        made = self.ground_share + self.recoloured_share + self.counted_share + self.pair_share
+        if made > 1:
+            raise ValueError(f"the shares of the made pictures are {made:g} together: give at most 1")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...pipelines.captions import clean_caption
 from ...pipelines.class_or_text import last_state
+from ...schema import COMPLETE, Batch, Seed, Share, Side
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
@@ -23,11 +24,12 @@ class TextSettings:
     pixels along each side. `primary_share` and `framed_share` are those of `CaptionSettings`."""
 
     optimizer: OptimizerSettings
-    batch_size: int = 256
-    primary_share: float = 0.5
-    framed_share: float = 0.0
-    picture_size: int = 16
-    seed: int = 0
+    batch_size: Batch = 256
+    primary_share: Share = 0.5
+    framed_share: Share = 0.0
+    picture_size: Side = 16
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
 
 
 class TextTask(nn.Module):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from arimage.training.captions.known import known_captions
+from arimage.training.captions.collect import collect_captions
 from arimage.training.captions.scenes import NOTHING, SceneSettings, make_scenes
 from arimage.training.captions.wording import written_captions
 from arimage.training.data import ImageCaptions
@@ -44,7 +44,7 @@ def data():
 
 
 def test_without_scenes_it_lists_the_captions_of_the_data_set(data):
-    known = known_captions(data, data)
+    known = collect_captions(data, data)
     assert known.pictures == {name: ["round, disc"] for name in RGB}
     assert set(known.patterns) == {"{picture}, noto style", "noto emoji: {picture}"} and known.words == {}
     assert known.knows("Noto emoji: a lime") and not known.knows("two limes") and not known.knows("a blue lime")
@@ -52,7 +52,7 @@ def test_without_scenes_it_lists_the_captions_of_the_data_set(data):
 
 def test_with_scenes_it_covers_every_caption_and_what_is_made_of_the_same_words(data):
     trained = make_scenes(data, SceneSettings(grounds=2, counted=1, pairs=30), NOTHING)
-    known = known_captions(data, trained)
+    known = collect_captions(data, trained)
     captions = {text for texts in trained.captions for text in texts}
     lists = {text for text in captions if text.startswith(tuple(f"{name}, " for name in RGB))}
     assert {text for text in captions - lists if not known.knows(text)} == set()
@@ -69,7 +69,7 @@ def test_with_scenes_it_covers_every_caption_and_what_is_made_of_the_same_words(
 
 def test_sentences_around_a_caption_are_known_if_the_model_was_trained_on_them(data):
     for framed in (False, True):
-        known = known_captions(data, data, framed=framed)
+        known = collect_captions(data, data, framed=framed)
         for prompt in ("can you draw a lime", "I want a cute bell", "a lovely tomato please"):
             assert known.knows(prompt) == framed, prompt
         assert not known.knows("can you draw a hat") and not known.knows("I want a furious bell")

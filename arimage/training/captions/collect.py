@@ -1,4 +1,4 @@
-"""What a model has learned, from the captions of its training set."""
+"""The captions that a model has learned, collected from its training set."""
 
 from ...pipelines.known import KnownCaptions, as_words, fits, parse_pattern
 from ..data import ImageCaptions
@@ -15,7 +15,7 @@ PATTERNS = (
 )
 
 
-def known_captions(data: ImageCaptions, trained: ImageCaptions, *, framed: bool = False) -> KnownCaptions:
+def collect_captions(data: ImageCaptions, trained: ImageCaptions, *, framed: bool = False) -> KnownCaptions:
     """The captions of a training set, without those that a pattern makes of others and without lists that begin with the name
     of their picture.
 

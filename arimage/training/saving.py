@@ -1,0 +1,43 @@
+"""Saving of trained pipelines."""
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from ..pipelines.base import ARPipeline
+from .processes import processes
+
+
+def save_float16(pipe: ARPipeline, folder: Path) -> None:
+    """Save a copy of a pipeline in float16. A folder that exists is replaced when the new one is complete. Of processes
+    that train together the first one saves."""
+    if processes()[0] > 0:
+        return
+    halves = {
+        name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
+        for name, part in pipe.components.items()
+    }
+    _, options = pipe._get_signature_keys(pipe)
+    half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
+    half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
+    half.known_captions = pipe.known_captions
+    # The model card tells the name of the folder.
+    partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
+    shutil.rmtree(partial.parent, ignore_errors=True)
+    half.save_pretrained(partial)
+    # The path that a part was loaded from means nothing elsewhere.
+    for file in partial.glob("*/config.json"):
+        config = json.loads(file.read_text())
+        config.pop("_name_or_path", None)
+        file.write_text(json.dumps(config, indent=2) + "\n")
+    if folder.exists():
+        # What a run that was killed here left.
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    partial.parent.rmdir()
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,208 @@
+"""The tables of a recipe: what each may hold, and the models, settings and data that they ask for."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, Field
+
+from ..decoding import Decoding, decoding_from_name
+from ..pipelines.base import ARPipeline
+from ..pipelines.saved_settings import give_defaults
+from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
+from .animation import ClipSettings, make_clips
+from .captions.scenes import SceneSettings, make_scenes
+from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .loop import OptimizerSettings
+
+
+Settings = TypeVar("Settings")
+Model = TypeVar("Model")
+
+
+class Table(BaseModel):
+    """A table in which an unknown setting is a mistake."""
+
+    model_config = COMPLETE
+
+
+class DataTable(Table):
+    """Which rows of a training set are taken: the arguments of `load_captioned_images`."""
+
+    styles: Annotated[list[Text], Field(min_length=1)] | None = None
+    skin_tones: Flag = True
+    groups: Annotated[list[Text], Field(min_length=1)] | None = None
+
+
+class TrainingTable(Table):
+    """How something is trained. `training` are the fields of its settings besides the optimizer."""
+
+    optimizer: OptimizerSettings
+    training: dict[str, Any] = {}
+
+
+class ModelTable(TrainingTable):
+    """What is trained, besides how: `model` are the arguments of its class."""
+
+    model: dict[str, Any]
+
+
+class TokenizerTable(ModelTable):
+    kind: Literal["LlamaGenVQModel", "VARVQModel"] = Field("LlamaGenVQModel", alias="class")
+    start_from: Text | None = None
+    data: DataTable = DataTable()
+    scenes: SceneSettings | None = None
+
+
+class TransformerTable(ModelTable):
+    """The class follows from the tokenizer where it is left out."""
+
+    kind: Literal["LlamaGenTransformer", "ARPGTransformer", "LatentLlamaTransformer"] | None = Field(
+        None, alias="class"
+    )
+    data: DataTable = DataTable()
+    scenes: SceneSettings | None = None
+    drafter: dict[str, Any] | None = None
+
+
+class TextEncoderTable(Table):
+    """The model whose text tokenizer and text encoder are taken, or the shape of a new encoder, as in `T5Config`."""
+
+    start_from: Text | None = None
+    d_model: Width = 512
+    d_kv: Width = 64
+    d_ff: Width = 2048
+    num_layers: Layers = 6
+    num_heads: Layers = 8
+    dropout_rate: Share = 0.1
+
+
+class CollaborateTable(Table):
+    drafter_scales: Count
+    drafter: TrainingTable
+    refiner: TrainingTable
+
+
+class DecodingTable(BaseModel):
+    """The name of a preset, and settings of its decoding."""
+
+    model_config = {"extra": "allow"}
+    name: Text
+
+
+class GenerationTable(Table):
+    """The defaults of the trained pipeline."""
+
+    sampling: dict[str, Any] = {}
+    decoding: DecodingTable
+
+    def new_decoding(self) -> Decoding:
+        settings = self.decoding.model_extra or {}
+        try:
+            return decoding_from_name(self.decoding.name, **settings)
+        # Settings of a decoding may be of any type.
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"table [generation.decoding]: {error}") from error
+
+    def give(self, pipe: ARPipeline) -> None:
+        """Make them the defaults of `pipe`.
+
+        Raises:
+            ValueError: if one of them is not for such a pipeline.
+        """
+        if self.sampling:
+            give_defaults(pipe, self.sampling, "table [generation.sampling]")
+        pipe.decoding = self.new_decoding()
+
+
+class Recipe(Table):
+    """A recipe. Which tables it needs depends on what is trained."""
+
+    image_size: Annotated[int, Field(strict=True, ge=8, le=2**11)]
+    clips: ClipSettings | None = None
+    tokenizer: TokenizerTable | None = None
+    text_encoder: TextEncoderTable | None = None
+    text_training: TrainingTable | None = None
+    transformer: TransformerTable | None = None
+    refiner: ModelTable | None = None
+    drafter: TrainingTable | None = None
+    distill: TrainingTable | None = None
+    denoiser: TrainingTable | None = None
+    collaborate: CollaborateTable | None = None
+    generation: GenerationTable | None = None
+
+    def table(self, name: str) -> Any:
+        """The table of a name.
+
+        Raises:
+            ValueError: if the recipe has none.
+        """
+        found = getattr(self, name)
+        if found is None:
+            raise ValueError(f"it has no table [{name}]: add it, as in the recipe of a packaged model")
+        return found
+
+
+def read_tables(recipe: dict, where: object = "the recipe") -> Recipe:
+    """The tables of a recipe; `where` names its file.
+
+    Raises:
+        ValueError: if a table lacks a setting, has one that there is not, or one of a wrong type or range.
+    """
+    return check(Recipe, recipe, where)
+
+
+def settings_of(kind: Callable[..., Settings], table: TrainingTable, name: str, **given) -> Settings:
+    """The settings that a table describes. The recipe cannot set the fields `given`.
+
+    Raises:
+        ValueError: if a setting is not one of `kind`, or of a wrong type or range.
+    """
+    given, where = {"optimizer": table.optimizer, **given}, f"table [{name}.training]"
+    for field in table.training.keys() & given.keys():
+        raise ValueError(f"{where}: {field} is not a setting: leave it out")
+    return check(kind, table.training | given, where)
+
+
+def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> Model:
+    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds.
+
+    Raises:
+        ValueError: if an argument is not one of `kind`, or they do not fit each other.
+    """
+    for argument in config.keys() - (inspect.signature(kind).parameters.keys() - given.keys()):
+        raise ValueError(f"table [{name}]: {argument} is not a setting: leave it out, or correct its name")
+    try:
+        with torch.device("meta"):
+            return kind(**given, **config)
+    except ValueError as error:
+        raise ValueError(f"table [{name}]: {error}") from error
+
+
+def load_data(recipe: Recipe, part: str, path: str | Path) -> ImageCaptions:
+    """The images of a file, or for a tokenizer those of a folder, that the table `part` selects."""
+    if Path(path).is_dir():
+        if part != "tokenizer":
+            raise ValueError(
+                f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
+            )
+        return load_image_folder(path, recipe.image_size)
+    return load_captioned_images(path, recipe.image_size, **recipe.table(part).data.model_dump())
+
+
+def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:
+    """`data` with the pictures that the table `scenes` of `part` asks for. Images of a folder stay alone."""
+    settings = recipe.table(part).scenes
+    return data if settings is None or not data.groups else make_scenes(data, settings)
+
+
+def load_clips(
+    recipe: Recipe, part: str, train: str | Path, heldout: str | Path
+) -> tuple[ImageCaptions, ImageCaptions]:
+    """Clips of the objects in the file `train` without the held-out pairs of object and motion, and those pairs of
+    `heldout`."""
+    data, heldout_data = (load_data(recipe, part, path) for path in (train, heldout))
+    settings = recipe.table("clips")
+    return make_clips(data, settings), make_clips(heldout_data, settings, held_out=True)
