@@ -52,7 +52,7 @@ def load_defaults(pipe: HasDefaults, path: Path) -> None:
     give_defaults(pipe, defaults, path)
 
 
-def give_defaults(pipe: "ARPipeline", given: dict, where: object) -> None:
+def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:
     """Give a pipeline the defaults `given`; `where` names the file or the table that holds them.
 
     Raises:
