@@ -21,7 +21,8 @@ from .data import ImageCaptions
 HELD_OUT = 10
 # Frames per second at which a clip is shown.
 FPS = 8
-# The size of a sprite as a share of the frame, its least and greatest, and how far it moves from the centre, where 1 is the border.
+# The size of a sprite as a share of the frame, its least and greatest, and how far it moves from the centre, where 1
+# is the border.
 SIZE, LEAST, GREATEST, REACH = 0.6, 0.35, 0.75, 0.37
 # More words for what videos are asked for.
 WORDS = {"slightly smiling face": "face"}
@@ -29,8 +30,8 @@ WORDS = {"slightly smiling face": "face"}
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """`frames` of every clip; each object in each of its motions is one clip on white, and `grounds` clips in a hundred more on
-    coloured backgrounds. Of the held-out clips one in `heldout_stride` is measured."""
+    """`frames` of every clip; each object in each of its motions is one clip on white, and `grounds` clips in a
+    hundred more on coloured backgrounds. Of the held-out clips one in `heldout_stride` is measured."""
 
     frames: Annotated[int, Field(strict=True, ge=2, le=100)] = 8
     grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 15
@@ -40,8 +41,8 @@ class ClipSettings:
 
 
 def poses(motions: tuple[str, ...], frames: int) -> torch.Tensor:
-    """Where a sprite is in each frame [frames, 4]: right and down from the centre, where 1 is the border, its size as a share of
-    the frame, and its angle clockwise in radians."""
+    """Where a sprite is in each frame [frames, 4]: right and down from the centre, where 1 is the border, its size as
+    a share of the frame, and its angle clockwise in radians."""
     place = torch.tensor([0.0, 0.0, SIZE, 0.0]).repeat(frames, 1)
     time = torch.linspace(0, 1, frames)
     moved = {
@@ -62,8 +63,8 @@ def poses(motions: tuple[str, ...], frames: int) -> torch.Tensor:
 
 
 def animate(image: torch.Tensor, alpha: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sprite uint8 [3, S, S] on white and its alpha [1, S, S] at each of the `poses` [T, 4]: frames [T, 3, S, S] on white, and
-    their alphas [T, 1, S, S]."""
+    """A sprite uint8 [3, S, S] on white and its alpha [1, S, S] at each of the `poses` [T, 4]: frames [T, 3, S, S] on
+    white, and their alphas [T, 1, S, S]."""
     right, down, size, angle = places.unbind(1)
     cos, sin = angle.cos() / size, angle.sin() / size
     # From places in the frame to places in the sprite.
@@ -84,8 +85,8 @@ def is_held_out(name: str, motions: tuple[str, ...]) -> bool:
 
 
 def make_clips(data: ImageCaptions, settings: ClipSettings, *, held_out: bool = False) -> ImageCaptions:
-    """Clips of the objects of `CAST` in `data`, with `images` [M, T, 3, S, S] and `alpha` [M, T, 1, S, S]: those that are held
-    out, on white, or the others. The same for the same arguments.
+    """Clips of the objects of `CAST` in `data`, with `images` [M, T, 3, S, S] and `alpha` [M, T, 1, S, S]: those that
+    are held out, on white, or the others. The same for the same arguments.
 
     Raises:
         ValueError: if `data` has none of them.

@@ -24,8 +24,9 @@ class Beginning:
     """Where the weights of a training come from.
 
     Attributes:
-        start_from: name or folder of a trained pipeline. The transformer begins with its weights where names and shapes agree,
-            and its text tokenizer and text encoder are trained further if the encoder's shape is the one asked for.
+        start_from: name or folder of a trained pipeline. The transformer begins with its weights where names and
+            shapes agree, and its text tokenizer and text encoder are trained further if the encoder's shape is the one
+            asked for.
         text: how a fresh text encoder is trained before the transformer; None: only together with it.
         compile: whether to compile the blocks of the transformer.
     """
@@ -61,8 +62,8 @@ class Beginning:
         device: str,
         translate: Callable[[nn.Module], dict[str, torch.Tensor]] = nn.Module.state_dict,
     ) -> None:
-        """Initialise `transformer` and move it to `device`, in the dtype that is fast there. `translate` gives the weights of the
-        trained transformer the names of this one.
+        """Initialise `transformer` and move it to `device`, in the dtype that is fast there. `translate` gives the
+        weights of the trained transformer the names of this one.
 
         Raises:
             ValueError: if the transformer could take none of the trained weights.

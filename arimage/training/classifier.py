@@ -1,4 +1,5 @@
-"""Training of the classifier in whose features `arimage eval` compares emoji, and the reference that it compares them to."""
+"""Training of the classifier in whose features `arimage eval` compares emoji, and the reference that it compares them
+to."""
 
 import copy
 import json
@@ -22,8 +23,8 @@ from .processes import batch_generator
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """How the classifier is trained: on images turned by up to `max_degrees`, scaled by up to `max_scale` and shifted by up
-    to `max_shift` of their size, but neither blurred nor noisy, which its features must notice."""
+    """How the classifier is trained: on images turned by up to `max_degrees`, scaled by up to `max_scale` and shifted
+    by up to `max_shift` of their size, but neither blurred nor noisy, which its features must notice."""
 
     optimizer: OptimizerSettings = OptimizerSettings(steps=5000, learning_rate=4e-3, ema_decay=0.995)
     batch_size: int = 64
@@ -90,8 +91,8 @@ def train_classifier(
 ) -> EmojiClassifier:
     """Train an `EmojiClassifier` to classify the `bases` of `data`, whatever their style.
 
-    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run. The held-out figures are of the images
-    whose concept is in `data` too.
+    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run. The held-out figures are of the
+    images whose concept is in `data` too.
     """
     torch.manual_seed(settings.seed)
     model = EmojiClassifier(num_classes=len(set(data.bases)), image_size=data.images.shape[-1])
@@ -108,8 +109,8 @@ def run_classifier(
     device: str,
     settings: ClassifierSettings = ClassifierSettings(),
 ) -> None:
-    """Train a classifier on the untoned images of all styles; `out`/reference is what `arimage eval` needs to score a model
-    that was trained by `recipe`."""
+    """Train a classifier on the untoned images of all styles; `out`/reference is what `arimage eval` needs to score a
+    model that was trained by `recipe`."""
     size, out = recipe["image_size"], Path(out)
     learn, test = (load_captioned_images(path, size, skin_tones=False) for path in (train, heldout))
     model = train_classifier(learn, test, out / "classifier", device, settings)
@@ -120,8 +121,8 @@ def run_classifier(
 
 
 def write_reference(classifier: EmojiClassifier, learned: ImageCaptions, gallery: ImageCaptions, folder: Path) -> None:
-    """What `eval.emoji` reads: the classifier in float16, prompts and features of the images of `learned`, and the pictures
-    of `gallery` at 32x32 by area averaging in one lossless sheet, of 32 levels a channel."""
+    """What `eval.emoji` reads: the classifier in float16, prompts and features of the images of `learned`, and the
+    pictures of `gallery` at 32x32 by area averaging in one lossless sheet, of 32 levels a channel."""
     (folder / "classifier").mkdir(parents=True, exist_ok=True)
     copy.deepcopy(classifier).half().save_pretrained(folder / "classifier")
     rows = [

@@ -25,9 +25,10 @@ def train_collaborate(
     out: str | Path,
     on_report: Callable[[VARPipeline], None] | None = None,
 ) -> VARPipeline:
-    """Fine-tune each transformer of `pipe` for the scales that it generates, as in CoDe (https://arxiv.org/abs/2411.17787):
-    the large one for the first `drafter_scales`, the refiner for the rest, with the large one as it was as its teacher.
-    Returns `pipe` with the averaged weights and the decoding set to these scales; both may forget the other scales.
+    """Fine-tune each transformer of `pipe` for the scales that it generates, as in CoDe
+    (https://arxiv.org/abs/2411.17787): the large one for the first `drafter_scales`, the refiner for the rest, with
+    the large one as it was as its teacher. Returns `pipe` with the averaged weights and the decoding set to these
+    scales; both may forget the other scales.
 
     The settings' `scale_shares` and `first_scale` follow from `drafter_scales`. `out`/drafter and `out`/refiner keep
     checkpoints, logs, curves and samples; a second call with the same pipe resumes an interrupted run.

@@ -93,13 +93,13 @@ def distill(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model is the
-    student with its teacher."""
+    """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model
+    is the student with its teacher."""
     from .distill import run_distill
     from .recipe import load_recipe
 
     if prompts is not None and not prompts.is_file():
-        raise ValueError(f"--prompts is {prompts}, which is no file: give a file of prompts")
+        raise ValueError(f"--prompts is {prompts}, which is not a file: give a file of prompts")
     run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out)
 
 
@@ -131,7 +131,8 @@ def collaborate(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the pair."""
+    """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the
+    pair."""
     from .collaborate import run_collaborate
     from .recipe import load_recipe
 

@@ -1,6 +1,6 @@
-"""Training sets: image-caption data in parquet files with the columns `image`, `alpha`, `caption`, `captions`, `style`,
-`group`, `name`, `base`, `skin_tones` and `weight`, where `image` and `alpha` are encoded pictures (`{"bytes": ..., "path":
-...}`); and folders of images without captions."""
+"""Training sets: image-caption data in parquet files with the columns `image`, `alpha`, `caption`, `captions`,
+`style`, `group`, `name`, `base`, `skin_tones` and `weight`, where `image` and `alpha` are encoded pictures (`{"bytes":
+..., "path": ...}`); and folders of images without captions."""
 
 import io
 from dataclasses import dataclass, field
@@ -53,7 +53,8 @@ class ImageCaptions:
         captions: the caption variants of each image; the first is the primary one. None in a folder of images.
         names, bases: the concept shown, and the code points of its variant without skin tone.
         weights: float32 [M], how often to sample each image.
-        groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`. None in a
+        groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`. None
+        in a
             folder of images.
     """
 
@@ -81,12 +82,12 @@ def load_captioned_images(
     skin_tones: bool = True,
     groups: list[str] | None = None,
 ) -> ImageCaptions:
-    """Read a parquet file, keep the rows of `styles` and of the Unicode `groups` (all of them if `None`), without toned
-    variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
+    """Read a parquet file, keep the rows of `styles` and of the Unicode `groups` (all of them if `None`), without
+    toned variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
 
     Raises:
-        ValueError: if the file does not exist or lacks a column, no row is left, or a row has no picture, no caption, or a
-            weight that is not positive.
+        ValueError: if the file does not exist or lacks a column, no row is left, or a row has no picture, no caption,
+            or a weight that is not positive.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
@@ -132,8 +133,8 @@ def _row(row: dict, where: str) -> Row:
 
 
 def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
-    """Read the png, jpg and webp files in `folder` and below it, resize each to `image_size` pixels along its shorter side,
-    crop the centre, and put what is transparent on white.
+    """Read the png, jpg and webp files in `folder` and below it, resize each to `image_size` pixels along its shorter
+    side, crop the centre, and put what is transparent on white.
 
     Raises:
         ValueError: if it holds no image, or one cannot be read.

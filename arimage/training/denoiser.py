@@ -26,13 +26,15 @@ from .tables import load_data, read_tables, settings_of
 
 @dataclass(frozen=True)
 class DenoiserSettings:
-    """How a denoiser is trained: cross-entropy of the probabilities that the transformer samples the next token from after clean
-    tokens, predicted where the last tokens are noisy. With `fine_tune` the transformer is trained too, at clean and at noisy
-    positions, as published (https://arxiv.org/abs/2510.08994): images then follow the distribution of the fine-tuned transformer.
+    """How a denoiser is trained: cross-entropy of the probabilities that the transformer samples the next token from
+    after clean tokens, predicted where the last tokens are noisy. With `fine_tune` the transformer is trained too, at
+    clean and at noisy positions, as published (https://arxiv.org/abs/2510.08994): images then follow the distribution
+    of the fine-tuned transformer.
 
-    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates from their
-    captions. In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean tokens before it: all
-    pure noise in a `pure_share` of them, and otherwise with levels that rise from left to right, as in a window of drafts.
+    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates
+    from their captions. In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean
+    tokens before it: all pure noise in a `pure_share` of them, and otherwise with levels that rise from left to right,
+    as in a window of drafts.
     """
 
     optimizer: OptimizerSettings
@@ -48,7 +50,8 @@ class DenoiserSettings:
 
 
 class GivenKeys:
-    """Takes the place of a cache in training: the keys and values of the first pass, in front of those of the second."""
+    """Takes the place of a cache in training: the keys and values of the first pass, in front of those of the
+    second."""
 
     def __init__(self):
         self._given = {}
@@ -82,8 +85,8 @@ class DenoiserTask(nn.Module):
     def figures(
         self, captions: list[str], codes: torch.LongTensor, pure_share: float, generator: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """The loss on noise of these segments, if the transformer is fine-tuned also that on clean tokens, and the overlap of the
-        distributions after noise with those after clean tokens."""
+        """The loss on noise of these segments, if the transformer is fine-tuned also that on clean tokens, and the
+        overlap of the distributions after noise with those after clean tokens."""
         settings, pipe, teacher = self.settings, self.frozen.pipe, self.frozen.teacher
         transformer, sampling = pipe.transformer, pipe.sampling()
         device, batch, count = transformer.device, len(codes), codes.shape[1]
@@ -152,8 +155,8 @@ class DenoiserTask(nn.Module):
         return figures["loss"], {name: value.detach() for name, value in figures.items()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        """Loss and overlap where all noise is pure, on held-out images and on images that the pipeline generates from other
-        seeds."""
+        """Loss and overlap where all noise is pure, on held-out images and on images that the pipeline generates from
+        other seeds."""
         report = {}
         for name, (captions, codes) in self.report_sets.items():
             figures = self.figures(captions, codes, 1.0, torch.Generator().manual_seed(0))
@@ -169,8 +172,8 @@ def train_denoiser(
     out: str | Path,
     on_report: Callable[[LlamaGenPipeline], None] | None = None,
 ) -> LlamaGenPipeline:
-    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, and its transformer if the settings say so; returns `pipe` with
-    the averaged weights, those of the denoiser as its component `denoiser`.
+    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, and its transformer if the settings say so; returns
+    `pipe` with the averaged weights, those of the denoiser as its component `denoiser`.
 
     `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
     """

@@ -1,4 +1,5 @@
-"""Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its teacher makes of it."""
+"""Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its
+teacher makes of it."""
 
 import json
 import os
@@ -38,11 +39,11 @@ PAIRS = "pairs.safetensors"
 class DistillSettings:
     """How a student is trained. The authors' training code and hyper-parameters are not public; these are ours.
 
-    The data are pairs of noise and tokens, `noises_per_prompt` for each prompt, which the teacher generates by `FlowDecoding`
-    with its default sampling settings, `pair_batch_size` images at a time with the given `window`. Each step takes `batch_size`
-    of them and a start, the first of `starts` in `first_share` of the steps and else another: tokens before it are given as
-    their vectors, the others as their noise. The loss, of the others, is the cross-entropy of the tokens and, weighted by
-    `vector_weight`, the squared error of the vectors.
+    The data are pairs of noise and tokens, `noises_per_prompt` for each prompt, which the teacher generates by
+    `FlowDecoding` with its default sampling settings, `pair_batch_size` images at a time with the given `window`. Each
+    step takes `batch_size` of them and a start, the first of `starts` in `first_share` of the steps and else another:
+    tokens before it are given as their vectors, the others as their noise. The loss, of the others, is the cross-
+    entropy of the tokens and, weighted by `vector_weight`, the squared error of the vectors.
     """
 
     optimizer: OptimizerSettings
@@ -138,7 +139,8 @@ class DistillTask(nn.Module):
     def predict(
         self, pairs: torch.LongTensor, start: int
     ) -> tuple[torch.LongTensor, torch.FloatTensor, torch.FloatTensor]:
-        """The teacher's tokens [B, N] of `pairs` [B], and the student's vectors and logits, with the tokens before `start`."""
+        """The teacher's tokens [B, N] of `pairs` [B], and the student's vectors and logits, with the tokens before
+        `start`."""
         device = self.student.device
         tokens, seeds = self.tokens[pairs].to(device), self.seeds[pairs].to(device)
         condition = {name: value[self.index[pairs]].to(device) for name, value in self.condition.items()}
@@ -170,7 +172,8 @@ class DistillTask(nn.Module):
         return loss, {name: value.detach() for name, value in figures.items()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        """The figures of noise that is held out, and pictures of the teacher, above, and of the student in one pass, below."""
+        """The figures of noise that is held out, and pictures of the teacher, above, and of the student in one pass,
+        below."""
         pairs = torch.arange(self.count, len(self.index))
         tokens, _, logits = self.predict(pairs, 0)
         vq, shown = self.frozen.pipe.vq, min(8, len(pairs))
@@ -187,8 +190,8 @@ def train_distill(
     out: str | Path,
     on_report: Callable[[LlamaGenDDPipeline], None] | None = None,
 ) -> LlamaGenDDPipeline:
-    """Distil the transformer of `pipe` for the `prompts`, texts or ids of classes; returns the averaged student, in float32, and
-    its teacher as a pipeline.
+    """Distil the transformer of `pipe` for the `prompts`, texts or ids of classes; returns the averaged student, in
+    float32, and its teacher as a pipeline.
 
     `out` keeps pairs, checkpoint, log, curve and samples; a second call resumes an interrupted run.
 

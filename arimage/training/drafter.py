@@ -24,13 +24,14 @@ from .tables import load_data, read_tables, settings_of
 @dataclass(frozen=True)
 class DrafterSettings:
     """How a drafter is trained, as in EAGLE (https://arxiv.org/abs/2401.15077) and LANTERN
-    (https://arxiv.org/abs/2410.03355): smooth L1 loss on the predicted features and, weighted by `law_weight`, cross-entropy
-    of the probabilities they lead to against the transformer's: with the condition, without it, and as sampled.
+    (https://arxiv.org/abs/2410.03355): smooth L1 loss on the predicted features and, weighted by `law_weight`, cross-
+    entropy of the probabilities they lead to against the transformer's: with the condition, without it, and as
+    sampled.
 
-    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates from their
-    captions, since those are what the drafter will continue. The first of the `drafts_ahead` steps reads the transformer's
-    features, every later one those that the step before predicted (https://arxiv.org/abs/2408.15766), all with uniform noise
-    of at most `feature_noise`.
+    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates
+    from their captions, since those are what the drafter will continue. The first of the `drafts_ahead` steps reads
+    the transformer's features, every later one those that the step before predicted
+    (https://arxiv.org/abs/2408.15766), all with uniform noise of at most `feature_noise`.
     """
 
     optimizer: OptimizerSettings
@@ -63,8 +64,8 @@ def generate(pipe: LlamaGenPipeline, captions: list[str], seed: int, number: int
 def examples(
     pipe: LlamaGenPipeline, data: ImageCaptions, heldout: ImageCaptions, seed: int, samples_per_image: int
 ) -> tuple[tuple[list[str], torch.LongTensor], dict[str, tuple[list[str], torch.LongTensor]]]:
-    """Captions [M] and tokens [M, N] to train on, of the images of `data` and of `samples_per_image` generated ones for each
-    caption; and those to report on, by name."""
+    """Captions [M] and tokens [M, N] to train on, of the images of `data` and of `samples_per_image` generated ones
+    for each caption; and those to report on, by name."""
     captions = [variants[0] for variants in data.captions]
     sampled = [generate(pipe, captions, seed, number) for number in range(samples_per_image)]
     train = captions * (1 + len(sampled)), torch.cat([encode(pipe, data), *sampled])
@@ -95,8 +96,8 @@ class DrafterTask(nn.Module):
 
     @torch.no_grad()
     def continued(self, captions: list[str], codes: torch.LongTensor) -> tuple[torch.LongTensor, torch.Tensor]:
-        """The tokens [M, N], and the features [M, 2, N, D] that the transformer predicts them from, with the caption and
-        without; in float16 to save memory."""
+        """The tokens [M, N], and the features [M, 2, N, D] that the transformer predicts them from, with the caption
+        and without; in float16 to save memory."""
         pipe, features = self.frozen.pipe, []
         for start in range(0, len(codes), 32):
             # Guided, for the rows without the condition.
@@ -107,7 +108,8 @@ class DrafterTask(nn.Module):
         return codes, torch.cat(features)
 
     def losses(self, codes: torch.LongTensor, features: torch.Tensor, feature_noise: float) -> dict[str, torch.Tensor]:
-        """The losses of features and probabilities over all steps, and the overlap of the sampled distributions in the first."""
+        """The losses of features and probabilities over all steps, and the overlap of the sampled distributions in the
+        first."""
         settings, transformer, sampling = self.settings, self.frozen.pipe.transformer, self.frozen.pipe.sampling()
         device = transformer.device
         codes = codes.to(device).repeat(2, 1)
@@ -162,8 +164,8 @@ def train_drafter(
     out: str | Path,
     on_report: Callable[[LlamaGenPipeline], None] | None = None,
 ) -> LlamaGenPipeline:
-    """Train a `LlamaGenDrafter` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights as its
-    component `drafter`.
+    """Train a `LlamaGenDrafter` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights
+    as its component `drafter`.
 
     `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
     """

@@ -1,4 +1,5 @@
-"""The training loop that every recipe shares: float32 master weights, moving average, checkpoints, curve and samples."""
+"""The training loop that every recipe shares: float32 master weights, moving average, checkpoints, curve and
+samples."""
 
 import json
 import math
@@ -23,11 +24,11 @@ from .processes import any_process, average, processes
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; both begin again at each of `restarts`, a step
-    and its learning rate. `ema_decay` is the decay of the averaged weights.
+    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; both begin again at each of
+    `restarts`, a step and its learning rate. `ema_decay` is the decay of the averaged weights.
 
-    Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/), scaled so
-    that learning rate and weight decay mean what they mean to AdamW.
+    Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/),
+    scaled so that learning rate and weight decay mean what they mean to AdamW.
     """
 
     steps: Count
@@ -60,7 +61,8 @@ class OptimizerSettings:
 
 
 class Task(Protocol):
-    """The module that a recipe gives to `fit`: its trainable parameters and its buffers are what is trained and kept."""
+    """The module that a recipe gives to `fit`: its trainable parameters and its buffers are what is trained and
+    kept."""
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
@@ -102,7 +104,7 @@ class MasterWeights:
     @torch.no_grad()
     def step(self, step: int) -> None:
         if processes()[1] > 1:
-            # What a step of one process does not reach, that of another may.
+            # A parameter that this process did not reach may have a gradient in another.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             average([parameter.grad for parameter in self.parameters])
@@ -149,7 +151,7 @@ def resume(checkpoint: Path, weights: MasterWeights, buffers: dict[str, torch.Te
     """Take over what a checkpoint holds, and return its step and its log.
 
     Raises:
-        ValueError: if the file is damaged, or is that of another recipe.
+        ValueError: if the file is damaged or was written by another recipe.
     """
     try:
         state = torch.load(checkpoint, weights_only=True, map_location="cpu")
@@ -157,12 +159,12 @@ def resume(checkpoint: Path, weights: MasterWeights, buffers: dict[str, torch.Te
         start, log = state["step"], state["log"]
     except (OSError, MemoryError):
         raise
-    # A damaged file can fail in any way at all.
+    # A damaged file can raise anything.
     except Exception as error:
         raise ValueError(f"{checkpoint} is damaged: delete it to train from the start") from error
     if found != _shapes(weights.state_dict(), buffers):
         raise ValueError(
-            f"{checkpoint} is of a recipe with another model or another optimizer: give that recipe or another --out"
+            f"{checkpoint} was written by a recipe with another model or optimizer: give that recipe or another --out"
         )
     weights.load_state_dict(state["weights"])
     for name, buffer in buffers.items():
@@ -178,7 +180,8 @@ def _shapes(weights: dict, buffers: dict[str, torch.Tensor]) -> tuple:
 
 @contextmanager
 def delayed_interrupt() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved; a second one acts."""
+    """Collect the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved; a second one
+    acts."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -232,12 +235,13 @@ def fit(
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
-    `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes from it
-    and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report` is called at
-    each report, while the averaged weights are in `task`; `learning_rate_scales` are those of `MasterWeights`.
+    `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes
+    from it and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report`
+    is called at each report, while the averaged weights are in `task`; `learning_rate_scales` are those of
+    `MasterWeights`.
 
-    Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the gradients
-    are averaged, and the first one reports.
+    Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
+    gradients are averaged, and the first one reports.
 
     Raises:
         ValueError: if `torchrun` started several that did not, or the checkpoint is damaged or of another recipe.

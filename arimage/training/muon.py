@@ -1,6 +1,7 @@
 """Muon (https://kellerjordan.github.io/posts/muon/) in the dtype that is fast on the device.
 
-`torch.optim.Muon` orthogonalises in bfloat16, which on a CPU without bfloat16 instructions takes five times as long as float32.
+`torch.optim.Muon` orthogonalises in bfloat16, which on a CPU without bfloat16 instructions takes five times as long as
+float32.
 """
 
 import torch
@@ -25,8 +26,8 @@ def orthogonalised(update: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Muon(Optimizer):
-    """Momentum whose update of each matrix is orthogonalised, as large as one of AdamW: `lr` and `weight_decay` mean what they
-    mean there."""
+    """Momentum whose update of each matrix is orthogonalised, as large as one of AdamW: `lr` and `weight_decay` mean
+    what they mean there."""
 
     def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.05, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})

@@ -1,4 +1,5 @@
-"""Processes that train together, started by `torchrun`: each takes batches of its own, and the gradients are averaged."""
+"""Processes that train together, started by `torchrun`: each takes batches of its own, and the gradients are
+averaged."""
 
 import os
 

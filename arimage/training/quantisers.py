@@ -33,8 +33,8 @@ def kmeans(
 
 
 class MovingCodebook(nn.Module):
-    """Codes that are moving averages of the points nearest to them (https://arxiv.org/abs/1711.00937, appendix A); unit
-    vectors if `spherical`."""
+    """Codes that are moving averages of the points nearest to them (https://arxiv.org/abs/1711.00937, appendix A);
+    unit vectors if `spherical`."""
 
     def __init__(self, codes: torch.Tensor, spherical: bool, decay: float):
         super().__init__()
@@ -79,7 +79,8 @@ class SphericalQuantiser(nn.Module):
         return F.normalize(encoded, dim=1)
 
     def forward(self, latents: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, torch.LongTensor]:
-        """Latents [B, C, h, w] to those that are decoded, the points [M, C] that were quantised, and their codes [M]."""
+        """Latents [B, C, h, w] to those that are decoded, the points [M, C] that were quantised, and their codes
+        [M]."""
         points = latents.detach().movedim(1, -1)
         nearest = nearest_code(points.flatten(0, 2), self.codebook.codes)
         quantised = self.codebook.codes[nearest].view(points.shape).movedim(-1, 1)
@@ -100,8 +101,8 @@ class ResidualQuantiser(nn.Module):
             nn.init.zeros_(phi.bias)
 
     def start(self, latents: torch.Tensor, generator: torch.Generator) -> None:
-        """Start the codebook by k-means from latents [B, C, P, P]: a share of the codes for the residuals of each scale, in
-        proportion to the scale's side, after the quantisation of those before it."""
+        """Start the codebook by k-means from latents [B, C, P, P]: a share of the codes for the residuals of each
+        scale, in proportion to the scale's side, after the quantisation of those before it."""
         scales, size = self._model[0].config.scales, len(self.codebook.codes)
         ends = [round(size * sum(scales[:k]) / sum(scales)) for k in range(len(scales) + 1)]
         codes, accumulated = latents.new_zeros(0, latents.shape[1]), torch.zeros_like(latents)
@@ -122,7 +123,8 @@ class ResidualQuantiser(nn.Module):
         return F.interpolate(latents, size=(side, side), mode="area").movedim(1, -1)
 
     def forward(self, latents: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, torch.LongTensor]:
-        """Latents [B, C, P, P] to those accumulated after each scale, the points [M, C] of all scales and their codes [M]."""
+        """Latents [B, C, P, P] to those accumulated after each scale, the points [M, C] of all scales and their codes
+        [M]."""
         accumulated, partial, points, codes = torch.zeros_like(latents), [], [], []
         for scale in range(len(self._model[0].config.scales)):
             residual = self.residual(scale, (latents - accumulated).detach())

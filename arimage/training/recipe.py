@@ -68,7 +68,7 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Make everything that a recipe describes, without memory for weights.
+    """Check a whole recipe: its settings, and that its models can be built and sampled, without memory for weights.
 
     Raises:
         ValueError: if a setting is wrong, or two do not fit each other.
@@ -91,12 +91,13 @@ def check_recipe(recipe: Recipe) -> None:
         lacking = missing(pipe.decoding.needs, pipe.traits)
         if lacking is not None:
             raise ValueError(
-                f"table [generation.decoding]: name is {generation.decoding.name}, which does not fit the model: {lacking}"
+                f"table [generation.decoding]: name is {generation.decoding.name}, which does not fit the model: "
+                f"{lacking}"
             )
 
 
 def task_of(recipe: Recipe) -> type[CaptionTask]:
-    """How the transformer of a recipe is trained."""
+    """The task that trains the transformer of a recipe."""
     chosen = recipe.table("transformer").kind
     name = chosen or "LlamaGenTransformer"
     if recipe.clips is not None:
@@ -104,9 +105,7 @@ def task_of(recipe: Recipe) -> type[CaptionTask]:
     elif recipe.table("tokenizer").kind == "VARVQModel":
         name = "VARTransformer"
     if chosen not in (None, name):
-        raise ValueError(
-            f"table [transformer]: class is {chosen}, and the tokenizer is that of a {name}: leave it out"
-        )
+        raise ValueError(f"table [transformer]: class is {chosen}, and the recipe is one for a {name}: leave it out")
     return TASKS[name]
 
 
@@ -120,11 +119,11 @@ def run_transformer(
     start_from: str | Path | None = None,
     compile: bool = False,
 ) -> ARPipeline:
-    """Train the transformer of a recipe, of a VAR its refiner too, with the tokenizer in `out`. The pipeline is saved in
+    """Train the transformer of a recipe, and the refiner of a VAR, with the tokenizer in `out`. The pipeline is saved in
     `out`/model, in float16.
 
-    Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are those
-    of `Beginning`. A table `text_training` says how a fresh text encoder is trained first.
+    Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
+    those of `Beginning`. A table `text_training` says how a fresh text encoder is trained first.
 
     Raises:
         ValueError: if a setting or the data do not fit, or `out` has no trained tokenizer.

@@ -13,8 +13,8 @@ from .processes import processes
 
 
 def save_float16(pipe: ARPipeline, folder: Path) -> None:
-    """Save a copy of a pipeline in float16. A folder that exists is replaced when the new one is complete. Of processes
-    that train together the first one saves."""
+    """Save a copy of a pipeline in float16. A folder that exists is replaced when the new one is complete. Of
+    processes that train together the first one saves."""
     if processes()[0] > 0:
         return
     halves = {
@@ -25,7 +25,7 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
     half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
-    # The model card tells the name of the folder.
+    # The model card shows the name of the folder.
     partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
     shutil.rmtree(partial.parent, ignore_errors=True)
     half.save_pretrained(partial)

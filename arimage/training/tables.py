@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from pydantic import BaseModel, Field
 
-from ..decoding import Decoding, decoding_from_name
+from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
 from ..pipelines.saved_settings import give_defaults
 from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
@@ -98,23 +98,22 @@ class GenerationTable(Table):
     sampling: dict[str, Any] = {}
     decoding: DecodingTable
 
-    def new_decoding(self) -> Decoding:
-        settings = self.decoding.model_extra or {}
-        try:
-            return decoding_from_name(self.decoding.name, **settings)
-        # Settings of a decoding may be of any type.
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"table [generation.decoding]: {error}") from error
-
     def give(self, pipe: ARPipeline) -> None:
         """Make them the defaults of `pipe`.
 
         Raises:
-            ValueError: if one of them is not for such a pipeline.
+            ValueError: if one of them is not a setting of such a pipeline.
         """
-        if self.sampling:
-            give_defaults(pipe, self.sampling, "table [generation.sampling]")
-        pipe.decoding = self.new_decoding()
+        if "decoding" in self.sampling:
+            raise ValueError(
+                "table [generation.sampling]: decoding is not a setting: add a table [generation.decoding]"
+            )
+        give_defaults(pipe, self.sampling, "table [generation.sampling]")
+        try:
+            pipe.decoding = decoding_from_name(self.decoding.name, **(self.decoding.model_extra or {}))
+        # Settings of a decoding may be of any type.
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"table [generation.decoding]: {error}") from error
 
 
 class Recipe(Table):

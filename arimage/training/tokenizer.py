@@ -65,7 +65,8 @@ class TokenizerTask(nn.Module):
         model.codebook.weight.requires_grad_(False)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images [B, 3, S, S] in [-1, 1], flipped and shifted at random, and the weights [B, 1, S, S] of their pixels."""
+        """Images [B, 3, S, S] in [-1, 1], flipped and shifted at random, and the weights [B, 1, S, S] of their
+        pixels."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
         index = self.data.draw(self.settings.batch_size, generator)
         images, alpha = self.data.images[index], self.data.alpha[index]
@@ -140,11 +141,13 @@ class TokenizerTask(nn.Module):
         return total, {"loss": total.detach(), **figures}
 
     def quantised(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """uint8 images [B, 3, S, S] to the latents that their codes stand for: those of the first scale, the first two, ..."""
+        """uint8 images [B, 3, S, S] to the latents that their codes stand for: those of the first scale, the first
+        two, ..."""
         return self.quantiser(self.encode(to_unit_range(images.to(self.model.device))))[0]
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        """Held-out images next to their reconstructions, from the first scale to all of them, and the mean PSNR in dB."""
+        """Held-out images next to their reconstructions, from the first scale to all of them, and the mean PSNR in
+        dB."""
         shown = self.heldout.images[:: max(1, len(self.heldout) // 16)][:16]
         partial = [self.decode(latents).clamp(-1, 1).cpu() for latents in self.quantised(shown)]
         rows = torch.stack([to_unit_range(shown), *partial], dim=1)
@@ -161,9 +164,9 @@ class TokenizerTask(nn.Module):
 
 
 def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> None:
-    """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes agree:
-    between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from` is a packaged
-    model's name, or a folder with a pipeline or a tokenizer.
+    """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes
+    agree: between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from`
+    is a packaged model's name, or a folder with a pipeline or a tokenizer.
 
     Raises:
         ValueError: if it is not a tokenizer, or has other widths.
@@ -204,8 +207,8 @@ def train_tokenizer(
 ) -> LlamaGenVQModel | VARVQModel:
     """Train a `model_class(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
 
-    `out` keeps checkpoint, log, curve and reconstructions; a second call resumes an interrupted run. `start_from` names a
-    trained tokenizer, of either class, whose weights the training begins with: see `take_over`.
+    `out` keeps checkpoint, log, curve and reconstructions; a second call resumes an interrupted run. `start_from`
+    names a trained tokenizer, of either class, whose weights the training begins with: see `take_over`.
 
     Raises:
         ValueError: if the images are not of the size that a multi-scale tokenizer's scales stand for.
@@ -261,7 +264,8 @@ def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel:
         codes = round(model.config.codebook_size * side / sum(sides))
         if images * side * side < codes:
             raise ValueError(
-                f"{images} images of {side} x {side} tokens cannot start {codes} codes: raise kmeans_batches or batch_size"
+                f"{images} images of {side} x {side} tokens cannot start {codes} codes: raise kmeans_batches or "
+                "batch_size"
             )
     return model
 
@@ -269,8 +273,8 @@ def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel:
 def run_tokenizer(
     recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
 ) -> LlamaGenVQModel | VARVQModel:
-    """Train the tokenizer of `recipe` on `train`, a parquet file or a folder of images, all of which are taken. It is saved
-    in `out`/tokenizer/tokenizer.
+    """Train the tokenizer of `recipe` on `train`, a parquet file or a folder of images, all of which are taken. It is
+    saved in `out`/tokenizer/tokenizer.
 
     Raises:
         ValueError: if a setting or the data do not fit.

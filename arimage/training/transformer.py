@@ -26,9 +26,9 @@ from .tables import Recipe, new_model, settings_of
 class TransformerSettings(CaptionSettings):
     """How a LlamaGen transformer is trained, besides `CaptionSettings`.
 
-    At the full learning rate, text encoder and caption projection end in a constant that no longer tells captions apart.
-    `short_share` of the steps train on the first `short_tokens` tokens only, with as many more images: there the caption
-    decides most, while later tokens follow from the image's own beginning.
+    At the full learning rate, text encoder and caption projection end in a constant that no longer tells captions
+    apart. `short_share` of the steps train on the first `short_tokens` tokens only, with as many more images: there
+    the caption decides most, while later tokens follow from the image's own beginning.
     """
 
     short_share: Share = 0.75
@@ -132,9 +132,9 @@ def train_transformer(
     task_class: type[TransformerTask] = TransformerTask,
     beginning: Beginning = FRESH,
 ) -> ARImagePipeline:
-    """Train a text-conditional transformer of `task_class`, made with the arguments `model_config`, and a `T5EncoderModel`
-    (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in
-    float32.
+    """Train a text-conditional transformer of `task_class`, made with the arguments `model_config`, and a
+    `T5EncoderModel` (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the
+    averaged weights, in float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """

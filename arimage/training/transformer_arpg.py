@@ -18,10 +18,11 @@ from .transformer import TransformerSettings, TransformerTask
 
 @dataclass(frozen=True)
 class ARPGSettings(TransformerSettings):
-    """How an ARPG transformer is trained, besides `TransformerSettings`, whose first tokens are those of an image's order.
+    """How an ARPG transformer is trained, besides `TransformerSettings`, whose first tokens are those of an image's
+    order.
 
-    Each image of a step has an order of its own: raster for `raster_share` of them, farthest for `farthest_share`, and random
-    for the others.
+    Each image of a step has an order of its own: raster for `raster_share` of them, farthest for `farthest_share`, and
+    random for the others.
     """
 
     raster_share: Share = 0.25
@@ -34,15 +35,16 @@ class ARPGSettings(TransformerSettings):
 
 
 class ARPGTask(TransformerTask):
-    """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to `data`, in many orders."""
+    """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to `data`, in many
+    orders."""
 
     transformer_class, pipeline_class = ARPGTransformer, ARPGPipeline
     settings_class = ARPGSettings
 
     @staticmethod
     def starting_weights(trained: nn.Module) -> dict[str, torch.Tensor]:
-        """Of a LlamaGen, the first half of its blocks reads tokens, and what the others do besides attention starts the query
-        blocks. The head starts at zero: it was trained on other features."""
+        """Of a LlamaGen, the first half of its blocks reads tokens, and what the others do besides attention starts
+        the query blocks. The head starts at zero: it was trained on other features."""
         if not isinstance(trained, LlamaGenTransformer):
             return trained.state_dict()
         weights, half = trained.state_dict(), trained.config.num_layers // 2

@@ -26,8 +26,8 @@ from .tables import Recipe, new_model, settings_of
 class VideoSettings(CaptionSettings):
     """How a Cosmos transformer is trained, besides `CaptionSettings`.
 
-    `short_share` of the steps train on the first `short_frames` frames only, with as many more clips: what they show follows from
-    the caption, while later frames follow from those before.
+    `short_share` of the steps train on the first `short_frames` frames only, with as many more clips: what they show
+    follows from the caption, while later frames follow from those before.
     """
 
     short_share: Share = 0.5
@@ -79,7 +79,7 @@ class VideoTask(CaptionTask):
         return torch.cat([vq.encode(clips.to(vq.device, vq.dtype)).cpu() for clips in batches])
 
     def logits(self, captions: list[str], tokens: torch.LongTensor, dropped: torch.BoolTensor) -> torch.Tensor:
-        """[B, N, V] for clips [B, t, h, w]; those whose caption is dropped read zeros, as behind every caption."""
+        """[B, N, V] for clips [B, t, h, w]; those whose caption is dropped read zeros, like padding."""
         embeds, mask = self.embed(captions)
         read = mask.bool() & ~dropped.to(mask.device)[:, None]
         return self.transformer.predict(tokens, embeds.masked_fill(~read[..., None], 0))
@@ -135,8 +135,9 @@ def train_cosmos_transformer(
     *,
     beginning: Beginning = FRESH,
 ) -> CosmosPipeline:
-    """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens that `vq` gives to
-    the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in float32.
+    """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens
+    that `vq` gives to the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in
+    float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """

@@ -1,4 +1,5 @@
-"""Training of a text-conditional transformer of continuous tokens, jointly with a small T5 encoder, and of its drafter."""
+"""Training of a text-conditional transformer of continuous tokens, jointly with a small T5 encoder, and of its
+drafter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,12 +27,12 @@ from .tables import Recipe, new_model, settings_of
 
 @dataclass(frozen=True)
 class LatentLlamaSettings(CaptionSettings):
-    """How a transformer of continuous tokens is trained, besides `CaptionSettings`; `code_noise`, `noisy_share` and what belongs to
-    them mean nothing.
+    """How a transformer of continuous tokens is trained, besides `CaptionSettings`; `code_noise`, `noisy_share` and
+    what belongs to them mean nothing.
 
-    The head sees every token at `noises` random steps of the diffusion per forward pass of the transformer. To the tokens that
-    the transformer reads, noise is added, of a standard deviation up to `input_noise` per image: generated tokens are not
-    exactly those of the data either. A drafter is trained for `drafter_steps`.
+    The head sees every token at `noises` random steps of the diffusion per forward pass of the transformer. To the
+    tokens that the transformer reads, noise is added, of a standard deviation up to `input_noise` per image: generated
+    tokens are not exactly those of the data either. A drafter is trained for `drafter_steps`.
     """
 
     noises: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
@@ -40,8 +41,8 @@ class LatentLlamaSettings(CaptionSettings):
 
 
 class LatentLlamaTask(CaptionTask):
-    """Teaches `transformer`, and the text encoder of `pipe` unless it is frozen, the vectors that the `vq` of `pipe` gives to
-    `data`."""
+    """Teaches `transformer`, and the text encoder of `pipe` unless it is frozen, the vectors that the `vq` of `pipe`
+    gives to `data`."""
 
     @classmethod
     def settings_of(cls, recipe: Recipe) -> LatentLlamaSettings:
@@ -106,7 +107,8 @@ class LatentLlamaTask(CaptionTask):
         unconditional: torch.BoolTensor,
         generator: torch.Generator,
     ) -> torch.FloatTensor:
-        """Squared errors [B, N, noises, D] of the velocity of tokens [B, N, D], each at several random steps of the diffusion."""
+        """Squared errors [B, N, noises, D] of the velocity of tokens [B, N, D], each at several random steps of the
+        diffusion."""
         embeds, mask = left_pad(*self.embed(captions))
         read = tokens
         if self.training and self.settings.input_noise:
@@ -159,9 +161,9 @@ def train_latent_llama(
     *,
     beginning: Beginning = FRESH,
 ) -> LatentLlamaPipeline:
-    """Train a text-conditional `LatentLlamaTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
-    the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a drafter (`drafter_config`, None for none);
-    returns the pipeline with the averaged weights, in float32.
+    """Train a text-conditional `LatentLlamaTransformer(**model_config)` and a `T5EncoderModel`
+    (`T5Config(**text_config)`) on the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a
+    drafter (`drafter_config`, None for none); returns the pipeline with the averaged weights, in float32.
 
     `out` keeps checkpoints, logs, curves and samples; a second call resumes an interrupted run.
     """

@@ -1,5 +1,5 @@
-"""Training of text-conditional VAR transformers on the tokens of a multi-scale tokenizer: a large one jointly with a small
-T5 encoder, and a small one that refines what the large one begins."""
+"""Training of text-conditional VAR transformers on the tokens of a multi-scale tokenizer: a large one jointly with a
+small T5 encoder, and a small one that refines what the large one begins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +29,11 @@ from .tables import Recipe, TrainingTable, new_model, settings_of
 class VARTransformerSettings(CaptionSettings):
     """How a VAR transformer is trained, besides `CaptionSettings`.
 
-    `scale_shares[k]` of the steps train on the first k + 1 scales only, with as many more images as those and the caption
-    are shorter: the first scales decide what a caption asks for. Default: all steps train on all scales. The losses of the
-    scales from `first_scale` on are weighted by their numbers of tokens to the power `token_power`: with 1 every token
-    counts the same, with 0 every scale. With a teacher, `law_weight` weighs the divergence from its distribution.
+    `scale_shares[k]` of the steps train on the first k + 1 scales only, with as many more images as those and the
+    caption are shorter: the first scales decide what a caption asks for. Default: all steps train on all scales. The
+    losses of the scales from `first_scale` on are weighted by their numbers of tokens to the power `token_power`: with
+    1 every token counts the same, with 0 every scale. With a teacher, `law_weight` weighs the divergence from its
+    distribution.
     """
 
     text_learning_rate_scale: Number = 0.5
@@ -50,7 +51,7 @@ class VARTransformerSettings(CaptionSettings):
 
 
 def var_settings(recipe: Recipe, table: TrainingTable, name: str) -> VARTransformerSettings:
-    """The settings of the table `name`. What it leaves out is that of [transformer.training].
+    """The settings of the table `name`. [transformer.training] gives those that it leaves out.
 
     Raises:
         ValueError: if a setting is not one of them, or of a wrong type or range.
@@ -67,13 +68,14 @@ def _check_scales(settings: VARTransformerSettings, count: int, name: str) -> No
     for shares in (settings.scale_shares, *(stage.get("scale_shares") for stage in settings.stages)):
         if shares is not None and len(shares) != count:
             raise ValueError(
-                f"table [{name}.training]: scale_shares has {len(shares)} numbers: give one per scale of the tokenizer, {count}"
+                f"table [{name}.training]: scale_shares has {len(shares)} numbers: give one per scale, {count} in all"
             )
 
 
 class VARTransformerTask(CaptionTask):
-    """Teaches `network` the tokens that `pipe.vq` gives to `data`, under the captions that `pipe.text_encoder` reads, which
-    is trained too if its parameters require gradients. `pipe` generates the samples of the reports with `decoding`."""
+    """Teaches `network` the tokens that `pipe.vq` gives to `data`, under the captions that `pipe.text_encoder` reads,
+    which is trained too if its parameters require gradients. `pipe` generates the samples of the reports with
+    `decoding`."""
 
     @classmethod
     def trial(cls, recipe: Recipe, vq: VARVQModel) -> VARPipeline:
@@ -135,8 +137,8 @@ class VARTransformerTask(CaptionTask):
     def losses(
         self, captions: list[str], codes: list[torch.LongTensor], unconditional: torch.BoolTensor, noise: list
     ) -> list[torch.Tensor]:
-        """The mean loss per scale of `codes`, the first scales of all; `noise` are the tokens that the inputs are made from.
-        In evaluation mode it is the cross-entropy, with or without a teacher."""
+        """The mean loss per scale of `codes`, the first scales of all; `noise` are the tokens that the inputs are made
+        from. In evaluation mode it is the cross-entropy, with or without a teacher."""
         vq, teacher = self.frozen.pipe.vq, self.frozen.teacher
         embeds, mask = self.embed(captions)
         condition = {
@@ -215,8 +217,8 @@ def train_var_transformer(
     *,
     beginning: Beginning = FRESH,
 ) -> VARPipeline:
-    """Train a text-conditional `VARTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the
-    tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
+    """Train a text-conditional `VARTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
+    the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """
@@ -247,8 +249,9 @@ def train_refiner(
     *,
     compile: bool = False,
 ) -> VARPipeline:
-    """Train a second, smaller `VARTransformer(**model_config)` that reads the text encoder of `pipe` and learns from its
-    transformer as well as from the data; returns `pipe` with the averaged weights as its component `refiner`, in float32.
+    """Train a second, smaller `VARTransformer(**model_config)` that reads the text encoder of `pipe` and learns from
+    its transformer as well as from the data; returns `pipe` with the averaged weights as its component `refiner`, in
+    float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
     """

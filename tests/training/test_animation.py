@@ -81,8 +81,9 @@ def path(tmp_path_factory):
         picture[inside & (x < 0)] //= 2
         rows.append(
             {
-                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255), "caption": name, "captions": [name],
-                "style": "noto", "group": "objects", "name": name, "base": name, "skin_tones": [], "weight": 1.0,
+                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255), "caption": name,
+                "captions": [name], "style": "noto", "group": "objects", "name": name, "base": name,
+                "skin_tones": [], "weight": 1.0,
             }
         )  # fmt: skip
     path = tmp_path_factory.mktemp("data") / "sprites.parquet"

@@ -1,4 +1,5 @@
-"""A multi-scale tokenizer trains on a folder of images, from another tokenizer's weights, and goes on after an interruption."""
+"""A multi-scale tokenizer trains on a folder of images, from another tokenizer's weights, and goes on after an
+interruption."""
 
 import copy
 import functools

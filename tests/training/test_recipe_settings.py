@@ -1,4 +1,5 @@
-"""Every wrong value of every setting of the packaged recipes is refused in one sentence, before anything is trained."""
+"""Every wrong value of every setting of the packaged recipes is refused in one sentence, before anything is
+trained."""
 
 import copy
 import json
@@ -202,6 +203,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, tmp_path):
         (("generation", "sampling", "temprature"), 1.0, "temprature is not a setting"),
         (("generation", "sampling", "order"), "raster", "order is not a setting of a LlamaGenPipeline"),
         (("generation", "sampling", "num_diffusion_steps"), 25, "num_diffusion_steps is not a setting"),
+        (("generation", "sampling", "decoding"), {}, "decoding is not a setting: add a table"),
         (("generation", "decoding", "window"), 0, "window is 0"),
         (("generation", "decoding", "windows"), 5, "windows"),
         (("generation", "decoding"), {"name": "next-scale"}, "name is next-scale, which does not fit the model: "),

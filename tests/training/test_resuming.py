@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
 )
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, model, optimizer):
     fit(Mean(), SETTINGS, tmp_path)
-    with pytest.raises(ValueError, match="^.*checkpoint.pt is of a recipe with another model or another optimizer: "):
+    with pytest.raises(ValueError, match="^.*checkpoint.pt was written by a recipe with another model or optimizer: "):
         fit(Mean(**model), replace(SETTINGS, **optimizer), tmp_path)
 
 

@@ -40,8 +40,9 @@ def data(tmp_path_factory):
         picture[inside] = rgb
         rows.append(
             {
-                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255), "caption": f"{name}, noto style",
-                "captions": [f"a {name}"], "style": "noto", "group": "objects", "name": name, "base": name,
+                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255),
+                "caption": f"{name}, noto style", "captions": [f"a {name}"], "style": "noto", "group": "objects",
+                "name": name, "base": name,
                 "skin_tones": [], "weight": 1.0, "keywords": [f"{name} word"],
             }
         )  # fmt: skip

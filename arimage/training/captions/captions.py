@@ -1,4 +1,5 @@
-"""What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample images."""
+"""What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample
+images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,15 +28,16 @@ from .wording import draw_captions
 class CaptionSettings:
     """How a transformer is trained on captions.
 
-    `primary_share` of the captions are the primary one, the others a random variant; `framed_share` of them become part of a
-    sentence ("show me a cute dog"), `caption_dropout` are replaced by "no caption", and `code_noise` of the input tokens by
-    random ones. `noisy_share` of the images have more of these, any share up to `most_noise`, half of which come from
-    another image of the batch: without them the model continues an image from its own beginning, and a token that strays
-    from the caption is followed by others. The text encoder and the caption projection learn at `text_learning_rate_scale`
-    times the learning rate; without `train_text` the encoder stays as it is. `mixed_share` of the captions have up to half of
-    another one of the batch mixed into their embeddings, so that words the encoder places near a caption mean the same to the
-    transformer. Every report generates images of `sample_prompts`, with the arguments `sampling` of the pipeline.
-    Each of `stages` has the step `start` that it begins with, and the settings that change from there.
+    `primary_share` of the captions are the primary one, the others a random variant; `framed_share` of them become
+    part of a sentence ("show me a cute dog"), `caption_dropout` are replaced by "no caption", and `code_noise` of the
+    input tokens by random ones. `noisy_share` of the images have more of these, any share up to `most_noise`, half of
+    which come from another image of the batch: without them the model continues an image from its own beginning, and a
+    token that strays from the caption is followed by others. The text encoder and the caption projection learn at
+    `text_learning_rate_scale` times the learning rate; without `train_text` the encoder stays as it is. `mixed_share`
+    of the captions have up to half of another one of the batch mixed into their embeddings, so that words the encoder
+    places near a caption mean the same to the transformer. Every report generates images of `sample_prompts`, with the
+    arguments `sampling` of the pipeline. Each of `stages` has the step `start` that it begins with, and the settings
+    that change from there.
     """
 
     optimizer: OptimizerSettings
@@ -113,8 +115,8 @@ def new_text_parts(
 class CaptionTask(nn.Module):
     """The part of a task that does not depend on the kind of transformer.
 
-    `frozen.pipe` generates the samples of the reports with `decoding`. Subclasses register what is trained; the order is
-    that of the parameters in a checkpoint.
+    `frozen.pipe` generates the samples of the reports with `decoding`. Subclasses register what is trained; the order
+    is that of the parameters in a checkpoint.
     """
 
     def __init__(

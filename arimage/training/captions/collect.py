@@ -16,8 +16,8 @@ PATTERNS = (
 
 
 def collect_captions(data: ImageCaptions, trained: ImageCaptions, *, framed: bool = False) -> KnownCaptions:
-    """The captions of a training set, without those that a pattern makes of others and without lists that begin with the name
-    of their picture.
+    """The captions of a training set, without those that a pattern makes of others and without lists that begin with
+    the name of their picture.
 
     Args:
         data: the pictures as they are.

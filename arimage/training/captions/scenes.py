@@ -1,5 +1,5 @@
-"""More pictures from the sprites of a data set, with captions that say what was done: recoloured, on coloured grounds, several
-of one kind, and two of different kinds. What `emoji-checks` asks for is never made."""
+"""More pictures from the sprites of a data set, with captions that say what was done: recoloured, on coloured grounds,
+several of one kind, and two of different kinds. What `emoji-checks` asks for is never made."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ SCENE_PATTERNS = (
 
 @dataclass(frozen=True)
 class SceneSettings:
-    """How many pictures are made: `grounds` of each image on coloured backgrounds, `counted` of each noun and number, `pairs`
-    in all, and one of each sprite of one colour in every other colour. The shares of the draws are those of images as they
-    are, of `recoloured`, ... each."""
+    """How many pictures are made: `grounds` of each image on coloured backgrounds, `counted` of each noun and number,
+    `pairs` in all, and one of each sprite of one colour in every other colour. The shares of the draws are those of
+    images as they are, of `recoloured`, ... each."""
 
     grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
     counted: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
@@ -187,13 +187,15 @@ class _Pictures:
         captions = [caption for caption in captions if as_words(caption) not in self.prompts]
         if captions:
             for kept, one in (
-                (self.images, image), (self.alphas, alpha), (self.captions, captions), (self.names, name), (self.weights, weight),
+                (self.images, image), (self.alphas, alpha), (self.captions, captions), (self.names, name),
+                (self.weights, weight),
             ):  # fmt: skip
                 kept.append(one)
 
 
 def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut | None = None) -> ImageCaptions:
-    """`data` with captions as people type them, and the pictures that `settings` asks for. The same for the same arguments.
+    """`data` with captions as people type them, and the pictures that `settings` asks for. The same for the same
+    arguments.
 
     Args:
         data: sprites on white.

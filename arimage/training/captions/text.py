@@ -19,9 +19,10 @@ from .wording import draw_captions
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a batch, and
-    pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are reduced to `picture_size`
-    pixels along each side. `primary_share` and `framed_share` are those of `CaptionSettings`."""
+    """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a
+    batch, and pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are
+    reduced to `picture_size` pixels along each side. `primary_share` and `framed_share` are those of
+    `CaptionSettings`."""
 
     optimizer: OptimizerSettings
     batch_size: Batch = 256
@@ -75,7 +76,7 @@ class TextTask(nn.Module):
             self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
         )
         scores = self.log_scale.exp() * self.text_features(captions) @ self.picture_features(index).T
-        # The same picture twice in a batch is no mistake.
+        # Two rows of a batch may be the same picture.
         twice = (index[:, None] == index).fill_diagonal_(False).to(scores.device)
         scores, right = scores.masked_fill(twice, float("-inf")), torch.arange(len(index), device=scores.device)
         loss = (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right)) / 2
@@ -93,5 +94,6 @@ def train_text_encoder(
     out: str | Path,
     device: str = "cpu",
 ) -> None:
-    """Train `text_encoder` in place to tell the captions of `data` apart; `out` keeps checkpoint and log, and a second call resumes."""
+    """Train `text_encoder` in place to tell the captions of `data` apart; `out` keeps checkpoint and log, and a second
+    call resumes."""
     fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out)

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 
-# CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name several.
+# CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name
+# several.
 PLAIN_WORDS = {
     "airplane": "airplane, plane, aeroplane",
     "alarm clock": "alarm clock, clock",
@@ -207,8 +208,8 @@ TEMPLATES = ("{a}", "{a}", "an emoji of {a}", "{n} emoji", "a picture of {a}", "
 ADJECTIVES = tuple(
     (
         "big small little cute simple nice pretty funny tiny large huge lovely beautiful great good pleasant gorgeous "
-        "adorable fancy plain basic typical normal ordinary regular classic standard perfect wonderful amazing awesome fine "
-        "neat tidy charming detailed cartoon stylish delightful proper"
+        "adorable fancy plain basic typical normal ordinary regular classic standard perfect wonderful amazing "
+        "awesome fine neat tidy charming detailed cartoon stylish delightful proper"
     ).split()
 )
 # Sentences around a caption.
@@ -226,11 +227,12 @@ FRAMES = (
 )  # fmt: skip
 # Names of what cannot be counted, or is more than one already.
 _UNCOUNTABLE = set(
-    "bacon bread broccoli butter celery coal cooking corn curry custard fire fog garlic gear ginger ice lightning mate meat "
-    "milk money popcorn rain rice salt sand scissors seaweed snow soap spaghetti sushi wood yarn mail glasses headphones "
-    "jeans fries shorts briefs socks gloves goggles chopsticks grapes cherries peanuts blueberries beans maracas skis sky "
-    "foggy desert cinema camping stadium cityscape volcano rainbow tornado sunrise sunset fireworks pancakes houses books "
-    "chains badminton lacrosse tennis luggage dna cattle coffee tea".split()
+    "bacon bread broccoli butter celery coal cooking corn curry custard fire fog garlic gear ginger ice lightning "
+    "mate meat milk money popcorn rain rice salt sand scissors seaweed snow soap spaghetti sushi wood yarn mail "
+    "glasses headphones jeans fries shorts briefs socks gloves goggles chopsticks grapes cherries peanuts "
+    "blueberries beans maracas skis sky foggy desert cinema camping stadium cityscape volcano rainbow tornado "
+    "sunrise sunset fireworks pancakes houses books chains badminton lacrosse tennis luggage dna cattle "
+    "coffee tea".split()
 )
 _IRREGULAR = {"mouse": "mice", "goose": "geese", "ox": "oxen", "fish": "fish", "sheep": "sheep", "deer": "deer"} | {
     "bison": "bison", "moose": "moose", "squid": "squid", "shrimp": "shrimp", "wolf": "wolves", "leaf": "leaves",
@@ -252,7 +254,8 @@ def with_article(phrase: str) -> str:
         return phrase
     if last.endswith("s") and not last.endswith(("ss", "us", "is", "lens")):
         return phrase
-    return f"{'an' if first[0] in 'aeiouAEIOU' and not first.startswith(('uni', 'eu', 'ew', 'one', 'use')) else 'a'} {phrase}"
+    vowel = first[0] in "aeiouAEIOU" and not first.startswith(("uni", "eu", "ew", "one", "use"))
+    return f"{'an' if vowel else 'a'} {phrase}"
 
 
 def plural(noun: str) -> str:
@@ -283,7 +286,7 @@ def written_captions() -> dict[str, list[str]]:
 
 
 def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
-    """Of the keywords of each image, those that at most `most` images have: the others tell too little."""
+    """The keywords of each image that at most `most` images have. The others say too little."""
     counts = Counter(word for words in keywords for word in set(words))
     return [[word for word in words if counts[word] <= most] for words in keywords]
 
@@ -308,8 +311,8 @@ def draw_captions(
     primary_share: float = 0.5,
     framed_share: float = 0.0,
 ) -> list[str]:
-    """A caption per image of `index`: `primary_share` of them the primary one, else any of its variants; `framed_share` of these in
-    one of `FRAMES`, every second with one of `ADJECTIVES`."""
+    """A caption per image of `index`: `primary_share` of them the primary one, else any of its variants;
+    `framed_share` of these in one of `FRAMES`, every second with one of `ADJECTIVES`."""
     chosen = []
     for i, row in zip(index.tolist(), torch.rand(len(index), 5, generator=generator).tolist(), strict=True):
         variant, primary, framed, adjective, frame = row

@@ -213,14 +213,22 @@ def test_the_packaged_checks_are_held_out():
 
 
 @pytest.mark.parametrize(
-    "name, noun", [("automobile", "car"), ("red heart", "heart"), ("closed book", "book"), ("green apple", "apple"), ("light blue heart", "heart"), ("owl", "owl")]
+    "name, noun",
+    [
+        ("automobile", "car"), ("red heart", "heart"), ("closed book", "book"), ("green apple", "apple"),
+        ("light blue heart", "heart"), ("owl", "owl"),
+    ],
 )  # fmt: skip
 def test_nouns_are_what_people_say_without_the_colour(name, noun):
     assert noun_of(name) == noun
 
 
 @pytest.mark.parametrize(
-    "noun, many", [("cat", "cats"), ("bus", "buses"), ("cherry", "cherries"), ("key", "keys"), ("mouse", "mice"), ("computer mouse", "computer mice"), ("fox", "foxes"), ("fish", "fish"), ("torch", "torches")]
+    "noun, many",
+    [
+        ("cat", "cats"), ("bus", "buses"), ("cherry", "cherries"), ("key", "keys"), ("mouse", "mice"),
+        ("computer mouse", "computer mice"), ("fox", "foxes"), ("fish", "fish"), ("torch", "torches"),
+    ],
 )  # fmt: skip
 def test_plurals(noun, many):
     assert is_countable(noun) and plural(noun) == many
@@ -232,7 +240,12 @@ def test_what_cannot_be_counted_is_not(noun):
 
 
 @pytest.mark.parametrize(
-    "phrase, text", [("cat", "a cat"), ("owl", "an owl"), ("unicorn", "a unicorn"), ("ewe", "a ewe"), ("umbrella", "an umbrella"), ("bread", "bread"), ("red cherries", "red cherries"), ("the moon", "the moon"), ("bus", "a bus"), ("100", "100")]
+    "phrase, text",
+    [
+        ("cat", "a cat"), ("owl", "an owl"), ("unicorn", "a unicorn"), ("ewe", "a ewe"),
+        ("umbrella", "an umbrella"), ("bread", "bread"), ("red cherries", "red cherries"),
+        ("the moon", "the moon"), ("bus", "a bus"), ("100", "100"),
+    ],
 )  # fmt: skip
 def test_articles(phrase, text):
     assert with_article(phrase) == text
