@@ -100,8 +100,8 @@ def generate(
     mask_image: Annotated[
         Path | None,
         typer.Option(
-            help="Mask: white where --image is generated again, black where it is kept. Default: what is transparent in "
-            "--image is generated again."
+            help="Mask: white where --image is generated again, black where it is kept. "
+            "Default: what is transparent in --image is generated again."
         ),
     ] = None,
     video: Annotated[
@@ -277,7 +277,8 @@ def models(
     ] = None,
     search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
 ) -> None:
-    """List the models that have a name, with what they download and take of the disk; or, with a name, what that model knows."""
+    """List the models that have a name, with what they download and take of the disk; or, with a name, what that model
+    knows."""
     from rich.console import Console
     from rich.table import Table
 
@@ -480,7 +481,8 @@ def serve(
     alias: Annotated[
         list[str] | None,
         typer.Option(
-            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; repeat for more."
+            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; "
+            "repeat for more."
         ),
     ] = None,
     any_size: Annotated[
@@ -577,8 +579,8 @@ def main() -> None:
 
 
 def run() -> None:
-    """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down object by object takes
-    another second."""
+    """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down
+    object by object takes another second."""
     status = 1
 
     def leave() -> None:

@@ -155,7 +155,8 @@ def choose_device(name: str | None) -> str:
 
 
 def fast_dtype(device: str):
-    """bfloat16 where the hardware multiplies it faster than float32 (accelerators, CPUs with AMX or AVX-512 BF16), else float32."""
+    """bfloat16 where the hardware multiplies it faster than float32 (accelerators, CPUs with AMX or AVX-512 BF16),
+    else float32."""
     import torch
 
     fast = (
@@ -168,8 +169,8 @@ def fast_dtype(device: str):
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For imports: the frameworks allocate half a million objects that all stay, and searching them for garbage over and over takes a
-    fifth of the time to a picture. They are searched neither inside nor later."""
+    """For imports: the frameworks allocate half a million objects that all stay, and searching them for garbage over
+    and over takes a fifth of the time to a picture. They are searched neither inside nor later."""
     gc.disable()
     try:
         yield
@@ -190,8 +191,8 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
         continues: whether it takes those that only continue an image or a video.
 
     Raises:
-        ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the command
-            takes none.
+        ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
+            command takes none.
     """
     device = choose_device(device)
     import torch

@@ -1,4 +1,5 @@
-"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence. No heavy imports."""
+"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence. No heavy
+imports."""
 
 import functools
 import inspect
@@ -25,8 +26,8 @@ Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10)]
 Decay = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=2**16)]
-# The shape of a network: its layers, the width of one or of several, tokens along a side, the sides of maps from coarse to fine, and what
-# keeps a division finite.
+# The shape of a network: its layers, the width of one or of several, tokens along a side, the sides of maps from
+# coarse to fine, and what keeps a division finite.
 Layers = Annotated[int, Field(strict=True, ge=1, le=1000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=2**17)]
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=20)]
@@ -138,7 +139,8 @@ def check_encodable(name: str, text: str) -> None:
     """
     if re.search("[\ud800-\udfff]", text):
         raise ValueError(
-            f"the {name} {reprlib.repr(text)} holds half a surrogate pair, or a byte that is not UTF-8: give it as UTF-8"
+            f"the {name} {reprlib.repr(text)} holds half a surrogate pair, or a byte that is not UTF-8: give it as "
+            "UTF-8"
         )
 
 

@@ -1,4 +1,5 @@
-"""Collaborative decoding at every hand-over compared with the large model alone: seconds, memory, retrieval, deviation.
+"""Collaborative decoding at every hand-over compared with the large model alone: seconds, memory, retrieval,
+deviation.
 
 python benchmarks/collaborative.py --train train.parquet
 """
@@ -39,7 +40,8 @@ def main() -> None:
     condition = {"prompt": [captions[0] for captions in trained_on.captions[: arguments.batch_size]]}
     rows = measure(pipe, condition, decodings, batch_size=arguments.batch_size, runs=arguments.runs, seed=0)
     print(
-        f"Batch of {arguments.batch_size}, medians of {arguments.runs} runs with ranges, {torch.get_num_threads()} threads.\n"
+        f"Batch of {arguments.batch_size}, medians of {arguments.runs} runs with ranges, {torch.get_num_threads()} "
+        "threads.\n"
     )
     print("| decoding | tokens by the refiner | seconds | peak MiB | top-1 | top-5 | deviation (floor) |")
     print("| --- " * 7 + "|")

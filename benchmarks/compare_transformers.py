@@ -1,10 +1,11 @@
 """Janus and Emu3 next to `generate` of transformers: the same random weights, the same settings, one process, in turn.
 
-The language models have the widths of Janus-Pro-1B, Janus-Pro-7B and Emu3, but few layers (--layers) and an image tokenizer
-that is not run; the vocabulary of Janus's text is cut, since no image needs it, while Emu3's, over which transformers
-computes its logits, takes 6 GB in float32. Before anything is timed, the greedy tokens of transformers are checked with our
-logits. A step is a forward pass with what it takes to sample from it. transformers takes a step of Emu3 for every row end,
-ours none; its cache of Emu3 grows with the image, so that its first steps (--steps) are the cheapest.
+The language models have the widths of Janus-Pro-1B, Janus-Pro-7B and Emu3, but few layers (--layers) and an image
+tokenizer that is not run; the vocabulary of Janus's text is cut, since no image needs it, while Emu3's, over which
+transformers computes its logits, takes 6 GB in float32. Before anything is timed, the greedy tokens of transformers
+are checked with our logits. A step is a forward pass with what it takes to sample from it. transformers takes a step
+of Emu3 for every row end, ours none; its cache of Emu3 grows with the image, so that its first steps (--steps) are the
+cheapest.
 
 python benchmarks/compare_transformers.py --model janus-pro-1b emu3 --layers 4 --dtype bfloat16 --steps 64
 """

@@ -1,8 +1,9 @@
 """VAR next to its original: the same random weights of the published sizes, the same settings, one process, in turn.
 
-The original is a clone of https://github.com/FoundationVision/VAR, whose `autoregressive_infer_cfg` runs unchanged: classes,
-guided, 256 pixels, with and without the image decoder. In bfloat16 it runs under autocast, as in its own demo. Its weights
-are loaded by our converter, and its greedy tokens are checked with our logits before anything is timed.
+The original is a clone of https://github.com/FoundationVision/VAR, whose `autoregressive_infer_cfg` runs unchanged:
+classes, guided, 256 pixels, with and without the image decoder. In bfloat16 it runs under autocast, as in its own
+demo. Its weights are loaded by our converter, and its greedy tokens are checked with our logits before anything is
+timed.
 
 git clone https://github.com/FoundationVision/VAR
 python benchmarks/compare_var.py --reference VAR --depth 16 --dtype float32 bfloat16 --batch-size 1 4

@@ -1,6 +1,6 @@
-"""Writes the prompts of `emoji-checks` (arimage/assets/emoji-reference/checks.jsonl) from the emoji data set: known names,
-paraphrases, and colours, counts and pairs that training leaves out. Objects are those that the checks recognise in a picture
-made from their own sprites.
+"""Writes the prompts of `emoji-checks` (arimage/assets/emoji-reference/checks.jsonl) from the emoji data set: known
+names, paraphrases, and colours, counts and pairs that training leaves out. Objects are those that the checks recognise
+in a picture made from their own sprites.
 
 python benchmarks/emoji_checks.py --train train.parquet
 """

@@ -11,10 +11,11 @@ from arimage.training.data import ImageCaptions
 def caption_retrieval(
     pipe: ARImagePipeline, data: ImageCaptions, gallery: ImageCaptions, *, count: int, seed: int = 0, **settings
 ) -> dict[str, float]:
-    """Generate `count` primary captions of `data`, chosen without replacement by `seed`, and look the images up in `gallery`.
+    """Generate `count` primary captions of `data`, chosen without replacement by `seed`, and look the images up in
+    `gallery`.
 
-    `settings` go to the pipeline. Returns the shares of `retrieval_accuracy` for the exact name, "top-1" and "top-5", and for
-    any skin tone of the concept, "top-1 of any tone" and "top-5 of any tone".
+    `settings` go to the pipeline. Returns the shares of `retrieval_accuracy` for the exact name, "top-1" and "top-5",
+    and for any skin tone of the concept, "top-1 of any tone" and "top-5 of any tone".
     """
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count].tolist()
     generator = torch.Generator().manual_seed(seed)
@@ -49,8 +50,8 @@ def psnr(images: torch.Tensor, reconstructions: torch.Tensor) -> float:
 def patch_kmeans_reconstructions(
     train: torch.Tensor, heldout: torch.Tensor, patch_size: int, count: int, *, rounds: int = 12, seed: int = 0
 ) -> torch.Tensor:
-    """Held-out images [K, 3, S, S] rebuilt from the `count` k-means centres of the patches of `train` [M, 3, S, S]: a codebook
-    without a network, which a trained tokenizer with the same grid must beat."""
+    """Held-out images [K, 3, S, S] rebuilt from the `count` k-means centres of the patches of `train` [M, 3, S, S]: a
+    codebook without a network, which a trained tokenizer with the same grid must beat."""
 
     def patches(images: torch.Tensor) -> torch.Tensor:
         return F.unfold(images, patch_size, stride=patch_size).transpose(1, 2)

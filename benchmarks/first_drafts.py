@@ -1,5 +1,6 @@
-"""About the most that better first drafts can save speculative Jacobi decoding: forward passes with uniform first drafts, and with first drafts
-that are sampled one after another from the model itself, in forward passes that are not counted.
+"""About the most that better first drafts can save speculative Jacobi decoding: forward passes with uniform first
+drafts, and with first drafts that are sampled one after another from the model itself, in forward passes that are not
+counted.
 
     python benchmarks/first_drafts.py --prompts prompts.jsonl
 """

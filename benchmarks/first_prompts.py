@@ -1,4 +1,5 @@
-"""One sheet of the pictures of a model for the sixty prompts of first_prompts.txt, each with its prompt, to be judged by eye.
+"""One sheet of the pictures of a model for the sixty prompts of first_prompts.txt, each with its prompt, to be judged
+by eye.
 
 python benchmarks/first_prompts.py --model run/model --out first_prompts.png
 """

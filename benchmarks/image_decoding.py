@@ -1,8 +1,9 @@
 """From tokens to pixels: seconds and peak memory of the image tokenizers, random weights of the published sizes.
 
-The rows of a table are one tokenizer with other settings, timed in turn: as it is, with its weights in channels_last, and, where
-it has them, with slicing and tiling; on a GPU also with the group norm and SiLU of torch instead of Triton's. The peak of memory
-on a CPU is that of the process, with the weights of all rows. --profile prints what the time goes to instead.
+The rows of a table are one tokenizer with other settings, timed in turn: as it is, with its weights in channels_last,
+and, where it has them, with slicing and tiling; on a GPU also with the group norm and SiLU of torch instead of
+Triton's. The peak of memory on a CPU is that of the process, with the weights of all rows. --profile prints what the
+time goes to instead.
 
 python benchmarks/image_decoding.py --tokenizer llamagen var --size 256 512 --batch-size 1 4 --dtype float32 bfloat16
 """

@@ -1,7 +1,7 @@
 """The kernels on a GPU: Triton against the definition in torch, and against the time that its bytes take to copy.
 
-Medians and, in brackets, the 10th and 90th percentile, with a cold L2 cache. `floor` is what the kernel must at least read
-and write, over the bandwidth of a copy measured first.
+Medians and, in brackets, the 10th and 90th percentile, with a cold L2 cache. `floor` is what the kernel must at least
+read and write, over the bandwidth of a copy measured first.
 
 python benchmarks/kernel_times.py --batch 4 --window 64 --vocab-size 16384
 """

@@ -1,9 +1,9 @@
 """A synthetic distribution of images of any grid size, to compare decodings in seconds without a network.
 
-A token depends on the tokens to the left, above, above-left and above-right of it, through random tables; `coupling` is the
-strength. It is a `TokenModel`, so every decoding without a drafter runs on it. The table shows the forward passes per image and
-the tokens evaluated per pass and image, as means over the images, and how far the tokens are from the model's distribution
-(`arimage.eval.bench.deviation`).
+A token depends on the tokens to the left, above, above-left and above-right of it, through random tables; `coupling`
+is the strength. It is a `TokenModel`, so every decoding without a drafter runs on it. The table shows the forward
+passes per image and the tokens evaluated per pass and image, as means over the images, and how far the tokens are from
+the model's distribution (`arimage.eval.bench.deviation`).
 
 python benchmarks/markov_mesh.py --decoding ar sjd sjd-coupled:window=64 sjd-lazy
 """
@@ -94,7 +94,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[8])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    head = "| coupling | batch | decoding | exact | passes per image | fewer by | tokens per pass | deviation (floor) | seconds |"
+    head = (
+        "| coupling | batch | decoding | exact | passes per image | fewer by | tokens per pass | deviation (floor) "
+        "| seconds |"
+    )
     print(head + "\n" + "| --- " * 9 + "|")
     seeds = arguments.seed + torch.arange(arguments.images)
     for coupling in arguments.coupling:

@@ -1,9 +1,10 @@
-"""How a step of LlamaGen scales with the images at a time, the window and the grid, next to the least that it must take here.
+"""How a step of LlamaGen scales with the images at a time, the window and the grid, next to the least that it must
+take here.
 
-Random weights of a published size, guided. The floor of a step is the longer of two times: to copy the bytes of its weights
-and of the keys and values of half of the image, and to multiply its matrices, at the rates that this machine reached in the
-same run. Steps are timed by whole images, or by their first --steps steps. Random weights do not tell how many steps a window
-saves.
+Random weights of a published size, guided. The floor of a step is the longer of two times: to copy the bytes of its
+weights and of the keys and values of half of the image, and to multiply its matrices, at the rates that this machine
+reached in the same run. Steps are timed by whole images, or by their first --steps steps. Random weights do not tell
+how many steps a window saves.
 
 python benchmarks/scaling.py --size b --batch-size 1 4 --window 8 16 32 64 --grid 16 24 --out scaling.png
 """
@@ -30,7 +31,8 @@ GROUPS = 2
 
 
 class Point(NamedTuple):
-    """The runs of one decoding, and the milliseconds that its step must at least take: for its bytes, for its products."""
+    """The runs of one decoding, and the milliseconds that its step must at least take: for its bytes, for its
+    products."""
 
     title: str
     batch: int
@@ -72,8 +74,8 @@ def peak(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def floors(network: LlamaGenTransformer, rows: int, queries: int, tokens: int, rates: tuple) -> tuple[float, float]:
-    """Milliseconds of a step with `queries` queries in each of `rows` rows, which attend to `tokens` tokens, at these bytes and
-    operations per second."""
+    """Milliseconds of a step with `queries` queries in each of `rows` rows, which attend to `tokens` tokens, at these
+    bytes and operations per second."""
     weights = sum(p.numel() for name, p in network.named_parameters() if "embedding" not in name)
     states = 2 * network.config.num_layers * network.config.hidden_size * tokens
     moved = network.head.weight.itemsize * (weights + rows * states)

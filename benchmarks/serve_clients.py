@@ -1,7 +1,8 @@
 """Images per second and latency of `arimage serve` with many clients, each of which asks for one image after another.
 
 python benchmarks/serve_clients.py --clients 50 --requests 2
-python benchmarks/serve_clients.py --against CHECKOUT    # in turn with the arimage of another checkout, in processes of their own
+python benchmarks/serve_clients.py --against CHECKOUT    # in turn with the arimage of another checkout, in processes
+of their own
 """
 
 import argparse

@@ -18,8 +18,8 @@ from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 
 
 class Run(NamedTuple):
-    """One call: seconds of the wall and of the CPU (all threads) per unit, how many units it had, and its peak of memory in MiB,
-    weights included; empty where the system does not report it."""
+    """One call: seconds of the wall and of the CPU (all threads) per unit, how many units it had, and its peak of
+    memory in MiB, weights included; empty where the system does not report it."""
 
     wall: float
     cpu: float
@@ -68,7 +68,8 @@ def begin(arguments: argparse.Namespace) -> torch.device:
     device = torch.device(arguments.device)
     found = machine(device)
     print(
-        f"{found['device']}, {found['threads']} threads, torch {found['torch']}. Medians of {arguments.repeats} with ranges."
+        f"{found['device']}, {found['threads']} threads, torch {found['torch']}. Medians of {arguments.repeats} with "
+        "ranges."
     )
     return device
 
@@ -79,7 +80,8 @@ def cases(arguments: argparse.Namespace) -> list[tuple[torch.dtype, int]]:
 
 
 def add_reference(checkout: str, file: str) -> None:
-    """Let the modules of a checkout, which has `file`, be imported. What they use that is deprecated is not our concern."""
+    """Let the modules of a checkout, which has `file`, be imported. What they use that is deprecated is not our
+    concern."""
     if not (Path(checkout) / file).is_file():
         raise SystemExit(f"--reference is {checkout}, which has no {file}: give a clone of the original's repository")
     sys.path.insert(0, checkout)
@@ -87,8 +89,8 @@ def add_reference(checkout: str, file: str) -> None:
 
 
 def in_turn(calls: dict[str, Callable[[], int]], repeats: int, device: torch.device) -> dict[str, list[Run]]:
-    """The timed runs of every call, which take turns. A call returns how many units it had, such as forward passes, the same
-    each time."""
+    """The timed runs of every call, which take turns. A call returns how many units it had, such as forward passes,
+    the same each time."""
     runs = {name: [] for name in calls}
     for repeat in range(-1, repeats):
         for name, call in calls.items():
@@ -137,8 +139,8 @@ def guided(logits: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def greedy_gap(logits: torch.Tensor, tokens: torch.LongTensor) -> float:
-    """By how many standard deviations the logits [B, Q, V] of greedy tokens [B, Q] are at most below the largest; 0 where all
-    tokens are greedy here, too."""
+    """By how many standard deviations the logits [B, Q, V] of greedy tokens [B, Q] are at most below the largest; 0
+    where all tokens are greedy here, too."""
     return float((logits.amax(-1) - logits.gather(-1, tokens[..., None])[..., 0]).max() / logits.std())
 
 
@@ -160,7 +162,8 @@ def check_gap(gap: float, count: int, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def run_steps(bind: Callable[[], TokenModel], decoding: Decoding, sampling: Sampling, batch: int, steps: int) -> int:
-    """Bind a model and decode with it for `steps` forward passes, or until all images are finished. Returns the passes."""
+    """Bind a model and decode with it for `steps` forward passes, or until all images are finished. Returns the
+    passes."""
     model = bind()
     seeds = torch.arange(batch, device=model.device)
     state = decode(model, decoding, sampling, seeds, lambda _, passes: passes >= steps)

@@ -1,23 +1,31 @@
-"""Kernel launches and bytes of one decoding step at the sizes of published models, counted without a GPU or any weights.
+"""Kernel launches and bytes of one decoding step at the sizes of published models, counted without a GPU or any
+weights.
 
-Components and inputs are fake CUDA tensors, which have shapes but no memory. Every operator that a step calls is counted:
+Components and inputs are fake CUDA tensors, which have shapes but no memory. Every operator that a step calls is
+counted:
 
-- One launch per operator, whatever it is made of (a sort, a top-k and a sum over blocks are several kernels in truth). Views
+- One launch per operator, whatever it is made of (a sort, a top-k and a sum over blocks are several kernels in truth).
+Views
   and `empty` launch nothing.
-- The bytes of an operator are those of its tensors, inputs read and outputs written, elements of an expanded tensor once.
+- The bytes of an operator are those of its tensors, inputs read and outputs written, elements of an expanded tensor
+once.
   An in-place operator reads and writes its tensor; `copy_`, `fill_`, `full_like` and `out=` only write it.
-- `gather`, indexing and embeddings read the indices and only the elements that they look up. `scatter_`, `index_put_` and
-  `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are not in
-  place copy the whole tensor first.
-- Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and writes its
+- `gather`, indexing and embeddings read the indices and only the elements that they look up. `scatter_`, `index_put_`
+and
+  `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are not
+  in place copy the whole tensor first.
+- Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and
+writes its
   output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
-- A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what it
-  reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers.
-  What is copied or filled for a kernel counts as any other operator.
+- A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
+it
+  reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only two
+  numbers. What is copied or filled for a kernel counts as any other operator.
 
-`model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is everything else.
-The floor reads every weight that the forward pass uses once, and the keys and values of the prompt and half of the image (of a
-next-scale model: of the scales so far). The ratio is all bytes over the floor. Launches are the same at every batch size.
+`model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is
+everything else. The floor reads every weight that the forward pass uses once, and the keys and values of the prompt
+and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor. Launches
+are the same at every batch size.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
 python benchmarks/step_cost.py --write-table    # writes step_cost.tsv, which the tests compare with
@@ -49,8 +57,8 @@ from arimage.decoding.run.watch import INTERVAL
 SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")
 DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32", "sjd-coupled:window=64")
 DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
-# The rows of the committed table: every decoding, and every family. path-jacobi and path-speculative read the device in a step,
-# which fake tensors cannot.
+# The rows of the committed table: every decoding, and every family. path-jacobi and path-speculative read the device
+# in a step, which fake tensors cannot.
 TABLE = Path(__file__).with_name("step_cost.tsv")
 COLUMNS = ("model", "decoding", "of a")
 COLUMNS += ("launches in the model", "launches outside", "bytes in the model", "bytes outside")
@@ -300,8 +308,8 @@ def image_cost(bound: Bound, decoding, batch: int) -> Cost:
 
 
 def committed_rows(model: str) -> Iterator[tuple[str | int, ...]]:
-    """The rows that `TABLE` has for a model, counted now, for two layers and two images: of a step half-way through the
-    image, or of a whole image if every step has shapes of its own."""
+    """The rows that `TABLE` has for a model, counted now, for two layers and two images: of a step half-way through
+    the image, or of a whole image if every step has shapes of its own."""
     bound = MODELS[model].build(2)(2)
     for text in COMMITTED[model]:
         decoding = decoding_from_text(text)

@@ -1,5 +1,5 @@
-"""Models of published shapes for `step_cost.py`, bound to the conditions of a call. They are built on fake CUDA tensors,
-which need no weights and no memory."""
+"""Models of published shapes for `step_cost.py`, bound to the conditions of a call. They are built on fake CUDA
+tensors, which need no weights and no memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +39,8 @@ PROMPT = 32
 
 
 class Bound(NamedTuple):
-    """A model bound to the images of one call, how its tokens are sampled, how many K/V slots its image has, and the networks
-    whose weights count."""
+    """A model bound to the images of one call, how its tokens are sampled, how many K/V slots its image has, and the
+    networks whose weights count."""
 
     model: Any
     sampling: Sampling | LatentSampling

@@ -1,4 +1,5 @@
-"""Generate images, then generate parts of them again: python examples/editing.py docs/images/editing.png [MODEL ...]"""
+"""Generate images, then generate parts of them again: python examples/editing.py docs/images/editing.png [MODEL
+...]"""
 
 import sys
 

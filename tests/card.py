@@ -1,4 +1,5 @@
-"""An accelerator without one: tensors that say `cuda:0` and hold a CPU tensor, and CUDA graphs that are tapes of operators.
+"""An accelerator without one: tensors that say `cuda:0` and hold a CPU tensor, and CUDA graphs that are tapes of
+operators.
 
     pipe = card.move(pipe)
     with card.card() as device:
@@ -6,13 +7,13 @@
         pipe("a red heart")
     print(device.captures, device.replays, device.waits)
 
-The code that is tested takes its CUDA branches as it is, since tensors answer for themselves where they are. Operators run on the
-CPU, Triton kernels by their definitions in torch, and `torch.compile` returns what it was given. What a CUDA device refuses, or
-gets wrong without a word, raises a `CardError`: tensors of two devices in one operator, a host that waits in a capture, a graph that
-uses memory which was freed.
+The code that is tested takes its CUDA branches as it is, since tensors answer for themselves where they are. Operators
+run on the CPU, Triton kernels by their definitions in torch, and `torch.compile` returns what it was given. What a
+CUDA device refuses, or gets wrong without a word, raises a `CardError`: tensors of two devices in one operator, a host
+that waits in a capture, a graph that uses memory which was freed.
 
-What it cannot show: streams that run at the same time, pinned memory, the caching allocator, the Triton kernels themselves, and the
-rounding of a GPU.
+What it cannot show: streams that run at the same time, pinned memory, the caching allocator, the Triton kernels
+themselves, and the rounding of a GPU.
 """
 
 import contextlib
@@ -103,7 +104,8 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def on_host(value: Any, inputs: list, hosts: list) -> Any:
-    """An argument of an operator with the CPU tensors of those on the card, which are added to `inputs`, the others to `hosts`."""
+    """An argument of an operator with the CPU tensors of those on the card, which are added to `inputs`, the others to
+    `hosts`."""
     if isinstance(value, OnCard):
         inputs.append(value)
         return value.elem
@@ -245,13 +247,15 @@ class Device:
 
 
 class Tape:
-    """A CUDA graph: the operators of a capture, on the memory that they used. A capture runs nothing, so at its end that memory is as
-    it was. What was allocated in the capture belongs to a pool that graphs share: between replays it holds nothing of use."""
+    """A CUDA graph: the operators of a capture, on the memory that they used. A capture runs nothing, so at its end
+    that memory is as it was. What was allocated in the capture belongs to a pool that graphs share: between replays it
+    holds nothing of use."""
 
     def __init__(self):
         # Operators, their arguments, and those of their results that are not views of what there was.
         self._calls = []
-        # By memory: what was in it before the capture wrote it, and tensors of what others and the capture itself allocated.
+        # By memory: what was in it before the capture wrote it, and tensors of what others and the capture itself
+        # allocated.
         self._before, self._used, self._own = {}, {}, {}
         self._pool: list[torch.Tensor] = []
         self._poison: list[torch.Tensor] = []

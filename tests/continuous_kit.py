@@ -1,5 +1,5 @@
-"""What tests whether a decoding of continuous tokens is exact: models whose head is the exact denoiser of a known distribution, and
-tests of whether samples follow one."""
+"""What tests whether a decoding of continuous tokens is exact: models whose head is the exact denoiser of a known
+distribution, and tests of whether samples follow one."""
 
 import copy
 
@@ -10,7 +10,8 @@ from arimage.models.denoising_head import diffusion_tables
 
 
 class VectorCache:
-    """The tokens that were fed, by slot [B, N + 1, D], and which slots were written; the last takes what is to be thrown away."""
+    """The tokens that were fed, by slot [B, N + 1, D], and which slots were written; the last takes what is to be
+    thrown away."""
 
     def __init__(self, batch_size, slots, dim):
         self.tokens, self.written = torch.zeros(batch_size, slots + 1, dim), torch.zeros(batch_size, slots + 1).bool()
@@ -24,9 +25,9 @@ class VectorCache:
 
 
 class MixtureModel:
-    """A `CausalLatentModel` of N tokens [D]: each is SLOPE times the sum of half of the token before, a quarter of the one before
-    that, and so on, plus one of several offsets, plus normal noise. Its head is the exact denoiser of such a mixture. It refuses to
-    read a slot that was never written.
+    """A `CausalLatentModel` of N tokens [D]: each is SLOPE times the sum of half of the token before, a quarter of the
+    one before that, and so on, plus one of several offsets, plus normal noise. Its head is the exact denoiser of such
+    a mixture. It refuses to read a slot that was never written.
 
     Args:
         offsets: [K, D], those of the mixture; one of them makes all tokens together normal.
@@ -102,8 +103,8 @@ class MixtureModel:
 
 
 def normal_joint(model, sampling):
-    """Mean [N] and covariance [N, N] in double precision of all tokens [1] of a `MixtureModel` with one offset: what each of its
-    denoising steps does to a normal token, followed from the first to the last."""
+    """Mean [N] and covariance [N, N] in double precision of all tokens [1] of a `MixtureModel` with one offset: what
+    each of its denoising steps does to a normal token, followed from the first to the last."""
     tables, size = diffusion_tables(sampling.num_diffusion_steps), model.num_tokens
     # Tokens as a constant and multiples of independent normal numbers, one for each.
     joint = torch.zeros(size, 1 + size, dtype=torch.float64)
@@ -127,7 +128,8 @@ def normal_joint(model, sampling):
 
 
 def worst_z(samples, mean, covariance):
-    """The largest deviation of means and covariances of samples [n, N] from those of a normal distribution, in standard errors."""
+    """The largest deviation of means and covariances of samples [n, N] from those of a normal distribution, in
+    standard errors."""
     samples, count = samples.double(), len(samples)
     errors = (samples.mean(0) - mean) / (covariance.diagonal() / count).sqrt()
     variances = covariance.diagonal()[:, None] * covariance.diagonal() + covariance.square()
@@ -135,8 +137,8 @@ def worst_z(samples, mean, covariance):
 
 
 def energy_p_value(samples, others, permutations=199, seed=0):
-    """The probability, by permutations, that samples [n, ...] and others [n, ...] of one distribution are as far apart as these in
-    energy distance: uniform on 1 / (permutations + 1) .. 1 if they are of one distribution."""
+    """The probability, by permutations, that samples [n, ...] and others [n, ...] of one distribution are as far apart
+    as these in energy distance: uniform on 1 / (permutations + 1) .. 1 if they are of one distribution."""
     both = torch.cat([samples, others]).flatten(1)
     distances, count = torch.cdist(both, both), len(samples)
     generator, sides = torch.Generator().manual_seed(seed), torch.ones(2 * count)

@@ -19,8 +19,8 @@ from arimage.convert.folder import load_original_folder
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
-# Names of the files of repositories on the Hub, with their sizes in bytes as the pages round them, or null where they were not seen.
-# The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format.
+# Names of the files of repositories on the Hub, with their sizes in bytes as the pages round them, or null where they
+# were not seen. The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format.
 LISTINGS = json.loads((FIXTURES / "hub_listings.json").read_text())
 UNUSED = b"no converter reads this"
 
@@ -30,8 +30,8 @@ def is_weights(name: str) -> bool:
 
 
 def publish(root: Path, repository: str, source: Path) -> None:
-    """The files of `source` under the names that `repository` has on the Hub, the weights in as many files as there, and something for
-    every other name. A file of `source` that the repository has not is an error."""
+    """The files of `source` under the names that `repository` has on the Hub, the weights in as many files as there,
+    and something for every other name. A file of `source` that the repository has not is an error."""
     names = LISTINGS[repository]
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert {name for name in files if not is_weights(name)} <= names.keys()

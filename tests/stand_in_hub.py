@@ -19,7 +19,8 @@ PATH = re.compile(r"/(?P<repository>[^/]+/[^/]+)/(?P<what>revision|tree|resolve)
 
 
 class StandInHub:
-    """Serves the folders of `repositories`, by owner/name, and notes in `requests` what is asked: (method, file, range).
+    """Serves the folders of `repositories`, by owner/name, and notes in `requests` what is asked: (method, file,
+    range).
 
     Attributes:
         gated: repositories whose files are for `TOKEN` only.

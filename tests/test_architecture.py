@@ -105,8 +105,8 @@ def module_name(file: str) -> str:
 
 
 def circle(sources: dict[str, str]) -> list[str]:
-    """Modules among `sources` (file: source) that import each other in a circle, late imports and those for type checkers
-    included. The exports of arimage/__init__.py reach into every room by design: they are left out.
+    """Modules among `sources` (file: source) that import each other in a circle, late imports and those for type
+    checkers included. The exports of arimage/__init__.py reach into every room by design: they are left out.
     """
     modules = {module_name(file) for file in sources if file != "arimage/__init__.py"}
     graph = {}

@@ -1,4 +1,5 @@
-"""The documentation: its links lead somewhere, its commands are ones that this version takes, its words are the field's."""
+"""The documentation: its links lead somewhere, its commands are ones that this version takes, its words are the
+field's."""
 
 import re
 import shlex

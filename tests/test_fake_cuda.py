@@ -40,9 +40,9 @@ EVERYTHING = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0
 
 
 class DeviceOnly(TorchDispatchMode):
-    """Raises AssertionError where an operator has a tensor on the CPU, which it copies or waits for. A read of a value raises
-    DataDependentOutputException, and a shape that depends on one DynamicOutputShapeException, since fake tensors have no
-    values."""
+    """Raises AssertionError where an operator has a tensor on the CPU, which it copies or waits for. A read of a value
+    raises DataDependentOutputException, and a shape that depends on one DynamicOutputShapeException, since fake
+    tensors have no values."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         results = operator(*args, **(kwargs or {}))

@@ -162,8 +162,8 @@ REMEDY = "If that is meant, run `python benchmarks/step_cost.py --write-table` a
 
 
 def faults(model, rows) -> list[str]:
-    """Where `rows` of a model differ from `TABLE`, have more launches, or move over 2 % more bytes. Only two layers are
-    counted, so one launch more in each of them can be less than 2 %."""
+    """Where `rows` of a model differ from `TABLE`, have more launches, or move over 2 % more bytes. Only two layers
+    are counted, so one launch more in each of them can be less than 2 %."""
     table, now = {key: cost for key, cost in TABLE.items() if key[0] == model}, {row[:3]: row[3:] for row in rows}
     found = [f"{key} is in one of them only" for key in table.keys() ^ now.keys()]
     for key in table.keys() & now.keys():

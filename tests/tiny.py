@@ -207,7 +207,8 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
 
 
 def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> LlamaGenDDPipeline | VARDDPipeline:
-    """A student of "llamagen" or "var" and, unless told otherwise, its teacher; from NUM_CLASSES classes to 8x8 pixels."""
+    """A student of "llamagen" or "var" and, unless told otherwise, its teacher; from NUM_CLASSES classes to 8x8
+    pixels."""
     shape = {"vocab_size": CODES, "codebook_dim": 4, "num_classes": NUM_CLASSES, "hidden_size": 32, "num_layers": 2}
     if family == "llamagen":
         student = LlamaGenDDTransformer(

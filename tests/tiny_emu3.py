@@ -102,7 +102,8 @@ def write_original(
     image_area: int = 512 * 512,
     **changes: torch.Tensor | None,
 ) -> Path:
-    """The fixtures' language model as the authors publish Emu3-Stage1, with some of its tensors changed or left out."""
+    """The fixtures' language model as the authors publish Emu3-Stage1, with some of its tensors changed or left
+    out."""
     folder.mkdir()
     ranks = [bytes([i]) for i in range(256)] + [merge.encode() for merge in MERGES]
     table = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(ranks))

@@ -118,8 +118,8 @@ def anole_pipeline() -> AnolePipeline:
 
 
 def write_version_2(folder: Path) -> Path:
-    """What `convert_lumina_mgpt` takes beside `MOVQGAN`: a folder in the layout of Lumina-mGPT 2.0, whose vocabulary is that
-    of its text tokenizer."""
+    """What `convert_lumina_mgpt` takes beside `MOVQGAN`: a folder in the layout of Lumina-mGPT 2.0, whose vocabulary
+    is that of its text tokenizer."""
     names = vocabulary(VERSION_2, codes=64)
     model = transformer(names)
     model.config.vocabulary_map = None
@@ -153,7 +153,8 @@ def write_meta(folder: Path) -> Path:
 
 
 def plain_logits(pipe: LuminaMGPTPipeline, prefix: list[int], codes: torch.LongTensor, row_end: int | None):
-    """Logits [N, CODES] of every code of a map [h, w] after the tokens `prefix`, by one run over the whole sequence."""
+    """Logits [N, CODES] of every code of a map [h, w] after the tokens `prefix`, by one run over the whole
+    sequence."""
     first = pipe.transformer.config.vocabulary_map["IMGIMGAZ" if pipe.scale_factor == 16 else "<MOVQGAN00000>"]
     sequence, before = list(prefix), []
     for row in codes.tolist():

@@ -30,24 +30,25 @@ def load_published(
     token: str | bool | None = None,
     revision: str | None = None,
 ) -> Path:
-    """The folder of a published checkpoint in the layout of `save_pretrained`. The first call logs what it takes of disk and
-    memory, downloads the authors' files and converts them; later calls return the folder. After an interruption, the next
-    call downloads the files that are not complete, and converts again from the start.
+    """The folder of a published checkpoint in the layout of `save_pretrained`. The first call logs what it takes of
+    disk and memory, downloads the authors' files and converts them; later calls return the folder. After an
+    interruption, the next call downloads the files that are not complete, and converts again from the start.
 
     Args:
         name: of an entry of `PUBLISHED`, or the Hub repository of one.
-        cache_dir: for the downloaded files and for the folder, `arimage/<name>` in it. Default: the Hub's cache for the
-            files and its home (`HF_HOME`) for the folder.
+        cache_dir: for the downloaded files and for the folder, `arimage/<name>` in it. Default: the Hub's cache for
+            the files and its home (`HF_HOME`) for the folder.
         local_files_only: convert what was downloaded before, and download nothing.
         force_download: download and convert again.
         token: of the Hub, for every file.
-        revision: branch, tag or commit of the checkpoint's repository, but not of its text encoder's or image tokenizer's. Each
-            revision has its own folder.
+        revision: branch, tag or commit of the checkpoint's repository, but not of its text encoder's or image
+            tokenizer's. Each revision has its own folder.
 
     Raises:
         ValueError: if the name is unknown, or the repository holds several models.
         PermissionError: if a repository is gated.
-        FileNotFoundError: if a repository, its revision or a file does not exist, or files are needed that no repository holds.
+        FileNotFoundError: if a repository, its revision or a file does not exist, or files are needed that no
+            repository holds.
         ConnectionError: if a file is neither in the cache nor can be downloaded.
         OSError: if the disk is too small.
         CheckpointError: if a downloaded file is not what was published.
@@ -80,7 +81,8 @@ def load_published(
                 }
             except ConnectionError as error:
                 raise ConnectionError(f"{error}, or copy the files here and run `{_by_hand(entry, given)}`") from error
-            # The index goes first and comes last: a folder that has one is whole. A killed process may have left a part.
+            # The index goes first and comes last: a folder that has one is whole. A killed process may have left a
+            # part.
             (folder / "model_index.json").unlink(missing_ok=True)
             for left in (*folder.parent.glob(folder.name), *folder.parent.glob(f".{folder.name}.*.partial")):
                 shutil.rmtree(left)
@@ -93,7 +95,8 @@ def load_published(
 def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
     if not all((folder / name).is_file() for name in CHAMELEON_FILES):
         raise FileNotFoundError(
-            f"{entry.name} needs the image tokenizer of Chameleon, which Meta gives out on request at {CHAMELEON_PAGE}: put "
+            f"{entry.name} needs the image tokenizer of Chameleon, which Meta gives out on request at "
+            f"{CHAMELEON_PAGE}: put "
             f"its {' and '.join(CHAMELEON_FILES)} into {folder}; lumina-mgpt-2 and anole-7b need no request"
         )
     return folder
@@ -102,7 +105,8 @@ def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
 def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
     weights = entry.all_parameters
     logger.warning(
-        "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory meanwhile; its %s "
+        "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory "
+        "meanwhile; its %s "
         "parameters take %s of memory in bfloat16 and %s in float32.",
         *(entry.name, size_text(size), size_text(entry.converted), folder),
         *(f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights)),
@@ -118,7 +122,8 @@ def _check_disk(entry: PublishedCheckpoint, size: int, cache: Path, folder: Path
         free = shutil.disk_usage(place).free
         if free < wanted:
             raise OSError(
-                f"{entry.name} needs {size_text(wanted)} of disk in {place}, where {size_text(free)} are free: make room, or "
+                f"{entry.name} needs {size_text(wanted)} of disk in {place}, where {size_text(free)} are free: make "
+                "room, or "
                 "give another cache_dir"
             )
 

@@ -47,8 +47,8 @@ def read_json(path: Path) -> dict:
 
 
 def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an index;
-    see `load_original`.
+    """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an
+    index; see `load_original`.
 
     Raises:
         CheckpointError: if there are none, or a file cannot be read.
@@ -86,14 +86,16 @@ def load_model(kind: type[Model], folder: Path, **options) -> Model:
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[problem]:
             raise CheckpointError(
-                f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an unaltered, "
+                f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an "
+                "unaltered, "
                 "complete folder"
             )
     return model.eval()
 
 
 def load_t5_encoder(folder: Path, width: int, source: str | Path) -> tuple[PreTrainedTokenizerBase, T5EncoderModel]:
-    """The tokenizer and the T5 encoder in a folder, for the model in the file `source`, which reads embeddings of `width`.
+    """The tokenizer and the T5 encoder in a folder, for the model in the file `source`, which reads embeddings of
+    `width`.
 
     Raises:
         CheckpointError: if there is no tokenizer, or the encoder is damaged, of another kind or of another width.

@@ -61,7 +61,8 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
         raise ConnectionError(f"the Hub fails with {status} for {repository}: try again later") from error
     except HTTPError as error:
         raise ConnectionError(
-            f"the connection broke while {repository} was downloaded ({type(error).__name__}): run it again, which keeps "
+            f"the connection broke while {repository} was downloaded ({type(error).__name__}): run it again, which "
+            "keeps "
             "the files that are complete"
         ) from error
 
@@ -99,7 +100,8 @@ def missing_bytes(
 
 
 def download(files: HubFiles, revision: str | None, **hub) -> Path:
-    """The path of one file in the Hub's cache, or of the folder with several. What is complete is not downloaded again.
+    """The path of one file in the Hub's cache, or of the folder with several. What is complete is not downloaded
+    again.
 
     Raises:
         PermissionError, FileNotFoundError, ConnectionError: see `hub_errors`.

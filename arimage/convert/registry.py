@@ -28,8 +28,8 @@ class PublishedCheckpoint:
     Attributes:
         name (`str`): for `AutoPipeline.from_pretrained` and `load_published`.
         family (`str`): which converter takes it: `convert_<family>`.
-        files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of the first
-            repository.
+        files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of
+            the first repository.
         image_size (`int`): longer side in pixels of the images, or of the frames, that it was trained for.
         parameters (`int`): of the network that generates, with all that is in one component with it.
         download (`int`): bytes of the files, rounded.
@@ -37,7 +37,8 @@ class PublishedCheckpoint:
         other_parameters (`int`): of an image tokenizer and a text encoder that are components of their own.
         bytes_per_parameter (`int`): in the files, and in the converted pipeline.
         options (`dict`): further arguments of the converter.
-        needs_chameleon (`bool`): whether the converter also takes the image tokenizer of Chameleon, which Meta gives out on request.
+        needs_chameleon (`bool`): whether the converter also takes the image tokenizer of Chameleon, which Meta gives
+            out on request.
     """
 
     name: str
@@ -332,7 +333,8 @@ INSTEAD = {
     "facebook/chameleon-7b": _CHAMELEON,
     "facebook/chameleon-30b": _CHAMELEON,
     "deepseek-ai/JanusFlow-1.3B": _FLOW,
-    "jadechoghari/mar": "holds the weights of MAR without averaging: give the authors' checkpoint-last.pth to `arimage convert mar`",
+    "jadechoghari/mar": "holds the weights of MAR without averaging: give the authors' checkpoint-last.pth to "
+    "`arimage convert mar`",
     "ai-forever/MoVQGAN": "is an image tokenizer, which lumina-mgpt-2 downloads: give lumina-mgpt-2",
 }
 # The model_type of a published config.json, and the command that converts its folder.

@@ -30,7 +30,8 @@ class _Module(dict):
 
 
 class _Reader(pickle.Unpickler):
-    """Builds modules of tensors from data.pkl. Whatever else it names is refused, and nothing is called but what is here."""
+    """Builds modules of tensors from data.pkl. Whatever else it names is refused, and nothing is called but what is
+    here."""
 
     def __init__(self, archive: zipfile.ZipFile, folder: str):
         super().__init__(archive.open(f"{folder}/data.pkl"))
@@ -62,8 +63,8 @@ def _tensor(storage: torch.Tensor, offset: int, size: tuple, stride: tuple, *_: 
 
 
 def load_torchscript(path: str | Path) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a TorchScript archive by the names of its `state_dict`, on the CPU. Nothing in the file is
-    executed.
+    """The parameters and buffers of a TorchScript archive by the names of its `state_dict`, on the CPU. Nothing in the
+    file is executed.
 
     Raises:
         CheckpointError: if the file is missing, damaged, or holds other objects than modules of tensors.

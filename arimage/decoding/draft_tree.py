@@ -223,8 +223,8 @@ class DraftTreeDecoding(DecodingMethod):
     def _walk(
         self, state: DraftTreeState, tree: DraftTree, probabilities: torch.FloatTensor, drafted: torch.FloatTensor
     ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-        """Walk down the tree, given the probabilities [B, M + 1, V] after its nodes. Returns the sampled tokens [B,
-        depth + 1], the nodes after which they were sampled, and whether there was such a node."""
+        """Walk down the tree, given the probabilities [B, M + 1, V] after its nodes. Returns the sampled tokens
+        [B, depth + 1], the nodes after which they were sampled, and whether there was such a node."""
         cursor, width = state.cursor, tree.children.shape[2]
         at = (cursor[:, None] + torch.arange(self.depth + 1, device=cursor.device)).clamp(
             max=state.model.num_tokens - 1

@@ -187,8 +187,8 @@ class FlowDecoding(DecodingMethod):
     def _tokens(
         self, state: FlowState, probabilities: torch.FloatTensor, positions: torch.LongTensor
     ) -> torch.LongTensor:
-        """The tokens [B, Q] that the flow assigns to the noise at `positions` [B, Q], given their `probabilities` [B,
-        Q, V]."""
+        """The tokens [B, Q] that the flow assigns to the noise at `positions` [B, Q], given their `probabilities`
+        [B, Q, V]."""
         assert state.model.codebook is not None
         codebook = state.model.codebook.float()
         codebook = codebook / codebook.square().sum(-1).mean().sqrt()

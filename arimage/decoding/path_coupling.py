@@ -78,8 +78,8 @@ class PathState(CursorState):
         self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)
 
     def check_paths(self, paths: torch.FloatTensor, live: torch.BoolTensor) -> None:
-        """Mark images as `invalid` where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions [B,
-        Q]."""
+        """Mark images as `invalid` where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions
+        [B, Q]."""
         self.invalid |= (~paths[:, :, 0].isfinite().all(-1) & live).any(1)
 
 

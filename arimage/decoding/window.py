@@ -184,8 +184,8 @@ def _draft(
     probabilities: torch.FloatTensor,
     uniform: torch.FloatTensor | None = None,
 ) -> None:
-    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities` [B, W,
-    V]."""
+    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities`
+    [B, W, V]."""
     positions = state.positions[:, : state.window]
     if state.neighbour is None:
         drafts, start = draft_uniformly(state, positions, uniform)

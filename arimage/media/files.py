@@ -1,7 +1,7 @@
 """Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli`.
 
-Every image from outside goes through `to_rgb`, and every mask through `to_mask`. `name` begins the sentence of an error:
-"image", or "--image is x.png, which".
+Every image from outside goes through `to_rgb`, and every mask through `to_mask`. `name` begins the sentence of an
+error: "image", or "--image is x.png, which".
 """
 
 import importlib.util
@@ -277,7 +277,8 @@ def _note(file: Image.Image) -> str:
 
 
 def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
-    """Write frames as .mp4, or as an animated .gif or .webp that repeats, which round the time of a frame to 10 and 1 ms."""
+    """Write frames as .mp4, or as an animated .gif or .webp that repeats, which round the time of a frame to 10 and 1
+    ms."""
     if path.suffix.lower() == ".mp4":
         from diffusers.utils import export_to_video
 
@@ -308,7 +309,8 @@ def grid_of(images: list[Image.Image], rows: int) -> Image.Image:
 
 
 def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> Path:
-    """Write images, `count` for each prompt, as one; or, with frames per second, videos of equally many frames as one."""
+    """Write images, `count` for each prompt, as one; or, with frames per second, videos of equally many frames as
+    one."""
     # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
     columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
     rows = len(images) // columns
@@ -320,7 +322,8 @@ def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> 
 
 
 def write_files(images: list, names: list[str], seed: int, folder: Path, fps: int | None = None) -> list[Path]:
-    """Write every image to a file of its own, or every video with frames per second; each of `names` has equally many."""
+    """Write every image to a file of its own, or every video with frames per second; each of `names` has equally
+    many."""
     suffix = ".png" if fps is None else ".mp4" if can_write_mp4() else ".webp"
     paths = []
     for i, image in enumerate(images):

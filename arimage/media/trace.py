@@ -58,8 +58,8 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
 
 
 def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Put values [N] by rank into their places [rows, columns]; the maps of a video are next to each other, [rows,
-    frames * columns]."""
+    """Put values [N] by rank into their places [rows, columns]; the maps of a video are next to each other,
+    [rows, frames * columns]."""
     places = layout.to_places(values[None])[0]
     return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
 

@@ -157,8 +157,8 @@ class PairedModel(PrefixModel):
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None
     ) -> torch.BoolTensor:
-        """The places that the tokens at `slots` [B, Q], -1 = nowhere, and the queries after them see, bool [B, 2 Q,
-        places]; see `TokenModel.forward`."""
+        """The places that the tokens at `slots` [B, Q], -1 = nowhere, and the queries after them see, bool
+        [B, 2 Q, places]; see `TokenModel.forward`."""
         place = torch.arange(cache.slots + cache.scratch, device=self.device)
         if visible is None:
             known = place // 2 <= slots[..., None]

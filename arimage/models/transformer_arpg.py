@@ -180,8 +180,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
     ) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
         trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
-        `embed_condition`) and the tokens of the ranks before it. An order [B, K] of fewer places gives the logits [B,
-        K, vocab_size] of its ranks. Differentiable, for training."""
+        `embed_condition`) and the tokens of the ranks before it. An order [B, K] of fewer places gives the logits
+        [B, K, vocab_size] of its ranks. Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
         prefix_mask = self.prefix_mask(**condition)

@@ -210,8 +210,8 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         return self.config.context_dim is not None
 
     def read_text(self, prompt_embeds: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The keys and values [B, key_value_heads, S, head_dim] of every block's cross-attention for texts [B, S,
-        context_dim]. As in the original, all S places are attended to, with zeros after the end of a prompt."""
+        """The keys and values [B, key_value_heads, S, head_dim] of every block's cross-attention for texts
+        [B, S, context_dim]. As in the original, all S places are attended to, with zeros after the end of a prompt."""
         prompt_embeds = prompt_embeds.to(self.dtype)
         texts = []
         for block in self.blocks:

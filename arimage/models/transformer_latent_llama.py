@@ -101,8 +101,8 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         cache: SlotCache | None = None,
         first_query: int = 0,
     ) -> torch.Tensor:
-        """One forward pass over a prefix, tokens, or both: conditions of the denoising head [B, T - first_query,
-        hidden_size] for the token after each position.
+        """One forward pass over a prefix, tokens, or both: conditions of the denoising head
+        [B, T - first_query, hidden_size] for the token after each position.
 
         Args:
             tokens: [B, Q, token_dim].

@@ -26,8 +26,8 @@ def prepare_videos(video: Any, size: tuple[int, int], last: int = 0) -> list[tor
     """Convert videos to a list of [3, T, H, W], float32 in [-1, 1]; see `prepare_frames`.
 
     Args:
-        video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and [T, 3, H,
-            W] in [0, 1], with a dimension in front for several.
+        video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and
+            [T, 3, H, W] in [0, 1], with a dimension in front for several.
         last: keep only this many frames at the end of each video; 0 keeps all.
 
     Raises:

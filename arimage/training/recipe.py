@@ -119,8 +119,8 @@ def run_transformer(
     start_from: str | Path | None = None,
     compile: bool = False,
 ) -> ARPipeline:
-    """Train the transformer of a recipe, and the refiner of a VAR, with the tokenizer in `out`. The pipeline is saved in
-    `out`/model, in float16.
+    """Train the transformer of a recipe, and the refiner of a VAR, with the tokenizer in `out`. The pipeline is saved
+    in `out`/model, in float16.
 
     Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
     those of `Beginning`. A table `text_training` says how a fresh text encoder is trained first.

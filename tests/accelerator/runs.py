@@ -75,7 +75,8 @@ def methods(names: Iterable[str]) -> list[str]:
 
 @cache
 def pipeline(family: str, kind: str):
-    """The pipeline of a family on the "cpu", on a CUDA device "eager" or "replayed", or on another accelerator, "xpu"."""
+    """The pipeline of a family on the "cpu", on a CUDA device "eager" or "replayed", or on another accelerator,
+    "xpu"."""
     with torch.no_grad():
         pipe = (FAMILIES | LARGE)[family]()
     if kind != "cpu":
@@ -153,7 +154,8 @@ def differences(expected: dict, found: dict) -> list[str]:
 
 
 def equal(one, other) -> bool:
-    """Continuous tokens differ as they do between batches: a denoising head makes the rounding of its condition larger."""
+    """Continuous tokens differ as they do between batches: a denoising head makes the rounding of its condition
+    larger."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return one == other
     other = other.elem if isinstance(other, card.OnCard) else other

@@ -1,4 +1,5 @@
-"""Images that come and go in a batch, calls that are interrupted or watched, and what the host waits for, on accelerators."""
+"""Images that come and go in a batch, calls that are interrupted or watched, and what the host waits for, on
+accelerators."""
 
 from itertools import pairwise
 
@@ -62,7 +63,8 @@ def interrupted(pipe, decoding):
 
 
 def watched(pipe, decoding):
-    """What a callback sees after every pass. It may see the passes after the end, which an accelerator's host does not know of."""
+    """What a callback sees after every pass. It may see the passes after the end, which an accelerator's host does not
+    know of."""
     seen = {}
 
     def look(pipe, step, passes, tensors):
@@ -100,8 +102,8 @@ def test_replaced_tokens_are_those_that_go_on(family, decoding, kind):
 
 @torch.no_grad()
 def arrivals(pipe, decoding, *requests):
-    """The tokens and passes of images in one batch of four rows: of each request (steps, count, settings) `count` images with
-    settings of their own begin after so many steps of the batch."""
+    """The tokens and passes of images in one batch of four rows: of each request (steps, count, settings) `count`
+    images with settings of their own begin after so many steps of the batch."""
     batch, waiting, found = Batch(decoding_from_text(decoding), 4, pipe._steps), list(requests), {}
 
     def begin(room):

@@ -1,4 +1,5 @@
-"""Compiled steps that are replayed, on plain tensors, since dynamo refuses those of the card: nothing is compiled in a capture."""
+"""Compiled steps that are replayed, on plain tensors, since dynamo refuses those of the card: nothing is compiled in a
+capture."""
 
 import contextlib
 

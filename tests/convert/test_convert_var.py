@@ -45,7 +45,8 @@ def share_modulation(state):
 
 
 def name_phi(vae_state, num_phi):
-    """The convolutions between the scales named as the original names one for all (1), several (4), or one a scale (0)."""
+    """The convolutions between the scales named as the original names one for all (1), several (4), or one a scale
+    (0)."""
     old = "quantize.quant_resi.qresi_ls."
     changed = {key: value for key, value in vae_state.items() if not key.startswith(old)}
     for part in ("weight", "bias"):

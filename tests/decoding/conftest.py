@@ -10,8 +10,8 @@ from arimage.decoding import Layout
 
 
 class TokenCache:
-    """The tokens that were fed, their positions and what was told of their noise (0 is none), by slot [B, S + 1]; -1 was never
-    written. The last slot takes what is to be thrown away."""
+    """The tokens that were fed, their positions and what was told of their noise (0 is none), by slot [B, S + 1]; -1
+    was never written. The last slot takes what is to be thrown away."""
 
     def __init__(self, batch_size, slots):
         self.tokens, self.positions, self.noise = (torch.full((batch_size, slots + 1), -1) for _ in range(3))
@@ -37,15 +37,17 @@ class TableModel:
     Args:
         grid: (rows, columns) or (frames, rows, columns).
         groups: 2 adds a second, independent table: the logits without the condition.
-        sharpness: the logits are Gumbel noise times this; 1.2 gives distributions that differ much from prefix to prefix.
+        sharpness: the logits are Gumbel noise times this; 1.2 gives distributions that differ much from prefix to
+            prefix.
         truncated: whether a query may see fewer tokens; token 0 stands in for the others.
-        order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that of the
-            raster order.
-        context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution depends on them.
+        order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that
+            of the raster order.
+        context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution
+            depends on them.
         block: how many ranks are predicted together. The model refuses to be fed a part of a block.
 
-    The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter. A query that sees noise
-    has the distribution of other tokens, which depends on all noisy vectors and levels that it sees.
+    The features of a position tell the tokens up to it from all others. A `TableDrafter` is its drafter. A query that
+    sees noise has the distribution of other tokens, which depends on all noisy vectors and levels that it sees.
     """
 
     kind = "tokens"
@@ -105,7 +107,8 @@ class TableModel:
         return (*outputs, self.features(none, 0)[:, :, 0]) if return_features else outputs
 
     def features(self, positions, index):
-        """[G, B, Q, 1] of the tokens up to `positions` [B, Q], the number `index` of all such tokens; -1 is none of them."""
+        """[G, B, Q, 1] of the tokens up to `positions` [B, Q], the number `index` of all such tokens; -1 is none of
+        them."""
         first = (self.vocab_size ** (positions + 1) - 1) // (self.vocab_size - 1)
         return torch.stack([first + index + group / 2 for group in range(self.groups)])[..., None]
 
@@ -179,8 +182,8 @@ class TableModel:
         return self.joint_given(sampling, [-1] * self.num_tokens)
 
     def joint_given(self, sampling, forced):
-        """Probabilities [V ** N] of all images where each token of `forced` [N] is given (-1 is free) and each other follows
-        its distribution given the tokens before it."""
+        """Probabilities [V ** N] of all images where each token of `forced` [N] is given (-1 is free) and each other
+        follows its distribution given the tokens before it."""
         joint = torch.ones(1, dtype=torch.float64)
         for position, (table, token) in enumerate(zip(self.tables, forced, strict=True)):
             rows = sampling.probabilities(table[:, None], torch.full((1, table.shape[1]), position))[0].double()
@@ -193,8 +196,8 @@ class TableModel:
 
 
 class TableDrafter:
-    """A drafter with tables of its own, which differ from the model's. It refuses features other than those of the tokens
-    before."""
+    """A drafter with tables of its own, which differ from the model's. It refuses features other than those of the
+    tokens before."""
 
     def __init__(self, model):
         sizes = {"grid": model.layout.shape, "vocab_size": model.vocab_size, "groups": model.groups}
@@ -216,8 +219,8 @@ class TableDrafter:
 
 
 def some_order(name, shape, batch_size):
-    """An order [B, N]: "raster", "random" (another for each image) or "spread-out" (every third place first); "none" is
-    None."""
+    """An order [B, N]: "raster", "random" (another for each image) or "spread-out" (every third place first); "none"
+    is None."""
     size = math.prod(shape)
     if name == "none":
         return None

@@ -1,10 +1,12 @@
-"""Choices of settings that try every pair of values, which is what it takes to meet most faults (all-pairs testing)."""
+"""Choices of settings that try every pair of values, which is what it takes to meet most faults (all-pairs
+testing)."""
 
 import itertools
 
 
 def pairwise(settings, valid=lambda choice: True):
-    """Some of the products of `settings`, a dict of lists, such that every two values of different settings meet in one.
+    """Some of the products of `settings`, a dict of lists, such that every two values of different settings meet in
+    one.
 
     Greedy: each choice is the one with the most pairs that did not meet yet. `valid(choice)` leaves products out.
     """

@@ -1,4 +1,5 @@
-"""Collaborative decoding: the first maps follow the model's distribution, the others the refiner's, one forward pass each."""
+"""Collaborative decoding: the first maps follow the model's distribution, the others the refiner's, one forward pass
+each."""
 
 import weakref
 from dataclasses import replace

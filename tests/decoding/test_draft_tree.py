@@ -1,4 +1,5 @@
-"""Trees of drafts: what is verified, that the drafter does not change what is sampled, and how many steps a good one saves.
+"""Trees of drafts: what is verified, that the drafter does not change what is sampled, and how many steps a good one
+saves.
 
 That images follow the joint distribution at every setting is a row of test_exactness.py.
 """

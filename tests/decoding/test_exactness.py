@@ -108,8 +108,8 @@ def sample_images(model, decoding, sampling, size, case=""):
 
 
 def cases(full=True, **others):
-    """Every decoding of `ROWS`, with `others`: pairwise, and all products as slow tests of many more images, or without
-    `full` the same ones."""
+    """Every decoding of `ROWS`, with `others`: pairwise, and all products as slow tests of many more images, or
+    without `full` the same ones."""
     for method, settings in ROWS:
         everything = {**settings, **others}
         fast = pairwise(everything)

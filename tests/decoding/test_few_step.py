@@ -11,7 +11,8 @@ SEEDS = torch.arange(3)
 
 
 class Doubling:
-    """Three levels of 1, 2 and 3 tokens of width 2. It returns twice what it is fed, and the code whose number is the start."""
+    """Three levels of 1, 2 and 3 tokens of width 2. It returns twice what it is fed, and the code whose number is the
+    start."""
 
     kind = "vectors"
 

@@ -48,8 +48,8 @@ def decoding(request, table_model):
 
 
 def assert_each_follows(model, decoding, patterns, size, case):
-    """Every image of a batch follows its distribution given the tokens that `patterns` [M, N] force in it, one after the
-    other."""
+    """Every image of a batch follows its distribution given the tokens that `patterns` [M, N] force in it, one after
+    the other."""
     settings = {"guidance_scale": 1.5, "top_p": 0.95}
     forced = patterns[torch.arange(size) % len(patterns)]
     tokens = sample_images(model, decoding, Sampling(**settings, forced=forced), size, case)

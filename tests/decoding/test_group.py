@@ -1,4 +1,5 @@
-"""Group decoding samples images from the product of the distributions of its groups, on tables small enough to enumerate."""
+"""Group decoding samples images from the product of the distributions of its groups, on tables small enough to
+enumerate."""
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from arimage.decoding import GroupDecoding, Sampling, decode, decoding_from_name
 
 
 class GroupTable(TableModel):
-    """A `GroupModel`: a token of a group follows the table of the group's first rank given all tokens before the group, with the
-    ids shifted by how far behind that rank it is. The first group is prefilled."""
+    """A `GroupModel`: a token of a group follows the table of the group's first rank given all tokens before the
+    group, with the ids shifted by how far behind that rank it is. The first group is prefilled."""
 
     predicts_groups = True
 

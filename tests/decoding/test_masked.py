@@ -1,4 +1,5 @@
-"""Masked decoding of continuous tokens: the distribution of its samples, noise, known tokens, batches, refusals, devices."""
+"""Masked decoding of continuous tokens: the distribution of its samples, noise, known tokens, batches, refusals,
+devices."""
 
 import math
 
@@ -22,8 +23,8 @@ SEEDS = torch.arange(COUNT)
 
 
 class GaussianModel:
-    """A `LatentModel` of two tokens [1] with an exact denoiser: a token is normal with variance V, and its mean is its own plus
-    SLOPE times the sum of those that are visible. Without the condition the mean is that plus SHIFT."""
+    """A `LatentModel` of two tokens [1] with an exact denoiser: a token is normal with variance V, and its mean is its
+    own plus SLOPE times the sum of those that are visible. Without the condition the mean is that plus SHIFT."""
 
     kind = "masked_latents"
 
@@ -162,7 +163,8 @@ def test_continuous_speculative_decoding_loses_what_the_drafts_would_tell():
 
 
 def test_continuous_speculative_decoding_tests_one_token_at_a_time():
-    # Every draft is seen before the next is made, and a heat of 1 rejects nearly all: the model's own tokens, with some noise.
+    # Every draft is seen before the next is made, and a heat of 1 rejects nearly all: the model's own tokens, with
+    # some noise.
     state = cspd_state(window=1, target_share=0.0, heat=1.0)
     own = decode(
         GaussianModel(), MaskedDecoding(), LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS), SEEDS

@@ -1,5 +1,5 @@
-"""Next-scale decoding samples images from the model's joint distribution: on a model of tables small enough to enumerate, and
-on a VAR of random weights."""
+"""Next-scale decoding samples images from the model's joint distribution: on a model of tables small enough to
+enumerate, and on a VAR of random weights."""
 
 import math
 from dataclasses import replace
@@ -33,8 +33,8 @@ class FedCache:
 
 
 class ScaleTable:
-    """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of a map,
-    given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
+    """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of
+    a map, given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
     kind = "scales"
 
@@ -80,8 +80,8 @@ class ScaleTable:
         return before.view(-1, 1, 1, 1)
 
     def joint(self, sampling):
-        """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest. A published guidance t of
-        the last scale, s - 1 here, is t k / (K - 1) at scale k."""
+        """Probabilities [V ** N] of all images under `sampling`, the first token varying slowest. A published guidance
+        t of the last scale, s - 1 here, is t k / (K - 1) at scale k."""
         joint = torch.ones(1, dtype=torch.float64)
         for scale, table in enumerate(self.tables):
             rows, count = table.shape[1:3]

@@ -1,4 +1,5 @@
-"""Relaxed verification: nothing changes at the neutral settings, and elsewhere the distribution is the one that is claimed."""
+"""Relaxed verification: nothing changes at the neutral settings, and elsewhere the distribution is the one that is
+claimed."""
 
 import math
 
@@ -126,8 +127,8 @@ def keep_rates(acceptance, relax, p, q, codebook):
 
 
 def relaxed_distribution(rates, p, q, residual=None):
-    """The distribution of a token drafted from q, kept at `rates`, else sampled from a residual distribution, by default
-    norm(max(p - q, 0))."""
+    """The distribution of a token drafted from q, kept at `rates`, else sampled from a residual distribution, by
+    default norm(max(p - q, 0))."""
     if residual is None:
         residual = (p - q).clamp(min=0)
         residual = (residual if residual.sum() > 0 else p) / residual.sum().clamp(min=1e-30)
@@ -224,8 +225,8 @@ def distance_and_limit(tokens, joint, vocab_size):
 def joint_of_three(model, sampling, decoding):
     """Probabilities [V ** 3] of images of three tokens by a relaxed `decoding` with a window of two.
 
-    Both drafts are fresh at first, so where the first is accepted all follow the model. Where it is not, the second is sampled
-    again given the rejected draft, and a relaxed test verifies it in the next step.
+    Both drafts are fresh at first, so where the first is accepted all follow the model. Where it is not, the second is
+    sampled again given the rejected draft, and a relaxed test verifies it in the next step.
     """
     size = model.vocab_size
     first, second, third = (

@@ -52,8 +52,8 @@ def recorded(model):
 
 
 def truncated_joint(model, sampling, window):
-    """Probabilities [V ** N] of the images of "zipar": each token given those before it that are decided by then, and 0 for
-    the others."""
+    """Probabilities [V ** N] of the images of "zipar": each token given those before it that are decided by then, and
+    0 for the others."""
     size, columns = model.num_tokens, model.layout.columns
     at = torch.arange(size)
     decided_in = at.div(columns, rounding_mode="floor") * min(window, columns) + at % columns

@@ -53,8 +53,8 @@ def share_below(condition, shape):
 
 
 def output_distribution(p, q, count, verify=couple_siblings, drafts_from=None, chosen=None):
-    """The distribution [V] of y if `count` drafts are sampled from `drafts_from` (by default `q`) without replacement, or are
-    the `chosen` ones."""
+    """The distribution [V] of y if `count` drafts are sampled from `drafts_from` (by default `q`) without replacement,
+    or are the `chosen` ones."""
     x, chance = without_replacement(q if drafts_from is None else drafts_from, count)
     if chosen is not None:
         x, chance = torch.tensor([chosen]), torch.ones(1, dtype=torch.float64)

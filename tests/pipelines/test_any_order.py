@@ -144,7 +144,8 @@ def test_tokens_of_a_group_are_sampled_given_the_groups_before():
 
 @torch.no_grad()
 def test_groups_of_randar_continue_its_sequence():
-    # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group follow it.
+    # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group
+    # follow it.
     pipe, sizes = tiny.any_order_pipeline("randar"), (3, 1, 5, 7)
     output = pipe(
         class_labels=LABELS,
@@ -193,7 +194,8 @@ def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
 
 
 def edit_of(*boxes):
-    """An image per box (first row, last row + 1), the rows of tokens that are generated again, as arguments of a call."""
+    """An image per box (first row, last row + 1), the rows of tokens that are generated again, as arguments of a
+    call."""
     side = GRID * tiny.SCALE_FACTOR
     masks = torch.zeros(len(boxes), side, side)
     for mask, (first, last) in zip(masks, boxes, strict=True):

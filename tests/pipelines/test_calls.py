@@ -16,7 +16,8 @@ from arimage.pipelines.call import GenerationCall
 
 
 TAIL = (
-    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt batch_size generator decoding "
+    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt batch_size generator "
+    "decoding "
     "output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
 ).split()
 LATENT = {"output_type": "latent"}

@@ -1,4 +1,5 @@
-"""A denoiser is a component of its pipeline, and sjd2 samples from the distribution of the model with it or with any other."""
+"""A denoiser is a component of its pipeline, and sjd2 samples from the distribution of the model with it or with any
+other."""
 
 import json
 

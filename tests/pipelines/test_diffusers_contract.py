@@ -1,4 +1,5 @@
-"""What users of diffusers expect of every pipeline. The other files of this folder answer it for calls, weights and images."""
+"""What users of diffusers expect of every pipeline. The other files of this folder answer it for calls, weights and
+images."""
 
 import itertools
 import json
@@ -82,8 +83,8 @@ def tokens_of(pipe, seed=0, **arguments):
 
 
 def same(found, wanted):
-    """Equal, but for the rounding of continuous tokens, which changes with the place of weights in memory and which an untrained
-    head multiplies."""
+    """Equal, but for the rounding of continuous tokens, which changes with the place of weights in memory and which an
+    untrained head multiplies."""
     if found.is_floating_point():
         return torch.allclose(found, wanted, atol=1e-2, rtol=1e-3)
     return torch.equal(found, wanted)

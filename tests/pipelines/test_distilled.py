@@ -1,4 +1,5 @@
-"""The students of Distilled Decoding: the authors' results on random weights in their file format, and what holds of every call."""
+"""The students of Distilled Decoding: the authors' results on random weights in their file format, and what holds of
+every call."""
 
 import json
 from contextlib import nullcontext

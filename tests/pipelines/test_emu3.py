@@ -1,4 +1,5 @@
-"""Emu3: the original's logits, codes and pixels on random weights, and what a call of its pipeline generates and refuses."""
+"""Emu3: the original's logits, codes and pixels on random weights, and what a call of its pipeline generates and
+refuses."""
 
 import numpy as np
 import pytest

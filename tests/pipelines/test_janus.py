@@ -1,4 +1,5 @@
-"""Janus generates, by every decoding, the tokens of its authors' code on the same weights, and answers as transformers does."""
+"""Janus generates, by every decoding, the tokens of its authors' code on the same weights, and answers as transformers
+does."""
 
 import numpy as np
 import pytest
@@ -123,7 +124,8 @@ def test_without_guidance_codes_are_the_greatest_logits_under_the_prompt_alone(p
 
 
 SYSTEM = (
-    "You are a helpful language and vision assistant. You are able to understand the visual content that the user provides, "
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, "
     "and assist the user with a variety of tasks using natural language.\n\n"
 )
 

@@ -1,4 +1,5 @@
-"""From the condition to the pixels, the pipeline equals the authors' implementation on random weights in their format."""
+"""From the condition to the pixels, the pipeline equals the authors' implementation on random weights in their
+format."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Language models with weights of 8 and 4 bits: they are loaded as transformers' users do, and every decoding runs on them."""
+"""Language models with weights of 8 and 4 bits: they are loaded as transformers' users do, and every decoding runs on
+them."""
 
 import pytest
 import tiny_emu3

@@ -32,8 +32,8 @@ def _is_number(value, kind) -> bool:
 
 
 def _by_row(setting):
-    """The setting in a shape that broadcasts to [B, Q]: a number is unchanged, one number per row [B] becomes [B,
-    1]."""
+    """The setting in a shape that broadcasts to [B, Q]: a number is unchanged, one number per row [B] becomes
+    [B, 1]."""
     return setting[:, None] if isinstance(setting, torch.Tensor) and setting.ndim == 1 else setting
 
 

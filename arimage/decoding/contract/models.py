@@ -179,8 +179,8 @@ class ScaleModel(Protocol):
         ...
 
     def forward(self, scale: int, latents: torch.FloatTensor, cache: Any) -> torch.FloatTensor:
-        """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits [G,
-        B, n, V]."""
+        """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits
+        [G, B, n, V]."""
         ...
 
     def accumulate(
@@ -298,8 +298,8 @@ class MaskedLatentModel(LatentModel, Protocol):
 
 class CausalLatentModel(LatentModel, Protocol):
     """A `LatentModel` whose tokens are generated one after the other, with a cache. The standard deviations that
-    `denoise` returns depend on the step alone, not on tokens or conditions. They are above 0 and broadcast to [B, Q,
-    D].
+    `denoise` returns depend on the step alone, not on tokens or conditions. They are above 0 and broadcast to
+    [B, Q, D].
 
     Attributes:
         drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None
@@ -369,6 +369,6 @@ class DraftModel(Protocol):
         slots: torch.LongTensor | None = None,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank
-        were computed from (by the model or by the drafter); return predicted logits [G, B, Q, V] and features [G, B,
-        Q, D] of the ranks after them. `visible` and `slots` are as in `TokenModel.forward`."""
+        were computed from (by the model or by the drafter); return predicted logits [G, B, Q, V] and features
+        [G, B, Q, D] of the ranks after them. `visible` and `slots` are as in `TokenModel.forward`."""
         ...

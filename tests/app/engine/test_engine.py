@@ -572,7 +572,8 @@ def test_many_threads_get_the_right_images(engine):
 
 
 def test_no_request_of_a_group_that_failed_is_lost(monkeypatch):
-    """Requests that are prepared one by one, since together they failed, come back into the queue after another failure."""
+    """Requests that are prepared one by one, since together they failed, come back into the queue after another
+    failure."""
     pipe, begin = tiny.text_pipeline(), Batch.begin
     prepare, begun = pipe.prepare, []
 

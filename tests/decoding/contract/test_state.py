@@ -1,4 +1,5 @@
-"""What a run promises whatever the decoding: broken logits are an error, finished images stop, buffers are written in place."""
+"""What a run promises whatever the decoding: broken logits are an error, finished images stop, buffers are written in
+place."""
 
 import dataclasses
 

@@ -15,8 +15,8 @@ from arimage.decoding.window import resize_window
 
 
 def decode_with(seconds, kept, num_tokens=2048):
-    """The windows and the seconds of an image whose drafts are accepted with probability `kept` each, in a batch with one
-    that is done."""
+    """The windows and the seconds of an image whose drafts are accepted with probability `kept` each, in a batch with
+    one that is done."""
     adaptive, generator = AdaptiveWindow(seconds, num_tokens), torch.Generator().manual_seed(0)
     decided, running = torch.tensor([1, num_tokens]), torch.tensor([True, False])
     windows, spent = [], 0.0

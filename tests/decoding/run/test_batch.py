@@ -24,8 +24,8 @@ SEEDS = torch.arange(11) * 7
 
 
 def run(model, decoding, sampling, seeds, size, *, at_once=None, stop=None):
-    """Tokens, steps and accepted tokens of each image, and the batch, of `seeds` that wait in order. At most `at_once` begin
-    together; `stop(batch)` ends the run."""
+    """Tokens, steps and accepted tokens of each image, and the batch, of `seeds` that wait in order. At most `at_once`
+    begin together; `stop(batch)` ends the run."""
     batch, waiting, found = Batch(decoding, size), list(range(len(seeds))), {}
 
     def begin(room):
