@@ -5,8 +5,7 @@ The original is a clone of https://github.com/FoundationVision/LlamaGen, whose `
 class-conditional, guided, 256 pixels. Its weights are loaded by our converter. Before anything is timed, the
 original's greedy tokens are checked with our logits. A step is a forward pass with what it takes to sample from it.
 The original attends to a cache for the whole image at every step, ours to the part that is filled, so that timing the
-first
---steps alone favours ours a little. How many steps an image needs is not asked here: random weights do not tell.
+first --steps alone favours ours a little. How many steps an image needs is not asked here: random weights do not tell.
 
 git clone https://github.com/FoundationVision/LlamaGen
 python benchmarks/compare_llamagen.py --reference LlamaGen --size b --dtype float32 bfloat16 --batch-size 1 4

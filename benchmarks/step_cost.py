@@ -5,22 +5,17 @@ Components and inputs are fake CUDA tensors, which have shapes but no memory. Ev
 counted:
 
 - One launch per operator, whatever it is made of (a sort, a top-k and a sum over blocks are several kernels in truth).
-Views
-  and `empty` launch nothing.
+  Views and `empty` launch nothing.
 - The bytes of an operator are those of its tensors, inputs read and outputs written, elements of an expanded tensor
-once.
-  An in-place operator reads and writes its tensor; `copy_`, `fill_`, `full_like` and `out=` only write it.
+  once. An in-place operator reads and writes its tensor; `copy_`, `fill_`, `full_like` and `out=` only write it.
 - `gather`, indexing and embeddings read the indices and only the elements that they look up. `scatter_`, `index_put_`
-and
-  `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are not
-  in place copy the whole tensor first.
+  and `index_fill_` read the indices and the new values and write only the elements that they touch; the forms that are
+  not in place copy the whole tensor first.
 - Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and
-writes its
-  output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
+  writes its output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
-it
-  reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only two
-  numbers. What is copied or filled for a kernel counts as any other operator.
+  it reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only
+  two numbers. What is copied or filled for a kernel counts as any other operator.
 
 `model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is
 everything else. The floor reads every weight that the forward pass uses once, and the keys and values of the prompt

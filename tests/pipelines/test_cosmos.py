@@ -133,7 +133,7 @@ def test_frames_cover_the_size_and_are_cropped_around_their_centre():
         ({"tokens": tiny_cosmos.given(), "num_frames": 25}, "num_frames is 25: give at most 17"),
         ({"tokens": tiny_cosmos.given(), "num_frames": 10}, "10 frames do not fit"),
         ({"tokens": tiny_cosmos.given(), "height": 64}, "leave out height"),
-        ({"tokens": tiny_cosmos.given(), "width": 65}, "width is 65: give a positive multiple of 16"),
+        ({"tokens": tiny_cosmos.given(), "width": 65}, "width is 65: give a multiple of 16 up to 4096"),
         ({"tokens": tiny_cosmos.given(), "prompt": "a red heart"}, "reads no text"),
         ({"tokens": tiny_cosmos.given(), "num_videos_per_prompt": 0}, "num_videos_per_prompt is 0"),
     ],
