@@ -150,7 +150,6 @@ def _class_name(index: Path) -> str:
     if not isinstance(class_name, str) or class_name not in PIPELINES:
         raise ValueError(
             f"{index} names the class {class_name!r}, not one of arimage ({', '.join(PIPELINES)}): load it with the "
-            "library "
-            "that wrote it"
+            "library that wrote it"
         )
     return class_name

@@ -87,8 +87,7 @@ def find_files(
     if image_size < 1 or image_size % PIXELS_PER_TOKEN:
         raise CheckpointError(
             f"image size {image_size} does not fit a tokenizer of {PIXELS_PER_TOKEN} pixels per token: give the "
-            "multiple of "
-            f"{PIXELS_PER_TOKEN} that {transformer} was trained for"
+            f"multiple of {PIXELS_PER_TOKEN} that {transformer} was trained for"
         )
     heads = num_heads or config.get("n_head") or config.get("decoder_num_heads")
     return AnyOrderFiles(

@@ -73,8 +73,7 @@ def arpg_transformer_from_original(
     if num_classes < 1:
         raise CheckpointError(
             f"{source} has {embeddings} rows of 'embeddings.weight' for {vocab_size} codes, which leaves none for "
-            "classes: "
-            f"give the file of an {KIND}"
+            f"classes: give the file of an {KIND}"
         )
     num_heads = heads_of(num_heads, hidden_size)
     check_heads(num_heads, hidden_size, source)

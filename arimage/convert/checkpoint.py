@@ -63,8 +63,7 @@ def load_original(
         if ema is False and found[0] not in AVERAGES and (averages := set(found) & set(AVERAGES)):
             logger.warning(
                 f"{path} has averaged weights too, under {min(averages)!r}: convert with ema=True (--ema) to take "
-                "them "
-                f"instead of those under {found[0]!r}"
+                f"them instead of those under {found[0]!r}"
             )
         chosen.append(found[0])
         loaded = loaded[found[0]]
@@ -79,8 +78,7 @@ def load_original(
         if not isinstance(key, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{path} has a value of type {type(value).__name__} under {key!r} where a tensor was expected: give a "
-                "file "
-                f"whose tensors lie at its top or under {', '.join(names)}"
+                f"file whose tensors lie at its top or under {', '.join(names)}"
             )
         name = ".".join(part for part in key.split(".") if part not in ADDED)
         if name in tensors:

@@ -72,8 +72,10 @@ TOKENIZER_NAMES = (
     (".v_proj.", ".v."),
     (".out_proj.", ".proj_out."),
 )
-# The authors' special tokens in order, before those of images; transformers calls the first spare one "<image>".
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", *(f"<|extra_{i}|>" for i in range(1, 205)))
+# The authors' special tokens in order, before those of images.
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+# The one that stands for an image in transformers. It keeps the authors' name, since "<image>" in a prompt is text.
+IMAGE_TOKEN = "<|extra_0|>"
 
 
 def emu3_vq_from_original(
@@ -135,7 +137,7 @@ def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
         padding_side="left",
         # Names that transformers' Emu3Processor needs.
         extra_special_tokens={
-            "image_token": "<image>",
+            "image_token": IMAGE_TOKEN,
             "boi_token": BEGIN_OF_IMAGE,
             "eoi_token": "<|image end|>",
             "image_wrapper_token": BEGIN_OF_CODES,
@@ -223,9 +225,9 @@ def _assemble(
     with damaged_files(folder / "config.json"):
         text_config = Emu3TextConfig(**{name: config[name] for name in TEXT_SETTINGS if name in config})
     language = load_model(Emu3ForCausalLM, folder, config=text_config)
-    whole = Emu3Config(
-        text_config=text_config.to_dict(), vq_config=vq.config.to_dict(), vocabulary_map=tokenizer.get_vocab()
-    )
+    # transformers looks its image token up by this name.
+    vocabulary = tokenizer.get_vocab() | {"<image>": tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)}
+    whole = Emu3Config(text_config=text_config.to_dict(), vq_config=vq.config.to_dict(), vocabulary_map=vocabulary)
     with torch.device("meta"):
         model = Emu3ForConditionalGeneration(whole)
     model.model.text_model, model.lm_head, model.model.vqmodel = language.model, language.lm_head, vq

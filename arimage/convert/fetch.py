@@ -96,8 +96,8 @@ def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
     if not all((folder / name).is_file() for name in CHAMELEON_FILES):
         raise FileNotFoundError(
             f"{entry.name} needs the image tokenizer of Chameleon, which Meta gives out on request at "
-            f"{CHAMELEON_PAGE}: put "
-            f"its {' and '.join(CHAMELEON_FILES)} into {folder}; lumina-mgpt-2 and anole-7b need no request"
+            f"{CHAMELEON_PAGE}: put its {' and '.join(CHAMELEON_FILES)} into {folder}; lumina-mgpt-2 and anole-7b "
+            "need no request"
         )
     return folder
 
@@ -106,8 +106,7 @@ def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
     weights = entry.all_parameters
     logger.warning(
         "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory "
-        "meanwhile; its %s "
-        "parameters take %s of memory in bfloat16 and %s in float32.",
+        "meanwhile; its %s parameters take %s of memory in bfloat16 and %s in float32.",
         *(entry.name, size_text(size), size_text(entry.converted), folder),
         *(f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights)),
     )
@@ -123,8 +122,7 @@ def _check_disk(entry: PublishedCheckpoint, size: int, cache: Path, folder: Path
         if free < wanted:
             raise OSError(
                 f"{entry.name} needs {size_text(wanted)} of disk in {place}, where {size_text(free)} are free: make "
-                "room, or "
-                "give another cache_dir"
+                "room, or give another cache_dir"
             )
 
 

@@ -87,8 +87,7 @@ def load_model(kind: type[Model], folder: Path, **options) -> Model:
         if found[problem]:
             raise CheckpointError(
                 f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an "
-                "unaltered, "
-                "complete folder"
+                "unaltered, complete folder"
             )
     return model.eval()
 

@@ -62,8 +62,7 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
     except HTTPError as error:
         raise ConnectionError(
             f"the connection broke while {repository} was downloaded ({type(error).__name__}): run it again, which "
-            "keeps "
-            "the files that are complete"
+            "keeps the files that are complete"
         ) from error
 
 

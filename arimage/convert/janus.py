@@ -238,8 +238,7 @@ def convert_janus(folder: str | Path, *, template: str | None = None, out: str |
     else:
         raise CheckpointError(
             f"{folder} holds a model of type {model_type!r}, expected 'janus' or the 'multi_modality' of Janus: give "
-            "the "
-            "folder of a published Janus"
+            "the folder of a published Janus"
         )
     pipeline = JanusPipeline(model=model, processor=processor)
     save_whole(pipeline.save_pretrained, out)

@@ -63,8 +63,7 @@ def lpd_transformer_from_original(
     if hidden_size % num_heads:
         raise CheckpointError(
             f"{source} has width {hidden_size}, which {num_heads} heads cannot share: give the number of attention "
-            "heads it was "
-            "trained with as --num-heads (num_heads=)"
+            "heads it was trained with as --num-heads (num_heads=)"
         )
     with torch.device("meta"):
         transformer = LPDTransformer(

@@ -162,8 +162,7 @@ def chameleon_from_original(
             if heads[match[1]] % shards:
                 raise CheckpointError(
                     f"{source} has {key!r} with {shards} rows, which {heads[match[1]]} heads cannot share: give the "
-                    "file of "
-                    "an unaltered model"
+                    "file of an unaltered model"
                 )
             state[key] = tensor.repeat_interleave(heads[match[1]] // shards, dim=0)
     encoder = {

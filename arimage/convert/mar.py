@@ -107,15 +107,13 @@ def mar_from_original(
     if any(count < 1 or size % count for count, size in zip(heads, (width, decoder_width), strict=True)):
         raise CheckpointError(
             f"{source} has the widths {width} and {decoder_width}, and num_heads is {num_heads}: give the number of "
-            "attention "
-            "heads, which no file holds"
+            "attention heads, which no file holds"
         )
     num_tokens, token_dim = shape("diffusion_pos_embed_learned", 3)[1], shape("z_proj.weight", 2)[1]
     if token_dim % channels:
         raise CheckpointError(
             f"{source} has tokens of width {token_dim}, and the image tokenizer {channels} channels: give the "
-            "tokenizer that "
-            "this transformer was trained with"
+            "tokenizer that this transformer was trained with"
         )
     head_width = shape("diffloss.net.input_proj.weight", 2)[0]
     with torch.device("meta"):

@@ -126,8 +126,7 @@ def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
     if len(sides) < 2 or level.tolist() != [*range(len(sides))] or [side**2 for side in sides] != counts:
         raise CheckpointError(
             f"{source} has 'lvl_1L' with levels {level.tolist()} of {counts} codes, expected two or more square maps "
-            "in "
-            "order: give the file of an unaltered model"
+            "in order: give the file of an unaltered model"
         )
     return sides
 
@@ -229,8 +228,7 @@ def convert_var(
     if predicted != known:
         raise CheckpointError(
             f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of "
-            "width "
-            f"{known[1]}: give the tokenizer that this transformer was trained with"
+            f"width {known[1]}: give the tokenizer that this transformer was trained with"
         )
     pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
     pipeline.generation_config.update(VAR_SAMPLING)

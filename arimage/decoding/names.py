@@ -190,6 +190,7 @@ DEFAULTS = {
     "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
     "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},
 }
+ACCEPTANCES = tuple(name for name in DEFAULTS if name.endswith("Acceptance"))
 
 
 def check_name(name: str) -> None:
@@ -208,7 +209,8 @@ def check_setting_names(method: str, settings: dict) -> None:
 
 def parse_decoding(text: str) -> tuple[str, dict]:
     """Parse "name:key=value,..." into the name and the settings. A value is an integer, a number, true, false, none or
-    a word, or several of these joined by plus signs.
+    a word, or several of these joined by plus signs ("4+" is a tuple of one). "lantern:acceptance.delta=0.2" changes a
+    setting of the acceptance, "sjd:acceptance=GroupAcceptance,acceptance.size=4" takes another acceptance.
 
     Raises:
         ValueError: if a setting is not of that form.
@@ -219,7 +221,12 @@ def parse_decoding(text: str) -> tuple[str, dict]:
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
-        settings[key.strip()] = _parse_value(value.strip())
+        key, parsed = key.strip(), _parse_value(value.strip())
+        setting, _, part = key.partition(".")
+        if setting == "acceptance":
+            settings.setdefault(setting, {})[part or "method"] = parsed
+        else:
+            settings[key] = parsed
     return name, settings
 
 
@@ -232,11 +239,32 @@ def _parse_value(text: str) -> bool | int | float | str | tuple | None:
             return kind(text)
         except ValueError:
             continue
-    return tuple(map(_parse_value, text.split("+"))) if "+" in text else text
+    return tuple(map(_parse_value, filter(None, text.split("+")))) if "+" in text else text
+
+
+def preset_settings(name: str, changes: dict) -> dict:
+    """The settings of a preset with `changes`; an acceptance without a method changes that of the preset.
+
+    Raises:
+        ValueError: if the name or a setting is unknown.
+    """
+    check_name(name)
+    preset = PRESETS[name]
+    check_setting_names(preset.method, changes)
+    settings = {**preset.settings, **changes}
+    acceptance = settings.get("acceptance")
+    if isinstance(acceptance, dict):
+        own = {**DEFAULTS[preset.method], **preset.settings}["acceptance"]
+        acceptance = acceptance if "method" in acceptance else {**own, **acceptance}
+        method = acceptance["method"]
+        if method not in ACCEPTANCES:
+            raise ValueError(f"unknown acceptance method {method!r}; available: {', '.join(ACCEPTANCES)}")
+        check_setting_names(method, {key: value for key, value in acceptance.items() if key != "method"})
+        settings["acceptance"] = acceptance
+    return settings
 
 
 def check_text(text: str) -> None:
     """Raise a `ValueError` if "name:key=value,..." has an unknown name or setting."""
     name, settings = parse_decoding(text)
-    check_name(name)
-    check_setting_names(PRESETS[name].method, settings)
+    preset_settings(name, settings)

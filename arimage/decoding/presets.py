@@ -14,7 +14,7 @@ from .flow import FlowDecoding
 from .group import GroupDecoding
 from .lazy_jacobi import LazyJacobiDecoding
 from .masked import MaskedDecoding
-from .names import PRESETS, check_name, check_setting_names, parse_decoding
+from .names import PRESETS, check_setting_names, parse_decoding, preset_settings
 from .next_scale import NextScaleDecoding
 from .parallel_jacobi import ParallelJacobiDecoding
 from .path_jacobi import PathJacobiDecoding
@@ -67,9 +67,8 @@ def decoding_from_name(name: str, **settings) -> Decoding:
     Raises:
         ValueError: if the name or a setting is unknown.
     """
-    check_name(name)
-    preset = PRESETS[name]
-    return _build(_METHODS[preset.method], {**preset.settings, **settings})
+    changed = preset_settings(name, settings)
+    return _build(_METHODS[PRESETS[name].method], changed)
 
 
 def decoding_to_dict(decoding: Decoding) -> dict:
@@ -123,12 +122,16 @@ def decoding_from_text(text: str) -> Decoding:
 
 
 def decoding_to_text(decoding: Decoding) -> str:
-    """A decoding as text that `decoding_from_text` reads: the closest preset, and the settings that differ from it."""
+    """A decoding as text that `decoding_from_text` reads: the closest preset, and the settings that differ from it.
+
+    Raises:
+        ValueError: if the decoding has a drafter of its own.
+    """
+    own = _flat(decoding)
 
     def changes(name: str) -> dict:
-        preset = decoding_from_name(name)
-        fields = [field.name for field in dataclasses.fields(decoding)]
-        return {key: getattr(decoding, key) for key in fields if getattr(decoding, key) != getattr(preset, key)}
+        preset = _flat(decoding_from_name(name))
+        return {key: value for key, value in own.items() if key not in preset or preset[key] != value}
 
     names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
     name = min(names, key=lambda name: len(changes(name)))
@@ -136,5 +139,18 @@ def decoding_to_text(decoding: Decoding) -> str:
     return f"{name}:{settings}" if settings else name
 
 
-def _value_text(value) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _flat(decoding: Decoding) -> dict:
+    """The settings of a decoding, those of its acceptance one by one, by the names that they have in a text."""
+    settings = {}
+    for name, value in decoding_to_dict(decoding).items():
+        if isinstance(value, dict):
+            settings |= {name: value.pop("method"), **{f"{name}.{key}": part for key, part in value.items()}}
+        elif name != "method":
+            settings[name] = value
+    return settings
+
+
+def _value_text(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return "+".join(map(str, value)) + ("+" if len(value) == 1 else "")

@@ -22,6 +22,21 @@ PIXELS_PER_TOKEN = 16
 # The groups that the locality order uses if the decoding has none, as published for 20 forward passes.
 LOCALITY = GroupDecoding(20, "cosine")
 
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> pipe = AutoPipeline.from_pretrained("emoji-arpg")
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+
+        >>> # Published weights of LPD, several tokens per forward pass
+        >>> pipe = AutoPipeline.from_pretrained("lpd-l-256")
+        >>> image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
+        ```
+"""
+
 
 class AnyOrderPipeline(ClassOrTextPipeline):
     """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
@@ -154,7 +169,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 
-    @fill_docstring("")
+    @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -201,6 +216,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
 
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+
+        {example}
         """
         options = self.check_options(
             decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
@@ -208,8 +225,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         if self.vq is None and (output_type != "latent" or image is not None):
             raise ValueError(
                 'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the '
-                "checkpoint "
-                "again with --tokenizer"
+                "checkpoint again with --tokenizer"
             )
         call = self.prepare(
             prompt=prompt,

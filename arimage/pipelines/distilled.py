@@ -17,6 +17,19 @@ from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
 
 
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import LlamaGenDDPipeline
+
+        >>> # A converted student, in one forward pass
+        >>> pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
+        >>> image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
 class DistilledPipeline(ClassOrTextPipeline):
     """Base class of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
     `bind_model(call, condition)`, the `DistilledModel` of a call."""
@@ -85,7 +98,7 @@ class DistilledPipeline(ClassOrTextPipeline):
             call.model.noise = noise.to(self._execution_device, torch.float32)
         return call
 
-    @fill_docstring("")
+    @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -124,6 +137,8 @@ class DistilledPipeline(ClassOrTextPipeline):
 
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+
+        {example}
         """
         options = self.check_options(
             decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size

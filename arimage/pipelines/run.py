@@ -110,14 +110,19 @@ class CallRun:
             raise ValueError(f'callback_on_step_end returned {returned!r}: return None, or {{"tokens": ...}}')
         known = self.tensors
         for name, values in returned.items():
-            same = name in known and isinstance(values, torch.Tensor) and torch.equal(values, known[name])
+            same = (
+                name in known
+                and isinstance(values, torch.Tensor)
+                and torch.equal(values.to(known[name].device), known[name])
+            )
             if name != "tokens" and not same:
                 raise ValueError(f"callback_on_step_end returned {name!r}: it may change tokens only")
         before = known["tokens"]
         tokens = returned.get("tokens", before)
         if not isinstance(tokens, torch.Tensor) or tokens.shape != before.shape or tokens.dtype != before.dtype:
             raise ValueError(f"callback_on_step_end returned tokens that are not int64 {tuple(before.shape)}")
-        changed = tokens.to(before.device) != before
+        tokens = tokens.to(before.device)
+        changed = tokens != before
         if not changed.any():
             return
         state, rows = self.batch.state, self._index(self.batch.running)

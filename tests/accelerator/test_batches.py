@@ -75,13 +75,13 @@ def watched(pipe, decoding):
 
 
 def replaced(pipe, decoding):
-    """The newest token of every image is another after the second pass."""
+    """A callback on the host gives every image another newest token after the second pass."""
 
     def change(pipe, step, passes, tensors):
         if step != 1:
             return None
         tokens, newest = tensors["tokens"].clone(), tensors["decided"].sum(1, keepdim=True) - 1
-        return {"tokens": tokens.scatter(1, newest, 5)}
+        return {"tokens": tokens.scatter(1, newest, 5).cpu(), "decided": tensors["decided"].cpu()}
 
     inputs = ["tokens", "decided"]
     return call(pipe, decoding, callback_on_step_end=change, callback_on_step_end_tensor_inputs=inputs)

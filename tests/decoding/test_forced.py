@@ -168,3 +168,23 @@ def test_known_tokens_take_one_forward_pass(table_model):
     assert state.accepted_per_step().T.tolist() == [[5] + [1] * 7] + [[10, 1, 1] + [0] * 5] * 5
     passes = decode(model, DECODINGS["sjd-coupled"], Sampling(forced=forced), SEEDS).accepted_per_step()
     assert (passes[0] == torch.tensor([5] + [10] * 5)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 13), (1, 11), (2, 12), (12,)])
+def test_known_tokens_of_another_shape_are_refused(decoding, shape):
+    method, model = decoding
+    with pytest.raises(ValueError, match="forced is .*: give"):
+        decode(model, method, Sampling(forced=torch.full(shape, -1)), SEEDS[:1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_allowed_tokens_of_another_vocabulary_are_refused(decoding, size):
+    method, model = decoding
+    with pytest.raises(ValueError, match=f"allowed has {size} tokens, the model 3"):
+        decode(model, method, Sampling(allowed=torch.ones(size, dtype=torch.bool)), SEEDS[:1])
+
+
+def test_settings_of_two_vocabularies_make_no_batch():
+    flags = [Sampling(allowed=torch.ones(size, dtype=torch.bool)) for size in (3, 4)]
+    with pytest.raises(ValueError, match="allowed is of 4 and of 3 tokens in one batch"):
+        Sampling.stack(flags)

@@ -11,8 +11,7 @@ from arimage.decoding.contract.supports import traits_of
 
 ARGUMENTS = set(
     "guidance_scale guided_tokens image mask_image negative_prompt num_frames order prompt_suffix ratio task "
-    "temperature "
-    "top_k top_p video".split()
+    "temperature top_k top_p video".split()
 )
 
 

@@ -11,16 +11,17 @@ import tiny_cosmos
 import torch
 from families import BUILD, EVERY, condition_of, flat, quick, seeded
 
+import arimage
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines.call import GenerationCall
 
 
 TAIL = (
     "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt batch_size generator "
-    "decoding "
-    "output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
+    "decoding output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
 ).split()
 LATENT = {"output_type": "latent"}
+PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
 
 
 LANGUAGE_MODELS = ("janus", "emu3", "lumina", "anole")
@@ -48,11 +49,12 @@ def test_all_pipelines_have_one_tail_of_keywords(pipe):
     assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
-def test_the_docstring_of_a_call_names_every_argument(pipe):
-    doc = type(pipe).__call__.__doc__
-    assert "{" not in doc and "\n        Examples:\n            ```py\n            >>> " in doc
-    for name in inspect.signature(type(pipe).__call__).parameters:
-        assert name == "self" or f" {name} (" in doc, name
+@pytest.mark.parametrize("family", PIPELINES)
+def test_the_docstring_of_a_call_names_every_argument_and_has_an_example(family):
+    call = getattr(arimage, family).__call__
+    assert "{" not in call.__doc__ and "\n        Examples:\n            ```py\n            >>> " in call.__doc__
+    for name in inspect.signature(call).parameters:
+        assert name == "self" or f" {name} (" in call.__doc__, name
 
 
 def test_an_unknown_argument_is_an_error(pipe):

@@ -125,8 +125,7 @@ def test_without_guidance_codes_are_the_greatest_logits_under_the_prompt_alone(p
 
 SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
-    "provides, "
-    "and assist the user with a variety of tasks using natural language.\n\n"
+    "provides, and assist the user with a variety of tasks using natural language.\n\n"
 )
 
 

@@ -330,8 +330,7 @@ def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
 def test_a_map_is_generated_below_its_image(pipe2):
     assert pipe2.prompts.text("a cat", (64, 32), "hed", False) == (
         "Generate a dual-panel image of 32x64 where the <lower half> displays a <hed edge map>, while the <upper "
-        "half> "
-        "retains the original image for direct visual comparison:\na cat"
+        "half> retains the original image for direct visual comparison:\na cat"
     )
     assert pipe2(PROMPTS[0], task="depth", height=64, width=32, **LATENT).tokens.shape == (1, 8, 4)
     with_task, without = (pipe2(PROMPTS[0], task=task, **GREEDY).tokens for task in ("depth", None))

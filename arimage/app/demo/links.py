@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from ..engine.engine import Engine
-from ..engine.types import Request, Result
+from ..engine.types import Refused, Request, Result
 from .controls import SAMPLING, chosen, refusal
 
 
@@ -35,7 +35,7 @@ def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
     """The request of a link, or None if it has no settings.
 
     Raises:
-        gr.Error: if a setting cannot be read, or the demo does not have the model.
+        gr.Error: if a setting cannot be read, the demo does not have the model, or the model cannot generate it.
     """
     settings = {}
     for name, read in READ.items():
@@ -53,4 +53,10 @@ def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
         raise refusal(f"the link asks for the model {model[:80]}: choose among {', '.join(engine.models)}")
     if "decoding" in settings:
         settings["decoding"] = chosen(engine.models[model], settings["decoding"])
-    return Request(**settings)
+    request = Request(**settings)
+    # Before the form is filled: its controls cannot hold any value.
+    try:
+        engine.check(request)
+    except Refused as error:
+        raise refusal(f"the link asks for an image that cannot be generated: {error}") from error
+    return request

@@ -12,7 +12,7 @@ from .batch import RequestBatch
 from .models import ModelInfo, describe
 from .ticket import Ticket
 from .types import Cancelled, Limits, Progress, Refused, Request
-from .validation import check, with_class
+from .validation import Plan, check, with_class
 
 
 logger = logging.getLogger(__name__)
@@ -75,11 +75,8 @@ class Engine:
                 (`busy`).
             Cancelled: if the engine is closed.
         """
-        if request.model not in self.models:
-            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
-        pipe, info = self._pipelines[request.model], self.models[request.model]
-        request = with_class(request, pipe)
-        plan = check(request, pipe, info, self.limits)
+        request, plan = self.check(request)
+        pipe = self._pipelines[request.model]
         if request.image is not None and request.mask_image is not None:
             for name, read in (("image", to_rgb), ("mask_image", to_mask)):
                 try:
@@ -103,6 +100,18 @@ class Engine:
             ticket.report(0, 0, queue_position=len(self._waiting))
             self._arrived.notify()
         return ticket
+
+    def check(self, request: Request) -> tuple[Request, Plan]:
+        """A request with the id of the class that its prompt names, and its plan.
+
+        Raises:
+            Refused: if the model does not support the request, or the limits do not allow it.
+        """
+        if request.model not in self.models:
+            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
+        pipe = self._pipelines[request.model]
+        request = with_class(request, pipe)
+        return request, check(request, pipe, self.models[request.model], self.limits)
 
     def close(self) -> None:
         """Cancel all requests, and end the worker after the current forward pass."""

@@ -137,7 +137,7 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
             raise Refused(f"{request.model} cannot run the decoding {name[:40]!r}: choose among {choices}")
         for key, value in settings.items():
             if key in ("drafter", "acceptance") or value == "auto":
-                raise Refused(f"the decoding's setting {key}={value} cannot be chosen here: leave it out")
+                raise Refused(f"the decoding's setting {key} cannot be chosen here: leave it out")
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")

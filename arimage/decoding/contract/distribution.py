@@ -57,7 +57,7 @@ class Sampling:
             it.
 
     Raises:
-        ValueError: if a number is out of its range.
+        ValueError: if a number is out of its range, or a tensor cannot be what it should be.
     """
 
     guidance_scale: float | torch.FloatTensor = 1.0
@@ -89,7 +89,7 @@ class Sampling:
             isinstance(allowed, torch.Tensor) and allowed.dtype == torch.bool and allowed.ndim == 1 and allowed.any()
         ):
             raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
-        if self.forced is not None and not isinstance(self.forced, torch.Tensor):
+        if self.forced is not None and not (isinstance(self.forced, torch.Tensor) and self.forced.ndim >= 2):
             raise ValueError(f"forced is {self.forced!r}: give a tensor of known tokens [B, N]")
 
     @classmethod
@@ -125,6 +125,10 @@ class Sampling:
             if mine is None:
                 raise ValueError(f"no row of this stack has {name}: set it in one of the samplings that are stacked")
             value = torch.as_tensor(absent if value is None else value, dtype=dtype, device=mine.device)
+            if mine.ndim == 2 and value.ndim and value.shape[-1] != mine.shape[-1]:
+                raise ValueError(
+                    f"{name} is of {value.shape[-1]} and of {mine.shape[-1]} tokens in one batch: give equal sizes"
+                )
             mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
 
     @property
@@ -187,6 +191,14 @@ class Sampling:
         if self.allowed is not None and self.allowed.shape[-1] != vocab_size:
             raise ValueError(
                 f"allowed has {self.allowed.shape[-1]} tokens, the model {vocab_size}: give one flag per token"
+            )
+
+    def check_forced(self, count: int, num_tokens: int) -> None:
+        """Raise a `ValueError` if `forced` does not hold the tokens of `count` images of `num_tokens` each."""
+        if self.forced is not None and tuple(self.forced.shape[:2]) != (count, num_tokens):
+            raise ValueError(
+                f"forced is {tuple(self.forced.shape)} for {count} images of {num_tokens} tokens: give one value per "
+                "token, -1 for those to be sampled"
             )
 
     def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:

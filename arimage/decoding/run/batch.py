@@ -83,12 +83,13 @@ class Batch:
         """Prefill `images`, at most `room`, and assign rows to them.
 
         Raises:
-            ValueError: if the decoding does not support their model.
+            ValueError: if the decoding does not support their model, or their known tokens are not those of the model.
         """
         reason = self.decoding.supports(images.model)
         if reason is not None:
             raise ValueError(f"{type(self.decoding).__name__} cannot decode this model: {reason}")
         running, count = len(self.running), len(images.names)
+        images.sampling.check_forced(count, images.model.num_tokens)
         decoding = self.decoding
         if running:
             decoding = self.state.starter(decoding)

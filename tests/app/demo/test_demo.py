@@ -366,6 +366,16 @@ def test_a_short_link_takes_the_defaults(engine):
         ({"model": "<b>"}, "the model &lt;b&gt;: choose among text"),
         ({"seed": "1.5"}, "seed=1.5"),
         ({"top_k": "x"}, "top_k=x"),
+        ({"prompt": "tree", "seed": str(2**70)}, "seed is 1180591620717411303424: give a whole number from 0"),
+        ({"prompt": "tree", "seed": "9" * 5000}, "seed=9999"),
+        ({"prompt": "tree", "count": str(2**70)}, "1180591620717411303424 images are asked for"),
+        ({"prompt": "tree", "top_k": str(-(2**70))}, "top_k is -1180591620717411303424: give a whole number from 0"),
+        ({"model": "class", "class_label": str(2**70)}, "class_label is 1180591620717411303424: give"),
+        ({"prompt": "tree", "temperature": "nan"}, "temperature is nan: give"),
+        ({"prompt": "tree", "decoding": "sjd:window=<script>"}, "window is '&lt;script&gt;': give a whole number"),
+        ({"prompt": "tree", "decoding": "<i>"}, "cannot run the decoding '&lt;i&gt;'"),
+        ({"prompt": "tree", "order": "<i>"}, "order"),
+        ({"model": "text"}, "the prompt is empty"),
     ],
 )
 def test_a_link_that_cannot_be_read_is_refused(engine, query, sentence):

@@ -1,7 +1,10 @@
 """A decoding is its settings: they survive JSON, do not change, and say what is wrong with them."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +12,18 @@ from presets import FOR_TOKENS
 
 from arimage.decoding import (
     AutoregressiveDecoding,
+    ExactAcceptance,
+    GroupAcceptance,
     NeighbourAcceptance,
     Sampling,
     SpeculativeJacobiDecoding,
     decode,
     decoding_from_dict,
     decoding_from_name,
+    decoding_from_text,
     decoding_names,
     decoding_to_dict,
+    decoding_to_text,
     names,
 )
 
@@ -62,6 +69,87 @@ def test_an_acceptance_survives_json_and_may_be_given_as_a_dict():
     assert decoding_from_dict(written) == decoding
     assert decoding_from_name("sjd", acceptance=written["acceptance"]).acceptance == decoding.acceptance
     assert decoding_from_name("gsd", acceptance={"method": "GroupAcceptance"}) == decoding_from_name("gsd")
+
+
+# A few values of every setting that has a choice of them, next to those of the presets.
+VALUES = {
+    "window": [8, 128, "auto"],
+    "refresh": ["coupled", "gumbel", "independent"],
+    "init": ["left", "uniform"],
+    "relax": [1.0, 1.0000001, 12.5],
+    "reuse": [None, 0.8, 1e-05],
+    "levels": [0, 2],
+    "chain": [4, "auto"],
+    "tokens": [48],
+    "width": [2],
+    "depth": [2],
+    "adaptive": [True],
+    "context": [None, 3],
+    "nodes": [16],
+    "tree": ["static"],
+    "groups": [4, (4,), (1, 3)],
+    "schedule": ["cosine"],
+    "guidance_schedule": ["constant"],
+    "attention": ["causal"],
+    "more_smooth": [True],
+    "drafter_scales": [2],
+    "starts": [(0,), (0, 3)],
+    "codes_until": [2],
+    "diffusion_steps": [None, (50, 5), (4, 4)],
+    "target_share": [1e-05, 0.5],
+    "heat": [0.1, 1e5],
+    "coupling": ["path", "reflection"],
+    "acceptance": [
+        ExactAcceptance(),
+        GroupAcceptance(),
+        GroupAcceptance(size=3, max_distance=1e-07),
+        NeighbourAcceptance(neighbours=5),
+        NeighbourAcceptance(delta=1e-07, relative=True),
+    ],
+}
+
+
+def variants(preset):
+    """A preset, and it with every one and every two of its settings changed; those that are no decoding left out."""
+    fields = [field.name for field in dataclasses.fields(decoding_from_name(preset)) if field.name in VALUES]
+    changes = [{name: value} for name in fields for value in VALUES[name]]
+    pairs = [one | other for one, other in itertools.combinations(changes, 2) if one.keys() != other.keys()]
+    for change in ({}, *changes, *pairs):
+        with contextlib.suppress(ValueError):
+            yield decoding_from_name(preset, **change)
+
+
+@PRESETS
+def test_texts_and_decodings_are_inverse(preset):
+    found = list(variants(preset))
+    fields = [field.name for field in dataclasses.fields(found[0]) if field.name in VALUES]
+    for decoding in found:
+        text = decoding_to_text(decoding)
+        assert decoding_from_text(text) == decoding, text
+        names.check_text(text)
+    # Not one setting without a value that makes a decoding.
+    assert all(len({getattr(decoding, name) for decoding in found}) > 1 for name in fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("zipar:acceptance.delta=0.1", "ZipARDecoding has no setting 'acceptance'"),
+        ("sjd:acceptance.delta=0.1", "ExactAcceptance has no setting 'delta'"),
+        ("sjd:acceptance=Nearest", "unknown acceptance method 'Nearest'; available: ExactAcceptance, "),
+        ("lantern:acceptance.size=3", "NeighbourAcceptance has no setting 'size': it has neighbours, delta, relative"),
+        ("lantern:window.size=3", "has no setting 'window.size'"),
+    ],
+)
+def test_a_text_with_an_unknown_part_is_refused_with_the_choices(text, sentence):
+    for read in (decoding_from_text, names.check_text):
+        with pytest.raises(ValueError, match=sentence):
+            read(text)
+
+
+def test_a_drafter_has_no_text():
+    with pytest.raises(ValueError, match="a drafter cannot be saved"):
+        decoding_to_text(decoding_from_name("eagle", drafter=SimpleNamespace(bind=print)))
 
 
 def test_settings_left_out_are_the_defaults():
