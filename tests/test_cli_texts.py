@@ -1,5 +1,6 @@
 """Texts that the console command reads and prints: prompts, names of files, and help."""
 
+import io
 import os
 import subprocess
 import sys
@@ -31,19 +32,35 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def arimage(tmp_path):
-    """Run the command in a process of its own, in an empty folder; arguments may be bytes."""
+def run(monkeypatch, tmp_path):
+    """Run a command in an empty folder; returns its exit code and what it printed on a terminal of `encoding`."""
+    monkeypatch.chdir(tmp_path)
 
-    def arimage(*arguments, **environment):
-        return subprocess.run(
-            [sys.executable, "-m", "arimage", *arguments],
-            capture_output=True,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-            timeout=120,
-        )
+    def run(*arguments, encoding="utf-8"):
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        sys.stdout.flush()
+        return end.value.code or 0, sys.stdout.buffer.getvalue()
 
-    return arimage
+    return run
+
+
+@pytest.fixture
+def standard_input(tmp_path):
+    """Let the standard input of this process hold bytes."""
+    before = os.dup(0)
+
+    def standard_input(content):
+        path = tmp_path / "standard-input"
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+
+    yield standard_input
+    os.dup2(before, 0)
+    os.close(before)
 
 
 @pytest.fixture
@@ -82,13 +99,15 @@ def test_a_file_without_prompts_is_refused(refused, tmp_path, text, others):
     assert "--file is prompts.txt, which holds no prompts" in refused("generate", "--file", "prompts.txt", *others)
 
 
-def test_prompts_come_from_the_standard_input_without_their_byte_order_mark(arimage, models):
-    command = [sys.executable, "-m", "arimage", "generate", "--file", "/dev/stdin", "--model", models / "text"]
-    settings = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "capture_output": True, "cwd": models, "timeout": 120}
-    done = subprocess.run(command, input="\ufefftree\n\n".encode(), **settings)
-    assert done.returncode == 0 and done.stdout.split() == [b"outputs/tree-0-0.png"]
-    done = subprocess.run(command, input=b"\n", **settings)
-    assert done.returncode == 2 and b"holds no prompts" in done.stderr
+def test_prompts_come_from_the_standard_input_without_their_byte_order_mark(run, standard_input, models):
+    standard_input("\ufefftree\n\n".encode())
+    code, printed = run("generate", "--file", "/dev/stdin", "--model", models / "text")
+    assert code == 0 and printed.split() == [b"outputs/tree-0-0.png"]
+
+
+def test_a_standard_input_without_prompts_is_refused(refused, standard_input):
+    standard_input(b"\n")
+    assert "holds no prompts" in refused("generate", "--file", "/dev/stdin")
 
 
 @pytest.mark.parametrize("prompt", ["\ud83d", "heart \udcff"])
@@ -102,8 +121,9 @@ def test_a_prompt_that_is_not_utf8_is_refused(refused, models, prompt, arguments
     )
 
 
-def test_bytes_that_are_not_utf8_are_refused(arimage):
-    done = arimage("generate", b"c\xe2teau")
+def test_bytes_that_are_not_utf8_are_refused():
+    command = [sys.executable, "-m", "arimage", "generate", b"c\xe2teau"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
     assert done.returncode == 2 and done.stderr.startswith(
         b"arimage: the prompt 'c\\udce2teau' holds half a surrogate"
     )
@@ -131,10 +151,11 @@ def test_sizes_that_nothing_can_hold_are_refused(refused, models, model, conditi
 
 
 @pytest.mark.parametrize("name", ["قلب.png", b"\xff.png"])
-def test_a_file_is_written_though_the_terminal_cannot_show_its_name(arimage, models, tmp_path, name):
-    done = arimage("generate", "tree", "--model", models / "text", "--out", name, PYTHONIOENCODING="cp1252")
-    assert done.returncode == 0 and done.stdout.endswith(b".png\n") and b"\\u" in done.stdout
-    assert (tmp_path / os.fsdecode(name)).is_file()
+def test_a_file_is_written_though_the_terminal_cannot_show_its_name(run, models, name):
+    name = os.fsdecode(name)
+    code, printed = run("generate", "tree", "--model", models / "text", "--out", name, encoding="cp1252")
+    assert code == 0 and printed.endswith(b".png\n") and b"\\u" in printed
+    assert Path(name).is_file()
 
 
 # Help

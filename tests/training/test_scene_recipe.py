@@ -69,6 +69,7 @@ def tiny(monkeypatch):
         "num_attention_heads": 2,
     }
     small["transformer"]["training"] |= {"text_vocab_size": 400, "short_tokens": 16, "sample_prompts": ["a lime"]}
+    small["text_training"]["optimizer"] |= {"steps": 6, "warmup_steps": 2}
     small["text_encoder"] |= {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1}
     small["generation"]["sampling"]["top_k"] = 10
     monkeypatch.setattr(recipe, "load_recipe", lambda name, *parts: small)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training.train_together import SETTINGS, Mean
 from transformers import T5Config, T5EncoderModel
 
 from arimage.training.captions.captions import train_text_tokenizer
@@ -16,54 +17,14 @@ from arimage.training.captions.text import TextSettings, TextTask, train_text_en
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.muon import Muon, orthogonalised
-from arimage.training.processes import batch_generator, processes
-
-
-SETTINGS = OptimizerSettings(25, 0.1, warmup_steps=1, gradient_clip=1e9, muon=("matrices.",))
-
-
-class Mean(nn.Module):
-    """Learns to map its batches to one point."""
-
-    def __init__(self, points: torch.Tensor | None = None):
-        super().__init__()
-        self.mean, self.points = nn.Parameter(torch.zeros(3)), points
-        self.matrices = nn.ParameterList(torch.eye(3) for _ in range(3))
-        self.shift = nn.Parameter(torch.zeros(()))
-
-    def loss(self, step):
-        points = torch.rand(4, 3, generator=batch_generator(7, step)) if self.points is None else self.points[step]
-        for matrix in self.matrices:
-            points = points @ matrix
-        loss = (self.mean - points).square().mean()
-        # Only the second of two processes reaches this parameter.
-        if self.points is not None or processes()[0] == 1:
-            loss = loss + processes()[1] * (self.shift - 1).square()
-        return loss, {"loss": loss.detach()}
-
-    def report(self, step, out):
-        return {}
-
-
-SCRIPT = """
-import sys
-from test_together import SETTINGS, Mean
-from arimage.training.loop import fit
-from arimage.training.processes import join_processes, processes
-import torch
-
-join_processes()
-task, rank = Mean(), processes()[0]
-fit(task, SETTINGS, f"{sys.argv[1]}/run{rank}")
-torch.save(task.state_dict(), f"{sys.argv[1]}/{rank}.pt")
-"""
+from arimage.training.processes import batch_generator
 
 
 def test_two_processes_train_as_one_with_both_their_batches(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*run, tmp_path / "script.py", tmp_path], env=environment, check=True, capture_output=True)
+    script = Path(__file__).with_name("train_together.py")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    subprocess.run(run, env=environment, check=True, capture_output=True)
     # Step 0 of two processes takes the batches 0 and 1, step 1 the batches 2 and 3, and so on.
     points = [
         torch.cat([torch.rand(4, 3, generator=batch_generator(7, 2 * step + rank)) for rank in (0, 1)])
