@@ -57,7 +57,7 @@ def assert_each_follows(model, decoding, patterns, size, case):
         assert_follows(tokens[first :: len(patterns)], model.joint_given(Sampling(**settings), given), 3)
 
 
-SIZES = pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+SIZES = pytest.mark.parametrize("size", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
 
 
 @SIZES
@@ -78,7 +78,7 @@ def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_mod
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
 def test_no_window_changes_the_distribution(table_model, settings):
-    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    model, size, given = table_model(**GRID), 5_000, torch.tensor([-1, 2, 0, -1])
     decoding = SpeculativeJacobiDecoding(**settings)
     tokens = sample_images(model, decoding, Sampling(forced=given.expand(size, -1)), size)
     assert_follows(tokens, model.joint_given(Sampling(), given.tolist()), 3)
@@ -86,7 +86,7 @@ def test_no_window_changes_the_distribution(table_model, settings):
 
 def test_it_is_not_the_distribution_given_the_tokens_after(table_model):
     # What a token is likely to be, knowing what follows, is another distribution: the check must reject it.
-    model, size, given = table_model(**GRID), 20_000, torch.tensor([-1, 2, 0, -1])
+    model, size, given = table_model(**GRID), 5_000, torch.tensor([-1, 2, 0, -1])
     tokens = sample_images(model, DECODINGS["ar"], Sampling(forced=given.expand(size, -1)), size)
     fits = (model.joint_given(Sampling(), given.tolist()) > 0).double()
     conditioned = model.joint(Sampling()) * fits
