@@ -125,15 +125,17 @@ def decoding_to_text(decoding: Decoding) -> str:
     """A decoding as text that `decoding_from_text` reads: the closest preset, and the settings that differ from it.
 
     Raises:
-        ValueError: if the decoding has a drafter of its own.
+        ValueError: if the decoding has a drafter of its own, or its class is not one of arimage.
     """
-    own = _flat(decoding)
+    own, method = _flat(decoding), type(decoding).__name__
 
     def changes(name: str) -> dict:
         preset = _flat(decoding_from_name(name))
         return {key: value for key, value in own.items() if key not in preset or preset[key] != value}
 
-    names = [name for name, preset in PRESETS.items() if preset.method == type(decoding).__name__]
+    names = [name for name, preset in PRESETS.items() if preset.method == method]
+    if not names:
+        raise ValueError(f"{method} has no text: give a decoding that is one of {', '.join(_METHODS)}")
     name = min(names, key=lambda name: len(changes(name)))
     settings = ",".join(f"{key}={_value_text(value)}" for key, value in changes(name).items())
     return f"{name}:{settings}" if settings else name

@@ -110,6 +110,8 @@ class CallRun:
             raise ValueError(f'callback_on_step_end returned {returned!r}: return None, or {{"tokens": ...}}')
         known = self.tensors
         for name, values in returned.items():
+            if isinstance(values, torch.Tensor) and values.is_meta:
+                raise ValueError(f"callback_on_step_end returned {name!r} on meta, without values: give a CPU tensor")
             same = (
                 name in known
                 and isinstance(values, torch.Tensor)
@@ -129,8 +131,7 @@ class CallRun:
         if not state.replaceable:
             raise ValueError(
                 f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed "
-                "from them "
-                'already: use decoding="ar", or "next-scale" for VAR'
+                'from them already: use decoding="ar", or "next-scale" for VAR'
             )
         images = self._index(self._images_in(self.batch.running))
         newest = torch.zeros_like(changed)
