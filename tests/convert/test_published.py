@@ -123,7 +123,13 @@ def half_written(tmp_path):
 # From a name to an image
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Laid out as another: the first is read by a test of its template, the second by one of interruptions.
+ALIKE = ("janus-1.3b", "deepseek-ai/Janus-Pro-7B", "Alpha-VLLM/Lumina-mGPT-7B-768")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
+)
 def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish, tmp_path, caplog):
     hub, entry = publish(name), find_published(name)
     if entry.needs_chameleon:

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
-from presets import FOR_TOKENS
+from presets import FOR_TOKENS, quick
 
 from arimage.decoding import Layout
 from arimage.media import trace
@@ -115,7 +115,7 @@ def test_outlines_have_their_colours():
     assert picture[10, 10].mean() > picture[30, 10].mean()
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_a_trace_follows_every_decoding(decoding, tmp_path):
     pipe = tiny.text_pipeline()
     recorder = Trace()

@@ -60,7 +60,11 @@ def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decod
     assert torch.equal(logits.argmax(-1), tokens.flatten(1).gather(1, ranks))
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "groups"])
+@pytest.mark.parametrize(
+    ("pipe", "decoding"),
+    [*((name, "groups") for name in FAMILIES), ("arpg", "ar"), ("lpd", "sjd-coupled"), ("randar", "sjd-coupled")],
+    indirect=["pipe"],
+)
 def test_an_image_is_what_it_is_alone(pipe, decoding):
     settings = {"decoding": decoding, "guidance_scale": 2.0, "order": "random", **LATENT}
     batch = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), **settings).images

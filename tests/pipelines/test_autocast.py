@@ -1,16 +1,17 @@
 """Calls of every family under `torch.autocast`, whose activations are not in the dtype of the weights."""
 
-import itertools
-
 import pytest
 import tiny
 import torch
-from families import EVERY, condition_of, pictures_of, seeded
+from families import EVERY, TWINS, condition_of, pictures_of, seeded
 
 
 @pytest.mark.parametrize(
     ("family", "guidance_scale"),
-    [*itertools.product(EVERY, [3.0]), *itertools.product(["llamagen-text", "mar", "cosmos"], [1.0])],
+    [
+        *(pytest.param(name, 3.0, marks=[pytest.mark.slow] * (name in TWINS)) for name in EVERY),
+        *((name, 1.0) for name in ("llamagen-text", "mar", "cosmos")),
+    ],
 )
 def test_a_call_runs_under_autocast(family, guidance_scale):
     pipe = EVERY[family]()

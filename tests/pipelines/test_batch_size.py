@@ -213,26 +213,25 @@ def test_logits_that_are_not_finite_name_the_image(pipes):
 
 
 @pytest.mark.parametrize("name", ["janus", "emu3", "lumina"])
-@pytest.mark.parametrize("longest", [0, 2])
-def test_prompts_of_any_length_may_join(pipes, name, longest):
+@pytest.mark.parametrize(("decoding", "longest"), [("sjd-coupled", 0), ("sjd-tree", 2)])
+def test_prompts_of_any_length_may_join(pipes, name, decoding, longest):
     """As requests come to a server: each with a model of its own, the longest prompt first or last."""
     pipe, found = pipes[name], {}
     prompts = sorted(PROMPTS[:3], key=len, reverse=longest == 0)
-    for decoding in ("sjd-coupled", "sjd-tree"):
-        own = [pipe(prompt, generator=seeded(i), decoding=decoding, **LATENT) for i, prompt in enumerate(prompts)]
-        slots, waiting = Batch(decoding_from_name(decoding), 2), list(enumerate(prompts))
+    own = [pipe(prompt, generator=seeded(i), decoding=decoding, **LATENT) for i, prompt in enumerate(prompts)]
+    slots, waiting = Batch(decoding_from_name(decoding), 2), list(enumerate(prompts))
 
-        def begin(room, waiting=waiting):
-            if not waiting:
-                return None
-            i, prompt = waiting.pop(0)
-            call = pipe.prepare(prompt, generator=seeded(i))
-            return Images([i], call.model, call.sampling, call.seeds)
+    def begin(room, waiting=waiting):
+        if not waiting:
+            return None
+        i, prompt = waiting.pop(0)
+        call = pipe.prepare(prompt, generator=seeded(i))
+        return Images([i], call.model, call.sampling, call.seeds)
 
-        def keep(rows, slots=slots):
-            found.update({slots.names[row]: slots.state.tokens[row].clone() for row in rows})
+    def keep(rows, slots=slots):
+        found.update({slots.names[row]: slots.state.tokens[row].clone() for row in rows})
 
-        with torch.no_grad():
-            run_batch(slots, begin, keep, lambda: False)
-        for i, one in enumerate(own):
-            assert torch.equal(found[i], one.tokens[0].flatten()), (decoding, i)
+    with torch.no_grad():
+        run_batch(slots, begin, keep, lambda: False)
+    for i, one in enumerate(own):
+        assert torch.equal(found[i], one.tokens[0].flatten()), i

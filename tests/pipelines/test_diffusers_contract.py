@@ -1,7 +1,6 @@
 """What users of diffusers expect of every pipeline. The other files of this folder answer it for calls, weights and
 images."""
 
-import itertools
 import json
 import shutil
 
@@ -14,7 +13,7 @@ from diffusers import DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines import pipeline_utils
 from diffusers.utils import dynamic_modules_utils
-from families import BUILD, EVERY, OTHERS, condition_of, flat, pictures_of, quick, seeded
+from families import BUILD, EVERY, OTHERS, TWINS, condition_of, flat, pictures_of, quick, seeded
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 
@@ -350,18 +349,22 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
 
 @pytest.mark.parametrize(
     ("name", "guidance_scale"),
-    [*itertools.product(EVERY, [2.5]), *itertools.product(["llamagen-text", "mar", "lpd"], [1.0])],
+    [
+        *(pytest.param(name, 2.5, marks=[pytest.mark.slow] * (name in TWINS)) for name in EVERY),
+        *((name, 1.0) for name in ("llamagen-text", "mar", "lpd")),
+    ],
 )
 def test_components_may_be_offloaded_layer_by_layer(name, guidance_scale):
-    pipe, whole = EVERY[name](), EVERY[name]()
+    pipe = EVERY[name]()
+    options = {**condition_of(pipe), "output_type": "pt"}
+    if not pipe.abilities.generates_video or pipe.config.begins_with_text:
+        options["guidance_scale"] = guidance_scale
+    expected = pictures_of(pipe(**options, generator=seeded(0)))
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             # As `enable_sequential_cpu_offload`, which refuses a CPU.
             accelerate.cpu_offload(part, "cpu", offload_buffers=len(part._parameters) > 0)
-    options = {**condition_of(pipe), "output_type": "pt"}
-    if not pipe.abilities.generates_video or pipe.config.begins_with_text:
-        options["guidance_scale"] = guidance_scale
-    images, expected = (pictures_of(one(**options, generator=seeded(0))) for one in (pipe, whole))
+    images = pictures_of(pipe(**options, generator=seeded(0)))
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 

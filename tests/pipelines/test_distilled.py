@@ -214,8 +214,9 @@ def test_a_verified_student_generates_what_its_teacher_does_alone(kind):
     assert torch.equal(few.tokens, expected.tokens) and few.stats.student_passes == 2
     twice = pipe(**options | {"decoding": FlowDecoding(16, starts=(0, 6))}, generator=seeded(1))
     assert torch.equal(twice.tokens, expected.tokens) and twice.stats.student_passes == 2
-    pipe.compile(backend="eager")
-    assert torch.equal(pipe(**options, generator=seeded(1)).tokens, expected.tokens)
+    if kind == "class":
+        pipe.compile(backend="eager")
+        assert torch.equal(pipe(**options, generator=seeded(1)).tokens, expected.tokens)
 
 
 def test_a_student_reads_texts():

@@ -5,7 +5,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
-from presets import FOR_TOKENS
+from presets import ALIKE, FOR_TOKENS, quick
 
 from arimage.pipelines.images import prepare_image
 
@@ -61,8 +61,14 @@ def codes_of(pipe, images):
         return pipe.vq.encode(images * 2 - 1)
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
-@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("decoding", "guidance_scale"),
+    [
+        *(pytest.param(name, 3.0, marks=[pytest.mark.slow] * (name in ALIKE)) for name in FOR_TOKENS),
+        ("ar", 1.0),
+        ("sjd-coupled", 1.0),
+    ],
+)
 def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guidance_scale):
     image = random_images(1)
     settings = {"decoding": decoding, "guidance_scale": guidance_scale, **LATENT}
@@ -72,7 +78,7 @@ def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guida
     assert not torch.equal(tokens, others)
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_each_image_is_what_it_is_alone(pipe, decoding):
     images, masks = random_images(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])
     settings = {"decoding": decoding, **LATENT}

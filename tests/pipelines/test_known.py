@@ -143,21 +143,14 @@ def test_a_model_of_few_pictures_knows_no_others(prompt, first):
     assert (known.nearest(prompt) or [None])[0] == first
 
 
-MODELS = pytest.mark.parametrize("model", ["emoji-llamagen", "emoji-var", "emoji-arpg"])
-
-
-@MODELS
 @pytest.mark.parametrize("prompt", ["a tree", "a house", "a dog", "the moon", "someone laughing"])
-def test_the_packaged_models_know_what_people_ask_for(model, prompt):
-    known = KnownCaptions.load(ASSETS / model)
-    assert known is not None and known.check(prompt, model) is None
+def test_the_packaged_models_know_what_people_ask_for(packaged, prompt):
+    assert packaged.check(prompt, "m") is None
 
 
-@MODELS
 @pytest.mark.parametrize("prompt", ["two cats", "a blue apple", "a cat and a dog", "a robot on a blue background"])
-def test_what_the_packaged_models_compose_badly_is_not_called_known(model, prompt):
-    known = KnownCaptions.load(ASSETS / model)
-    assert known is not None and known.check(prompt, model) is not None
+def test_what_the_packaged_models_compose_badly_is_not_called_known(packaged, prompt):
+    assert packaged.check(prompt, "m") is not None
 
 
 def test_the_packaged_model_of_videos_knows_its_motions():

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
-from presets import FOR_TOKENS
+from presets import FOR_TOKENS, quick
 
 from arimage import (
     AutoregressiveDecoding,
@@ -113,7 +113,7 @@ def test_one_string_is_a_batch_of_one(pipe, greedy):
 # Randomness
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_the_same_generator_gives_the_same_images_and_another_gives_others(pipe, decoding):
     first, again, other = (
         pipe(PROMPTS[:2], generator=seeded(seed), decoding=decoding, output_type="pt") for seed in (5, 5, 6)
@@ -133,7 +133,7 @@ def test_the_global_random_state_decides_only_when_no_generator_is_given(pipe):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_each_generator_of_a_list_generates_its_own_image(pipe, decoding):
     seeds = [7, 8, 7]
     batch = pipe(PROMPTS, generator=[seeded(seed) for seed in seeds], decoding=decoding, output_type="latent").tokens
@@ -219,7 +219,7 @@ def test_low_temperature_and_small_top_p_come_down_to_greedy(pipe, greedy):
 # Decodings
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_every_decoding_gives_the_greedy_codes(decoding, device):
     pipe = tiny.text_pipeline(GRID).to(device)
     reference = pipe(PROMPTS, **GREEDY, decoding="ar").tokens
@@ -249,7 +249,7 @@ def test_a_decoding_is_swapped_by_object_by_name_and_for_one_call(pipe):
     assert torch.equal(with_settings.tokens, by_object.tokens)
 
 
-@pytest.mark.parametrize("decoding", FOR_TOKENS)
+@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_statistics_add_up(pipe, decoding):
     began = time.perf_counter()
     stats = pipe(PROMPTS, generator=seeded(4), decoding=decoding).stats

@@ -4,22 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from pipelines.test_calls import BUILD, condition_of, seeded
+from families import BUILD, condition_of, quick, seeded
 
 from arimage import JanusPipeline
 
 
 # Those whose image tokenizer is a class of diffusers or transformers.
-FOREIGN = ("janus", "emu3", "lumina", "lumina-2", "anole")
+FOREIGN = ("janus", "emu3", "lumina", "lumina-2")
 TILE = 6
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=quick(BUILD))
 def pipe(request):
     return BUILD[request.param]()
 
 
-@pytest.fixture(params=FOREIGN)
+# The image tokenizer of Anole is that of Lumina-mGPT.
+@pytest.fixture(params=[*FOREIGN, pytest.param("anole", marks=pytest.mark.slow)])
 def foreign(request):
     with torch.no_grad():
         yield BUILD[request.param]()

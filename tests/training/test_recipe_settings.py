@@ -107,8 +107,9 @@ def settings(name, value, path=()):
 
 
 def cases():
-    """Every setting of the recipes; where several recipes read it alike, once."""
-    seen = set()
+    """Every setting of the recipes; where several recipes read it alike, once, and quick in the first of the tables
+    that are read alike."""
+    seen, quick = set(), set()
     for path in sorted(RECIPES.glob("*.toml")):
         recipe = tomllib.loads(path.read_text())
         for place, _ in settings(path.stem, recipe):
@@ -121,7 +122,11 @@ def cases():
                 reader = kinds[0] if kinds and "training" in place else KINDS[path.stem]
             if (place, reader) not in seen:
                 seen.add((place, reader))
-                yield pytest.param(path.stem, place, id=f"{path.stem}: {'.'.join(map(str, place))}")
+                # The optimizers, data and scenes of all parts are tables of one kind.
+                alike = place[-2:] if place[-2:-1] in (("optimizer",), ("data",), ("scenes",)) else (place, reader)
+                marks = pytest.mark.slow if alike in quick else ()
+                quick.add(alike)
+                yield pytest.param(path.stem, place, marks=marks, id=f"{path.stem}: {'.'.join(map(str, place))}")
 
 
 def changed(recipe, place, value):

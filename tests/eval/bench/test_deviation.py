@@ -61,8 +61,12 @@ def true_total_variation(model, wrong, right):
     return total / model.num_tokens
 
 
-@pytest.mark.parametrize("decoding", EXACT)
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6, top_k=3)], ids=["plain", "top-k"])
+TOP_K = Sampling(temperature=0.6, top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "sampling"), [*((name, TOP_K) for name in EXACT), ("ar", Sampling()), ("sjd-coupled", Sampling())]
+)
 def test_exact_decodings_are_at_the_floor(decoding, sampling):
     model = TokenTable()
     found = measure(model, sampling, images(model, sampling, 4000, decoding))
