@@ -26,6 +26,7 @@ from arimage.decoding import (
     parse_decoding,
     speculative_jacobi,
 )
+from arimage.decoding.names import PRESETS
 from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
@@ -228,14 +229,17 @@ def cases():
 # Much like another family: two decodings stand for all.
 TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text")
 FEW = ("ar", "sjd-coupled", "next-scale", "code")
+# What presets of one method set does not depend on the family: one family runs them all, others the first of each.
+FIRST = set({PRESETS[name].method: name for name in reversed(FOR_TOKENS)}.values()) | {"groups", *FEW}
+
+
+def is_quick(family, name):
+    return name in FEW if family in TWINS else family == "llamagen-text" or name in FIRST
 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [
-        pytest.param(*case, marks=pytest.mark.slow) if case[0] in TWINS and case[1] not in FEW else case
-        for case in cases()
-    ],
+    [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
 )
 def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))
@@ -277,7 +281,13 @@ def all_settings(model):
     return sampling
 
 
-@pytest.mark.parametrize("name", [*FOR_TOKENS, "groups", *FOR_SCALES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*FOR_TOKENS, "groups", *FOR_SCALES]
+    ],
+)
 def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name):
     family = "var-class" if name in FOR_SCALES else "arpg" if name == "groups" else "llamagen-class"
     model = FAMILIES[family](torch.bfloat16, False)

@@ -42,14 +42,17 @@ def test_replayed_steps_of_every_preset(family):
         assert [text for text, count in replays.items() if not count] == [text for text in replays if "groups" in text]
 
 
-# One language model stands for three.
-@families([family for family in QUICK if family not in ("janus", "lumina")])
+# One of each kind of model.
+KINDS = ["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"]
+
+
+# Steps that are replayed were eager before.
+@families([*KINDS, "arpg"])
 def test_eager_steps_of_every_method_and_one_image(family):
     check(family, "eager", map(small, methods(names(family))), 1, 1.0)
 
 
-# One of each kind of model.
-@families(["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"])
+@families(KINDS)
 def test_steps_on_another_accelerator(family):
     check(family, "xpu", map(small, methods(names(family))))
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -26,6 +27,18 @@ class TokenCache:
 
     def put(self, images, other):
         self.tokens[images], self.positions[images], self.noise[images] = other.tokens, other.positions, other.noise
+
+
+@cache
+def tables_of(num_tokens, vocab_size, groups, sharpness, seed, block):
+    """The table of each rank, and their rows one after the other; not to be written."""
+    generator = torch.Generator().manual_seed(seed)
+    tables = [
+        -sharpness
+        * torch.empty(groups, vocab_size ** (n - n % block), vocab_size).exponential_(generator=generator).log()
+        for n in range(num_tokens)
+    ]
+    return tables, torch.cat(tables, dim=1)
 
 
 class TableModel:
@@ -76,13 +89,7 @@ class TableModel:
         self.network = self
         # Tokens on a line: the nearest of a token are those next to it.
         self.codebook = torch.arange(vocab_size)[:, None].float()
-        generator = torch.Generator().manual_seed(seed)
-        self.tables = [
-            -sharpness
-            * torch.empty(groups, vocab_size ** (n - n % block), vocab_size).exponential_(generator=generator).log()
-            for n in range(self.num_tokens)
-        ]
-        self._rows = torch.cat(self.tables, dim=1)
+        self.tables, self._rows = tables_of(self.num_tokens, vocab_size, groups, sharpness, seed, block)
         self._first_row = torch.tensor([0, *(table.shape[1] for table in self.tables[:-1])]).cumsum(0)
 
     @property

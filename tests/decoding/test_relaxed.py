@@ -266,7 +266,7 @@ def joint_of_three(model, sampling, decoding):
 def test_images_of_three_tokens_follow_the_relaxed_distribution(table_model, strong, sampling, refresh):
     sampling, decoding = SAMPLINGS[sampling], jacobi(window=2, **STRONG[strong], refresh=refresh)
     model = table_model(grid=(1, 3), groups=2, sharpness=2.0)
-    tokens = decode(model, decoding, sampling, torch.arange(30_000)).tokens
+    tokens = decode(model, decoding, sampling, torch.arange(15_000)).tokens
     assert_follows(tokens, joint_of_three(model, sampling, decoding), 3)
 
 
@@ -317,7 +317,9 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
     # Reuse changes a draft only after several steps.
     sizes = {"grid": (1, 7), "vocab_size": 2} if decoding.reuse else {"grid": (1, 5), "vocab_size": 3}
     model = table_model(**sizes)
-    tokens = decode(model, decoding, Sampling(), torch.arange(30_000)).tokens
+    # So many that the effect of the setting is more than chance.
+    seeds = torch.arange(30_000 if strong in ("relative delta", "reuse", "reuse, independent") else 15_000)
+    tokens = decode(model, decoding, Sampling(), seeds).tokens
     distance, limit = distance_and_limit(tokens, model.joint(Sampling()), model.vocab_size)
     assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
 
@@ -361,10 +363,10 @@ KNOBS = {
 def test_the_stronger_the_knob_the_fewer_the_steps(table_model, knob):
     model, passes = table_model(grid=(2, 4)), []
     for settings in KNOBS[knob]:
-        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(4000))
+        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(2000))
         passes.append((state.accepted_per_step() > 0).sum(0).double())
     for weaker, stronger in zip(passes, passes[1:], strict=False):
-        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(4000)
+        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(2000)
     assert passes[-1].mean() < passes[0].mean() - 0.1
 
 

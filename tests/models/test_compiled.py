@@ -60,8 +60,15 @@ def var(transformer):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("how", ["in place", "around"])
-@pytest.mark.parametrize("family", ["llamagen", "var"])
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("llamagen", "in place"),
+        ("var", "around"),
+        pytest.param("llamagen", "around", marks=pytest.mark.slow),
+        pytest.param("var", "in place", marks=pytest.mark.slow),
+    ],
+)
 def test_every_forward_pass_is_that_of_the_compiled_transformer(family, how, counting):
     make, decoded = {"llamagen": (tiny.transformer, llamagen), "var": (tiny.scale_transformer, var)}[family]
     expected = decoded(make("class"))

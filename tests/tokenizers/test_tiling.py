@@ -190,13 +190,13 @@ def test_a_batch_is_tiled_like_its_images(vq, whole):
 
 
 def test_bfloat16(vq, collages, whole):
-    tokens, _ = whole
+    tokens = whole[0][:1]
     vq.enable_tiling()
     expected = vq.decode(tokens)
     pixels = vq.to(torch.bfloat16).decode(tokens)
     assert pixels.dtype == torch.bfloat16
     assert psnr(pixels, expected) > 35
-    assert vq.encode(collages.bfloat16()).shape == tokens.shape
+    assert vq.encode(collages[:1].bfloat16()).shape == tokens.shape
 
 
 def test_what_does_not_depend_on_its_surroundings_is_the_same_in_tiles():
