@@ -280,7 +280,15 @@ def test_tokens_that_are_not_finite_are_an_error():
         generate(model, [1, 2, 3])
 
 
-@pytest.mark.parametrize(("dtype", "guided"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize(
+    ("dtype", "guided"),
+    [
+        (torch.float32, True),
+        (torch.bfloat16, False),
+        pytest.param(torch.float32, False, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_stays_on_the_device(dtype, guided):
     configs = [config_of(part) for part in (tiny_mar.transformer, tiny_mar.head)]
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
