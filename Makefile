@@ -23,7 +23,7 @@ test: .venv/.installed-dev
 	$(TEST) -n 2 --dist worksteal
 
 test-slow: .venv/.installed-dev
-	$(TEST) -m slow --timeout 3600
+	$(TEST) -n 2 --dist worksteal -m slow --timeout 3600
 
 style: .venv/.installed-dev
 	.venv/bin/ruff check --fix .
