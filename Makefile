@@ -20,7 +20,7 @@ generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
 
 test: .venv/.installed-dev
-	$(TEST) -n 2 --dist worksteal
+	$(TEST) -n 3 --dist worksteal
 
 test-slow: .venv/.installed-dev
 	$(TEST) -n 2 --dist worksteal -m slow --timeout 3600

@@ -59,9 +59,9 @@ EVERY = {
 TWINS = ("llamagen-class", "var-text", "lumina-2", "arpg-text")
 
 
-def quick(names):
-    """Families to parametrize a test by, of which the twins are slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in TWINS else name for name in names]
+def quick(names, alike=()):
+    """Families to parametrize a test by, of which the twins, and those `alike` for this test, are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in (*TWINS, *alike) else name for name in names]
 
 
 def condition_of(pipe):

@@ -311,7 +311,9 @@ def promised(decoding, num_tokens, vocab_size):
     return 1 - (1 - token) ** (num_tokens - 1)
 
 
-@pytest.mark.parametrize("strong", STRONG)
+@pytest.mark.parametrize(
+    "strong", [pytest.param(s, marks=pytest.mark.slow) if s == "reuse, independent" else s for s in STRONG]
+)
 def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_model, strong):
     decoding = jacobi(7, **STRONG[strong])
     # Reuse changes a draft only after several steps.

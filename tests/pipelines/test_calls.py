@@ -193,10 +193,8 @@ def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     "name",
     [
         "llamagen-text",
-        "var-class",
         "janus",
-        "anole",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("emu3", "lumina")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("var-class", "anole", "emu3", "lumina")),
     ],
 )
 def test_a_compiled_component_is_the_one_that_runs(name):

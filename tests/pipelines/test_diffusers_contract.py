@@ -25,6 +25,8 @@ LATENT = {"output_type": "latent"}
 DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
 ALL = BUILD | OTHERS
+# Saved and loaded like another: Anole, LlamaGen's student, Cosmos with texts.
+ALIKE = ("lumina", "var-dd", "cosmos")
 # Those that generate a token after the other, or a scale, and may be given others.
 REPLACEABLE = [*BUILD, "cosmos", "cosmos-text"]
 
@@ -55,7 +57,7 @@ def folders(pipes, tmp_path_factory):
     return root
 
 
-@pytest.fixture(params=quick(ALL))
+@pytest.fixture(params=quick(ALL, ALIKE))
 def name(request):
     return request.param
 
@@ -184,7 +186,7 @@ def hub(monkeypatch, folders, tmp_path):
 
 
 @pytest.mark.usefixtures("trusting", "hub")
-@pytest.mark.parametrize("name", quick(name for name in ALL if name != "janus"))
+@pytest.mark.parametrize("name", quick((name for name in ALL if name != "janus"), ALIKE))
 def test_diffusers_loads_a_repository(name, pipe):
     loaded = DiffusionPipeline.from_pretrained(f"someone/{name}", trust_remote_code=True)
     assert type(loaded) is type(pipe)

@@ -129,7 +129,7 @@ def test_an_image_of_one_tile_is_not_divided(vq, collages):
     assert torch.equal(vq.decode(tokens), pixels)
 
 
-@pytest.mark.parametrize(("tile", "bound"), [(None, 34), (64, 30.5)])
+@pytest.mark.parametrize(("tile", "bound"), [(None, 34), pytest.param(64, 30.5, marks=pytest.mark.slow)])
 def test_tiles_are_as_close_to_the_whole_as_the_docstring_says(vq, collages, whole, tile, bound):
     tokens, pixels = whole
     vq.enable_tiling(tile, tile)
@@ -209,7 +209,7 @@ def test_what_does_not_depend_on_its_surroundings_is_the_same_in_tiles():
     torch.testing.assert_close(tiled(pool, images, (20, 2), (3, 2), before=4, after=1), pool(images))
 
 
-@pytest.mark.parametrize(("tile", "bound"), [(48, 34.5), (32, 27)])
+@pytest.mark.parametrize(("tile", "bound"), [pytest.param(48, 34.5, marks=pytest.mark.slow), (32, 27)])
 def test_var_decodes_in_tiles_and_encodes_whole(var, collages, tile, bound):
     images = collages.unfold(2, 64, 64).unfold(3, 64, 64).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
     tokens = var.encode(images)

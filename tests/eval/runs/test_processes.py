@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import pytest
 from accelerate import PartialState
 from eval.runs.run_kit import contents, options, part_of
 
@@ -38,6 +39,8 @@ def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_pa
     assert ranks == [12, 6, 4]
 
 
+# Its launcher sets what torchrun's does.
+@pytest.mark.slow
 def test_two_processes_of_accelerate_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = tmp_path / "run"
     launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -47,6 +50,7 @@ def test_two_processes_of_accelerate_generate_the_same_images(models, finish, un
     assert len(list((run / "results").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_workers_of_ray_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)
     code, said = finish(options(models, run, "--engine", "ray", "--workers", "2"), ENVIRONMENT)
