@@ -18,14 +18,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import ChameleonConfig, ChameleonModel, Emu3TextConfig, Emu3TextModel, JanusConfig
 from transformers import JanusForConditionalGeneration as Janus
 
-from arimage.decoding import (
-    GroupDecoding,
-    Sampling,
-    acceptance,
-    decoding_from_name,
-    parse_decoding,
-    speculative_jacobi,
-)
+from arimage.decoding import GroupDecoding, Sampling, acceptance, decoding_from_name, parse_decoding
+from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
 from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.drafter_llamagen import LlamaGenDrafter

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
     from .autoregressive import AutoregressiveDecoding
     from .collaborative import CollaborativeDecoding
-    from .continuous_speculative import ContinuousSpeculativeDecoding
+    from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
+    from .continuous.masked import MaskedDecoding
+    from .continuous.path_jacobi import PathJacobiDecoding
+    from .continuous.path_speculative import PathSpeculativeDecoding
     from .contract.distribution import LatentSampling, Sampling
     from .contract.layout import Layout
     from .contract.models import (
@@ -28,13 +31,12 @@ if TYPE_CHECKING:
     from .few_step import FewStepDecoding
     from .flow import FlowDecoding
     from .group import GroupDecoding
-    from .lazy_jacobi import LazyJacobiDecoding
-    from .masked import MaskedDecoding
+    from .jacobi.lazy_jacobi import LazyJacobiDecoding
+    from .jacobi.parallel_jacobi import ParallelJacobiDecoding
+    from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
+    from .jacobi.tree_jacobi import TreeJacobiDecoding
     from .names import PRESETS, Order, parse_decoding
     from .next_scale import NextScaleDecoding
-    from .parallel_jacobi import ParallelJacobiDecoding
-    from .path_jacobi import PathJacobiDecoding
-    from .path_speculative import PathSpeculativeDecoding
     from .presets import (
         decoding_from_dict,
         decoding_from_name,
@@ -44,15 +46,13 @@ if TYPE_CHECKING:
         decoding_to_text,
     )
     from .run.batch import decode
-    from .speculative_jacobi import SpeculativeJacobiDecoding
-    from .tree_jacobi import TreeJacobiDecoding
     from .zipar import ZipARDecoding
 
 _MODULES = {
     "AutoregressiveDecoding": ".autoregressive",
     "CausalLatentModel": ".contract.models",
     "CollaborativeDecoding": ".collaborative",
-    "ContinuousSpeculativeDecoding": ".continuous_speculative",
+    "ContinuousSpeculativeDecoding": ".continuous.continuous_speculative",
     "Decoding": ".contract.supports",
     "DecodingState": ".contract.state",
     "DraftTreeDecoding": ".draft_tree",
@@ -65,21 +65,21 @@ _MODULES = {
     "Layout": ".contract.layout",
     "LatentModel": ".contract.models",
     "LatentSampling": ".contract.distribution",
-    "LazyJacobiDecoding": ".lazy_jacobi",
-    "MaskedDecoding": ".masked",
+    "LazyJacobiDecoding": ".jacobi.lazy_jacobi",
+    "MaskedDecoding": ".continuous.masked",
     "MaskedLatentModel": ".contract.models",
     "NeighbourAcceptance": ".acceptance",
     "NextScaleDecoding": ".next_scale",
     "Order": ".names",
     "PRESETS": ".names",
-    "ParallelJacobiDecoding": ".parallel_jacobi",
-    "PathJacobiDecoding": ".path_jacobi",
-    "PathSpeculativeDecoding": ".path_speculative",
+    "ParallelJacobiDecoding": ".jacobi.parallel_jacobi",
+    "PathJacobiDecoding": ".continuous.path_jacobi",
+    "PathSpeculativeDecoding": ".continuous.path_speculative",
     "Sampling": ".contract.distribution",
     "ScaleModel": ".contract.models",
-    "SpeculativeJacobiDecoding": ".speculative_jacobi",
+    "SpeculativeJacobiDecoding": ".jacobi.speculative_jacobi",
     "TokenModel": ".contract.models",
-    "TreeJacobiDecoding": ".tree_jacobi",
+    "TreeJacobiDecoding": ".jacobi.tree_jacobi",
     "VectorModel": ".contract.models",
     "ZipARDecoding": ".zipar",
     "decode": ".run.batch",

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from ..kernels.coupling import sample
+from .continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from .contract.distribution import Sampling
 from .contract.models import CausalLatentModel, TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.state import CursorState, DecodingState
 from .contract.supports import DecodingMethod
-from .path_coupling import LatentSampling, PathState, start_paths, step_window
 
 
 def prefill(

@@ -14,7 +14,7 @@ from .contract.settings import check_settings
 from .contract.state import CursorState
 from .contract.supports import DecodingMethod, missing, traits_of
 from .few_step import FewStepDecoding
-from .window import decided_end, start_distribution
+from .jacobi.window import decided_end, start_distribution
 
 
 # The flow stops at this time (its end is 1): later steps would have to be ever smaller, and most noise has reached one

@@ -6,21 +6,21 @@ from typing import Any, get_args
 from .acceptance import Acceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
-from .continuous_speculative import ContinuousSpeculativeDecoding
+from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
+from .continuous.masked import MaskedDecoding
+from .continuous.path_jacobi import PathJacobiDecoding
+from .continuous.path_speculative import PathSpeculativeDecoding
 from .contract.supports import Decoding, DecodingMethod, Needs, Traits, missing
 from .draft_tree import DraftTreeDecoding
 from .few_step import FewStepDecoding
 from .flow import FlowDecoding
 from .group import GroupDecoding
-from .lazy_jacobi import LazyJacobiDecoding
-from .masked import MaskedDecoding
+from .jacobi.lazy_jacobi import LazyJacobiDecoding
+from .jacobi.parallel_jacobi import ParallelJacobiDecoding
+from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
+from .jacobi.tree_jacobi import TreeJacobiDecoding
 from .names import PRESETS, check_setting_names, parse_decoding, preset_settings
 from .next_scale import NextScaleDecoding
-from .parallel_jacobi import ParallelJacobiDecoding
-from .path_jacobi import PathJacobiDecoding
-from .path_speculative import PathSpeculativeDecoding
-from .speculative_jacobi import SpeculativeJacobiDecoding
-from .tree_jacobi import TreeJacobiDecoding
 from .zipar import ZipARDecoding
 
 

@@ -75,7 +75,7 @@ def drafter(
     dtype: Dtype = "float32",
 ) -> None:
     """Train a drafter for a finished model, for the decoding "eagle"; OUT/model is the model with its drafter."""
-    from .drafter import run_drafter
+    from .acceleration.drafter import run_drafter
     from .recipe import load_recipe
 
     run_drafter(load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype), data, heldout, out)
@@ -95,7 +95,7 @@ def distill(
 ) -> None:
     """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model
     is the student with its teacher."""
-    from .distill import run_distill
+    from .acceleration.distill import run_distill
     from .recipe import load_recipe
 
     if prompts is not None and not prompts.is_file():
@@ -114,7 +114,7 @@ def denoiser(
     dtype: Dtype = "float32",
 ) -> None:
     """Train a denoiser for a finished model, for the decoding "sjd2"; OUT/model is the model with its denoiser."""
-    from .denoiser import run_denoiser
+    from .acceleration.denoiser import run_denoiser
     from .recipe import load_recipe
 
     parts = load_recipe(recipe, "transformer", "denoiser"), load_pipeline(model, device, dtype)
@@ -133,7 +133,7 @@ def collaborate(
 ) -> None:
     """Fine-tune a large and a small VAR transformer, each for its scales of the decoding "code"; OUT/model is the
     pair."""
-    from .collaborate import run_collaborate
+    from .acceleration.collaborate import run_collaborate
     from .recipe import load_recipe
 
     run_collaborate(

@@ -6,23 +6,23 @@ from pathlib import Path
 from ..decoding.contract.supports import missing
 from ..pipelines.base import ARPipeline
 from ..tokenizers.vq_var import VARVQModel
+from .acceleration.collaborate import check_drafter_scales, collaborate_settings
+from .acceleration.denoiser import DenoiserSettings
+from .acceleration.distill import DistillSettings
+from .acceleration.drafter import DrafterSettings
 from .animation import known_clips
 from .beginning import Beginning, Run
 from .captions.captions import CaptionTask
 from .captions.collect import collect_captions
 from .captions.text import TextSettings
-from .collaborate import check_drafter_scales, collaborate_settings
-from .denoiser import DenoiserSettings
-from .distill import DistillSettings
-from .drafter import DrafterSettings
 from .saving import save_float16
 from .tables import Recipe, load_clips, load_data, read_tables, settings_of, with_scenes
 from .tokenizer import new_tokenizer
-from .transformer import TransformerTask
-from .transformer_arpg import ARPGTask
-from .transformer_cosmos import VideoTask
-from .transformer_latent_llama import LatentLlamaTask
-from .transformer_var import VARTransformerTask
+from .transformers.arpg import ARPGTask
+from .transformers.cosmos import VideoTask
+from .transformers.latent_llama import LatentLlamaTask
+from .transformers.llamagen import TransformerTask
+from .transformers.var import VARTransformerTask
 
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -13,7 +13,8 @@ import tiny_mar
 import torch
 from families import EVERY, flat, seeded
 
-from arimage.decoding import PRESETS, Decoding, speculative_jacobi
+from arimage.decoding import PRESETS, Decoding
+from arimage.decoding.jacobi import speculative_jacobi
 from arimage.pipelines.pipeline_mar import MARPipeline
 
 

@@ -28,10 +28,10 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
     decoding_from_name,
-    speculative_jacobi,
 )
 from arimage.decoding.contract.noise import Purpose, uniforms
-from arimage.decoding.window import decided_end
+from arimage.decoding.jacobi import speculative_jacobi
+from arimage.decoding.jacobi.window import decided_end
 from arimage.kernels.coupling import couple, sample
 from arimage.kernels.siblings import sample_siblings
 

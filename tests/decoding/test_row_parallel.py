@@ -8,7 +8,7 @@ import tiny
 import torch
 from decoding.pairwise import pairwise
 
-import arimage.decoding.parallel_jacobi as parallel_jacobi
+import arimage.decoding.jacobi.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
     AutoregressiveDecoding,
     Layout,

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from arimage.convert import convert_mar
-from arimage.decoding import Layout, masked
+from arimage.decoding import Layout
+from arimage.decoding.continuous import masked
 from arimage.models.denoising_head import diffusion_tables
 from arimage.models.transformer_mar import MARLatentModel
 

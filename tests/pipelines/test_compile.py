@@ -12,7 +12,7 @@ from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager, eager
 
 from arimage import SpeculativeJacobiDecoding
-from arimage.decoding import speculative_jacobi
+from arimage.decoding.jacobi import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]

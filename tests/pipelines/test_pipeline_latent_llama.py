@@ -14,7 +14,7 @@ from arimage.decoding import LatentSampling, Layout, decoding_from_name
 from arimage.models.transformer_latent_llama import LatentLlamaModel, velocity
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings
-from arimage.training.transformer_latent_llama import LatentLlamaSettings, train_latent_llama
+from arimage.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
 
 
 LATENT, NAMES = {"output_type": "latent"}, ["ar", "sjd-coupled", "path-jacobi", "path-speculative"]

@@ -232,7 +232,7 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_to
     """What training predicts is what the pipeline decodes."""
     from arimage.tokenizers.vq_frames import FramewiseVQModel
     from arimage.training.loop import OptimizerSettings
-    from arimage.training.transformer_cosmos import VideoSettings, train_cosmos_transformer
+    from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
 
     out, _ = trained
     clips = make_clips(load_captioned_images(path, SIZE), ClipSettings(frames=4, grounds=0))

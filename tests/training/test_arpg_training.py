@@ -18,7 +18,7 @@ from arimage.training import loop
 from arimage.training.captions import captions as captions_module
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
-from arimage.training.transformer_arpg import ARPGTask
+from arimage.training.transformers.arpg import ARPGTask
 
 
 VQ = {

@@ -5,13 +5,13 @@ import tiny
 import torch
 
 from arimage import AutoPipeline, CollaborativeDecoding
-from arimage.training import collaborate as collaborate_module
 from arimage.training import loop
+from arimage.training.acceleration import collaborate as collaborate_module
+from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
 from arimage.training.captions import captions as captions_module
-from arimage.training.collaborate import run_collaborate, train_collaborate
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
+from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
 
 OPTIMIZER = {"steps": 12, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.5}

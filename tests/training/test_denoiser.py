@@ -9,9 +9,9 @@ import torch
 from training.test_drafter import pictures
 
 from arimage import AutoPipeline
-from arimage.training import denoiser as denoiser_module
 from arimage.training import loop
-from arimage.training.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
+from arimage.training.acceleration import denoiser as denoiser_module
+from arimage.training.acceleration.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import RECIPES, load_recipe
 

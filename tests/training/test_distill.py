@@ -8,8 +8,8 @@ import torch
 
 from arimage import AutoPipeline, LlamaGenDDPipeline, cli
 from arimage.training import commands, loop
-from arimage.training import distill as distill_module
-from arimage.training.distill import DistillSettings, train_distill
+from arimage.training.acceleration import distill as distill_module
+from arimage.training.acceleration.distill import DistillSettings, train_distill
 from arimage.training.loop import OptimizerSettings
 
 

@@ -7,10 +7,10 @@ import tiny
 import torch
 
 from arimage import AutoPipeline
-from arimage.training import drafter as drafter_module
 from arimage.training import loop
+from arimage.training.acceleration import drafter as drafter_module
+from arimage.training.acceleration.drafter import DrafterSettings, train_drafter
 from arimage.training.data import ImageCaptions
-from arimage.training.drafter import DrafterSettings, train_drafter
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import RECIPES, load_recipe
 

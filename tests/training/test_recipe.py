@@ -14,7 +14,7 @@ from arimage.training.data import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tables import TrainingTable, settings_of
 from arimage.training.tokenizer import TokenizerSettings
-from arimage.training.transformer_var import VARTransformerSettings, VARTransformerTask
+from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
 
 COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "classifier", "all"]

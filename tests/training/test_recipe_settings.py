@@ -12,21 +12,21 @@ import pytest
 from torch import nn
 
 from arimage import cli
+from arimage.training.acceleration.denoiser import DenoiserSettings
+from arimage.training.acceleration.distill import DistillSettings
+from arimage.training.acceleration.drafter import DrafterSettings
 from arimage.training.animation import ClipSettings
 from arimage.training.captions.scenes import SceneSettings
 from arimage.training.captions.text import TextSettings
-from arimage.training.denoiser import DenoiserSettings
-from arimage.training.distill import DistillSettings
-from arimage.training.drafter import DrafterSettings
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import RECIPES, load_recipe
 from arimage.training.tables import DataTable, TextEncoderTable
 from arimage.training.tokenizer import TokenizerSettings
-from arimage.training.transformer import TransformerSettings
-from arimage.training.transformer_arpg import ARPGSettings
-from arimage.training.transformer_cosmos import VideoSettings
-from arimage.training.transformer_latent_llama import LatentLlamaSettings
-from arimage.training.transformer_var import VARTransformerSettings
+from arimage.training.transformers.arpg import ARPGSettings
+from arimage.training.transformers.cosmos import VideoSettings
+from arimage.training.transformers.latent_llama import LatentLlamaSettings
+from arimage.training.transformers.llamagen import TransformerSettings
+from arimage.training.transformers.var import VARTransformerSettings
 
 
 # By name, what the settings of a transformer may be.

@@ -31,11 +31,11 @@ from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_ch
 from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import RECIPES, load_recipe, run_transformer
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer
-from arimage.training.transformer import TransformerSettings, TransformerTask
-from arimage.training.transformer_arpg import ARPGSettings
-from arimage.training.transformer_cosmos import VideoSettings
-from arimage.training.transformer_latent_llama import LatentLlamaSettings
-from arimage.training.transformer_var import VARTransformerSettings
+from arimage.training.transformers.arpg import ARPGSettings
+from arimage.training.transformers.cosmos import VideoSettings
+from arimage.training.transformers.latent_llama import LatentLlamaSettings
+from arimage.training.transformers.llamagen import TransformerSettings, TransformerTask
+from arimage.training.transformers.var import VARTransformerSettings
 
 
 SIZE = 16

@@ -7,11 +7,11 @@ import torch
 from decoding.test_exactness import assert_follows
 
 from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
+from arimage.decoding.jacobi.window import resize_window
 from arimage.decoding.run import batch
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.run.step_seconds import SIZES, step_seconds, table_path
 from arimage.decoding.run.watch import INTERVAL
-from arimage.decoding.window import resize_window
 
 
 def decode_with(seconds, kept, num_tokens=2048):
@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed,
 def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh, levels):
     # The two windows in turn, at every step.
     monkeypatch.setattr(batch, "INTERVAL", 1)
-    monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
+    monkeypatch.setattr("arimage.decoding.jacobi.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
     turns = iter([1, 4] * 10)
     monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))
     model, size = table_model(grid=(2, 3), vocab_size=2), 20_000
@@ -149,7 +149,7 @@ def test_the_same_seeds_give_the_same_images_again(table_model):
 def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_model, monkeypatch):
     model = table_model(grid=(2, 5), vocab_size=3)
     adaptive = SpeculativeJacobiDecoding("auto")
-    monkeypatch.setattr("arimage.decoding.speculative_jacobi.step_seconds", lambda *_: {1: 9.0, 8: 1.0})
+    monkeypatch.setattr("arimage.decoding.jacobi.speculative_jacobi.step_seconds", lambda *_: {1: 9.0, 8: 1.0})
     monkeypatch.setattr(AdaptiveWindow, "_best", lambda *_: 8)
     state = adaptive.start(model, Sampling(), torch.arange(4))
     # What a step records, so that the drafts of the window differ from those that enter it.

@@ -7,15 +7,8 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import (
-    AutoregressiveDecoding,
-    Layout,
-    NextScaleDecoding,
-    Sampling,
-    decode,
-    decoding_from_name,
-    speculative_jacobi,
-)
+from arimage.decoding import AutoregressiveDecoding, Layout, NextScaleDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel

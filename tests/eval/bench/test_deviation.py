@@ -107,7 +107,7 @@ def test_a_wrong_distribution_is_found_and_never_overstated(wrong):
 
 
 def test_a_biased_verification_is_found(monkeypatch):
-    from arimage.decoding import speculative_jacobi
+    from arimage.decoding.jacobi import speculative_jacobi
 
     couple = speculative_jacobi.couple
     monkeypatch.setattr(speculative_jacobi, "couple", lambda p, *rest: couple(1.3 * p, *rest))

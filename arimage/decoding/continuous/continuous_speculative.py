@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .contract.distribution import LatentSampling, Sampling
-from .contract.models import MaskedLatentModel
-from .contract.noise import Purpose, normals, uniforms
-from .contract.settings import check_number, check_settings
-from .contract.supports import DecodingMethod
+from ..contract.distribution import LatentSampling, Sampling
+from ..contract.models import MaskedLatentModel
+from ..contract.noise import Purpose, normals, uniforms
+from ..contract.settings import check_number, check_settings
+from ..contract.supports import DecodingMethod
 from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, write_set
 
 
@@ -32,7 +32,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
 
     Example: in a model of two tokens, their correlation is 0.61 with one forward pass per token and 0.57 with the
     drafter alone, but 0.03 in one window of this decoding, though two thirds of the drafts are accepted
-    (`tests/decoding/test_masked.py`).
+    (`tests/decoding/continuous/test_masked.py`).
 
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.

@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..models.denoising_head import diffusion_tables
-from ..models.transformer_latent_llama import LatentLlamaTransformer, velocity
-from ..options import fast_dtype
-from ..pipelines.class_or_text import left_pad
-from ..pipelines.pipeline_latent_llama import LatentLlamaPipeline
-from ..schema import Number, Side, Whole, check
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .beginning import FRESH, Beginning, Run
-from .captions.captions import CaptionSettings, CaptionTask
-from .data import ImageCaptions, to_unit_range
-from .processes import batch_generator
-from .tables import Recipe, new_model, settings_of
+from ...models.denoising_head import diffusion_tables
+from ...models.transformer_latent_llama import LatentLlamaTransformer, velocity
+from ...options import fast_dtype
+from ...pipelines.class_or_text import left_pad
+from ...pipelines.pipeline_latent_llama import LatentLlamaPipeline
+from ...schema import Number, Side, Whole, check
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..beginning import FRESH, Beginning, Run
+from ..captions.captions import CaptionSettings, CaptionTask
+from ..data import ImageCaptions, to_unit_range
+from ..processes import batch_generator
+from ..tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)

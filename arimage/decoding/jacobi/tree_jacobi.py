@@ -6,13 +6,13 @@ from typing import get_args
 import torch
 import torch.nn.functional as F
 
-from ..kernels.coupling import couple
-from ..kernels.siblings import couple_siblings, sample_siblings
-from .contract.distribution import Sampling
-from .contract.models import TokenModel
-from .contract.noise import Purpose, uniforms
-from .contract.settings import check_settings
-from .contract.supports import DecodingMethod, Needs
+from ...kernels.coupling import couple
+from ...kernels.siblings import couple_siblings, sample_siblings
+from ..contract.distribution import Sampling
+from ..contract.models import TokenModel
+from ..contract.noise import Purpose, uniforms
+from ..contract.settings import check_settings
+from ..contract.supports import DecodingMethod, Needs
 from .window import Init, WindowState, decided_end, needs_of_init, open_window, slide_window
 
 

@@ -5,10 +5,10 @@ from typing import get_args
 
 import torch
 
-from .contract.distribution import Sampling
-from .contract.models import CausalLatentModel
-from .contract.settings import check_settings
-from .contract.supports import DecodingMethod
+from ..contract.distribution import Sampling
+from ..contract.models import CausalLatentModel
+from ..contract.settings import check_settings
+from ..contract.supports import DecodingMethod
 from .path_coupling import Coupling, LatentSampling, PathState, start_paths, step_window
 
 

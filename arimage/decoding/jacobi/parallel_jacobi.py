@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 import torch
 
-from ..kernels.coupling import couple, sample
-from .contract.distribution import Sampling
-from .contract.models import TokenModel
-from .contract.noise import Purpose, uniforms
-from .contract.settings import check_settings
-from .contract.supports import DecodingMethod
-from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
+from ...kernels.coupling import couple, sample
+from ..contract.distribution import Sampling
+from ..contract.models import TokenModel
+from ..contract.noise import Purpose, uniforms
+from ..contract.settings import check_settings
+from ..contract.supports import DecodingMethod
+from ..rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
 from .window import draft_uniformly, start_distribution
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from .contract.distribution import LatentSampling
-from .contract.models import CausalLatentModel
-from .contract.noise import Purpose, normals, uniforms
-from .contract.state import CursorState
+from ..contract.distribution import LatentSampling
+from ..contract.models import CausalLatentModel
+from ..contract.noise import Purpose, normals, uniforms
+from ..contract.state import CursorState
 
 
 Coupling = Literal["reflection", "path"]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .contract.distribution import LatentSampling, Sampling
-from .contract.models import MaskedLatentModel
-from .contract.noise import Purpose, normals, random_orders
-from .contract.state import DecodingState
-from .contract.supports import DecodingMethod
+from ..contract.distribution import LatentSampling, Sampling
+from ..contract.models import MaskedLatentModel
+from ..contract.noise import Purpose, normals, random_orders
+from ..contract.state import DecodingState
+from ..contract.supports import DecodingMethod
 
 
 @dataclass

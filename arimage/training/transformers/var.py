@@ -12,17 +12,17 @@ from pydantic import Field
 from torch import nn
 from transformers import T5EncoderModel
 
-from ..decoding import Decoding
-from ..models.transformer_var import VARTransformer
-from ..options import fast_dtype
-from ..pipelines.pipeline_var import VARPipeline
-from ..schema import Number, Whole
-from ..tokenizers.vq_var import VARVQModel
-from .beginning import FRESH, Beginning, Run
-from .captions.captions import CaptionSettings, CaptionTask
-from .data import ImageCaptions, to_unit_range
-from .processes import batch_generator
-from .tables import Recipe, TrainingTable, new_model, settings_of
+from ...decoding import Decoding
+from ...models.transformer_var import VARTransformer
+from ...options import fast_dtype
+from ...pipelines.pipeline_var import VARPipeline
+from ...schema import Number, Whole
+from ...tokenizers.vq_var import VARVQModel
+from ..beginning import FRESH, Beginning, Run
+from ..captions.captions import CaptionSettings, CaptionTask
+from ..data import ImageCaptions, to_unit_range
+from ..processes import batch_generator
+from ..tables import Recipe, TrainingTable, new_model, settings_of
 
 
 @dataclass(frozen=True)

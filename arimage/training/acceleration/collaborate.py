@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from ..decoding import CollaborativeDecoding
-from ..pipelines.pipeline_var import VARPipeline
-from .data import ImageCaptions
-from .saving import save_float16
-from .tables import Recipe, load_data, read_tables
-from .transformer_var import VARTransformerSettings, VARTransformerTask, var_settings
+from ...decoding import CollaborativeDecoding
+from ...pipelines.pipeline_var import VARPipeline
+from ..data import ImageCaptions
+from ..saving import save_float16
+from ..tables import Recipe, load_data, read_tables
+from ..transformers.var import VARTransformerSettings, VARTransformerTask, var_settings
 
 
 def train_collaborate(

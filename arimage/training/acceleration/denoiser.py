@@ -11,17 +11,17 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from ..decoding.speculative_jacobi import normalised
-from ..models.denoiser_llamagen import LlamaGenDenoiser
-from ..models.transformer_llamagen import rotary_table
-from ..pipelines.pipeline_llamagen import LlamaGenPipeline
-from ..schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
-from .data import ImageCaptions
+from ...decoding.jacobi.speculative_jacobi import normalised
+from ...models.denoiser_llamagen import LlamaGenDenoiser
+from ...models.transformer_llamagen import rotary_table
+from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
+from ..data import ImageCaptions
+from ..loop import OptimizerSettings, fit
+from ..processes import batch_generator
+from ..saving import save_float16
+from ..tables import load_data, read_tables, settings_of
 from .drafter import examples
-from .loop import OptimizerSettings, fit
-from .processes import batch_generator
-from .saving import save_float16
-from .tables import load_data, read_tables, settings_of
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..models.drafter_llamagen import LlamaGenDrafter
-from ..pipelines.pipeline_llamagen import LlamaGenPipeline
-from ..schema import COMPLETE, Batch, Number, Seed
-from .data import ImageCaptions, to_unit_range
-from .loop import OptimizerSettings, fit
-from .processes import batch_generator
-from .saving import save_float16
-from .tables import load_data, read_tables, settings_of
+from ...models.drafter_llamagen import LlamaGenDrafter
+from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...schema import COMPLETE, Batch, Number, Seed
+from ..data import ImageCaptions, to_unit_range
+from ..loop import OptimizerSettings, fit
+from ..processes import batch_generator
+from ..saving import save_float16
+from ..tables import load_data, read_tables, settings_of
 
 
 @dataclass(frozen=True)

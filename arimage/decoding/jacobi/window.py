@@ -6,12 +6,12 @@ from typing import Literal, TypeVar
 
 import torch
 
-from .autoregressive import decide_first, prefill
-from .contract.distribution import Sampling
-from .contract.models import TokenModel
-from .contract.noise import Purpose, uniforms
-from .contract.state import CursorState
-from .contract.supports import Need
+from ..autoregressive import decide_first, prefill
+from ..contract.distribution import Sampling
+from ..contract.models import TokenModel
+from ..contract.noise import Purpose, uniforms
+from ..contract.state import CursorState
+from ..contract.supports import Need
 
 
 Init = Literal["uniform", "left", "above", "previous"]

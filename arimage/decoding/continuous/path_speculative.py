@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import torch
 
-from .contract.distribution import LatentSampling, Sampling
-from .contract.models import CausalLatentModel
-from .contract.noise import Purpose, uniforms
-from .contract.settings import check_settings
-from .contract.supports import DecodingMethod
+from ..contract.distribution import LatentSampling, Sampling
+from ..contract.models import CausalLatentModel
+from ..contract.noise import Purpose, uniforms
+from ..contract.settings import check_settings
+from ..contract.supports import DecodingMethod
 from .path_coupling import PathState, log_ratio, sample_again, sample_paths, start_paths
 
 

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..models.transformer_llamagen import LlamaGenTransformer
-from ..options import fast_dtype
-from ..pipelines.base import ARImagePipeline
-from ..pipelines.class_or_text import left_pad
-from ..pipelines.pipeline_llamagen import LlamaGenPipeline
-from ..schema import Count, Share
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .beginning import FRESH, Beginning, Run
-from .captions.captions import CaptionSettings, CaptionTask
-from .data import ImageCaptions, to_unit_range
-from .processes import batch_generator
-from .tables import Recipe, new_model, settings_of
+from ...models.transformer_llamagen import LlamaGenTransformer
+from ...options import fast_dtype
+from ...pipelines.base import ARImagePipeline
+from ...pipelines.class_or_text import left_pad
+from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...schema import Count, Share
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..beginning import FRESH, Beginning, Run
+from ..captions.captions import CaptionSettings, CaptionTask
+from ..data import ImageCaptions, to_unit_range
+from ..processes import batch_generator
+from ..tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)

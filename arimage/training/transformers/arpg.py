@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..decoding import order_of
-from ..models.transformer_arpg import ARPGTransformer
-from ..models.transformer_llamagen import LlamaGenTransformer
-from ..pipelines.pipeline_arpg import ARPGPipeline
-from ..schema import Share
-from .processes import batch_generator
-from .transformer import TransformerSettings, TransformerTask
+from ...decoding import order_of
+from ...models.transformer_arpg import ARPGTransformer
+from ...models.transformer_llamagen import LlamaGenTransformer
+from ...pipelines.pipeline_arpg import ARPGPipeline
+from ...schema import Share
+from ..processes import batch_generator
+from .llamagen import TransformerSettings, TransformerTask
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
 
-from ..decoding import FewStepDecoding, FlowDecoding
-from ..decoding.contract.noise import Purpose, normals
-from ..eval.runs.prompts import read_prompts
-from ..models.transformer_llamagen_dd import LlamaGenDDTransformer
-from ..options import fast_dtype
-from ..pipelines.pipeline_llamagen import LlamaGenPipeline
-from ..pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
-from ..schema import COMPLETE, Batch, Number, Seed, Share, Whole
-from .data import save_grid
-from .loop import OptimizerSettings, fit
-from .processes import batch_generator
-from .saving import save_float16
-from .tables import read_tables, settings_of
+from ...decoding import FewStepDecoding, FlowDecoding
+from ...decoding.contract.noise import Purpose, normals
+from ...eval.runs.prompts import read_prompts
+from ...models.transformer_llamagen_dd import LlamaGenDDTransformer
+from ...options import fast_dtype
+from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
+from ...schema import COMPLETE, Batch, Number, Seed, Share, Whole
+from ..data import save_grid
+from ..loop import OptimizerSettings, fit
+from ..processes import batch_generator
+from ..saving import save_float16
+from ..tables import read_tables, settings_of
 
 
 PAIRS = "pairs.safetensors"

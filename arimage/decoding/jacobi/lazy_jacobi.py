@@ -6,13 +6,13 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from ..kernels.coupling import couple_window
-from .contract.distribution import Sampling
-from .contract.layout import Layout
-from .contract.models import TokenModel
-from .contract.noise import Purpose, uniforms
-from .contract.settings import check_settings
-from .contract.supports import DecodingMethod, Needs
+from ...kernels.coupling import couple_window
+from ..contract.distribution import Sampling
+from ..contract.layout import Layout
+from ..contract.models import TokenModel
+from ..contract.noise import Purpose, uniforms
+from ..contract.settings import check_settings
+from ..contract.supports import DecodingMethod, Needs
 from .window import Init, WindowState, needs_of_init, open_window, slide_window
 
 

@@ -12,8 +12,8 @@ from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.decoding import LatentSampling, Layout, MaskedDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding.continuous.masked import masked_counts
 from arimage.decoding.contract.noise import Purpose, normals, random_orders
-from arimage.decoding.masked import masked_counts
 from arimage.models.denoising_head import DenoisingHead, diffusion_tables
 from arimage.models.transformer_mar import MARLatentModel, MARTransformer
 

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..models.transformer_cosmos import CosmosTransformer
-from ..options import fast_dtype
-from ..pipelines.pipeline_cosmos import CosmosPipeline
-from ..schema import Count, Share
-from ..tokenizers.vq_frames import FramewiseVQModel
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .animation import FPS
-from .beginning import FRESH, Beginning, Run
-from .captions.captions import CaptionSettings, CaptionTask
-from .data import ImageCaptions, save_grid, to_unit_range
-from .processes import batch_generator
-from .tables import Recipe, new_model, settings_of
+from ...models.transformer_cosmos import CosmosTransformer
+from ...options import fast_dtype
+from ...pipelines.pipeline_cosmos import CosmosPipeline
+from ...schema import Count, Share
+from ...tokenizers.vq_frames import FramewiseVQModel
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..animation import FPS
+from ..beginning import FRESH, Beginning, Run
+from ..captions.captions import CaptionSettings, CaptionTask
+from ..data import ImageCaptions, save_grid, to_unit_range
+from ..processes import batch_generator
+from ..tables import Recipe, new_model, settings_of
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from typing import Literal, Self, get_args
 
 import torch
 
-from ..kernels.coupling import couple, sample
-from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
-from .contract.distribution import Sampling
-from .contract.models import CausalLatentModel, TokenModel
-from .contract.noise import Purpose, exponentials, normals, uniforms
-from .contract.settings import check_number, check_settings
-from .contract.supports import DecodingMethod, Need, Needs
-from .path_coupling import LatentSampling, PathState, start_paths, step_window
-from .run.adaptive_window import AdaptiveWindow
-from .run.step_seconds import SIZES, step_seconds
+from ...kernels.coupling import couple, sample
+from ..acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
+from ..continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
+from ..contract.distribution import Sampling
+from ..contract.models import CausalLatentModel, TokenModel
+from ..contract.noise import Purpose, exponentials, normals, uniforms
+from ..contract.settings import check_number, check_settings
+from ..contract.supports import DecodingMethod, Need, Needs
+from ..run.adaptive_window import AdaptiveWindow
+from ..run.step_seconds import SIZES, step_seconds
 from .window import Init, WindowState, decided_end, needs_of_init, open_window, resize_window, slide_window
 
 
