@@ -1,7 +1,7 @@
 """Whether a change of the code changes any image: hashes of the tokens of packaged models, for every decoding.
 
-The first run writes a file, and goes on with one that is not complete. A run of other code with --compare prints what
-differs from it: tokens (continuous ones to 1e-3), forward passes or calls of a denoising head.
+Twenty images of each. An interrupted run resumes. With --compare it prints what differs from the file of other code:
+tokens (continuous ones to 1e-3), forward passes or calls of a denoising head.
 
 python benchmarks/token_hashes.py --out before.json
 python benchmarks/token_hashes.py --out after.json --compare before.json
@@ -33,8 +33,7 @@ def digest(tokens: torch.Tensor | list[torch.Tensor]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=packaged_models())
-    parser.add_argument("--decoding", nargs="+", default=list(PRESETS))
-    parser.add_argument("--seeds", type=int, default=20, help="images of each decoding, a multiple of 5")
+    parser.add_argument("--decoding", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--compare", type=Path)
     arguments = parser.parse_args()
@@ -47,8 +46,8 @@ def main() -> None:
             name = f"{model} {decoding}"
             if name in found or decoding not in pipe.decoding_names:
                 continue
-            generators = [torch.Generator().manual_seed(seed) for seed in range(arguments.seeds)]
-            settings = {count: arguments.seeds // len(PROMPTS), "decoding": decoding, "output_type": "latent"}
+            generators = [torch.Generator().manual_seed(seed) for seed in range(4 * len(PROMPTS))]
+            settings = {count: 4, "decoding": decoding, "output_type": "latent"}
             out = pipe(PROMPTS, generator=generators, **settings)
             found[name] = [digest(out.tokens), out.stats.forward_passes, out.stats.head_calls]
             arguments.out.write_text(json.dumps(found, indent=1))

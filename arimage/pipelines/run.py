@@ -108,22 +108,20 @@ class CallRun:
             return
         if not isinstance(returned, dict):
             raise ValueError(f'callback_on_step_end returned {returned!r}: return None, or {{"tokens": ...}}')
-        known = self.tensors
+        known, returned = self.tensors, dict(returned)
         for name, values in returned.items():
-            if isinstance(values, torch.Tensor) and values.is_meta:
-                raise ValueError(f"callback_on_step_end returned {name!r} on meta, without values: give a CPU tensor")
-            same = (
-                name in known
-                and isinstance(values, torch.Tensor)
-                and torch.equal(values.to(known[name].device), known[name])
-            )
-            if name != "tokens" and not same:
-                raise ValueError(f"callback_on_step_end returned {name!r}: it may change tokens only")
+            if name not in known or not isinstance(values, torch.Tensor) or values.is_meta:
+                raise ValueError(
+                    f"callback_on_step_end returned {name!r}, not as a tensor that it was given: return only what it "
+                    'was given, with other "tokens"'
+                )
+            returned[name] = values.to(known[name].device)
+            if name != "tokens" and not torch.equal(returned[name], known[name]):
+                raise ValueError(f'callback_on_step_end changed {name!r}: it may change "tokens" only')
         before = known["tokens"]
         tokens = returned.get("tokens", before)
-        if not isinstance(tokens, torch.Tensor) or tokens.shape != before.shape or tokens.dtype != before.dtype:
+        if tokens.shape != before.shape or tokens.dtype != before.dtype:
             raise ValueError(f"callback_on_step_end returned tokens that are not int64 {tuple(before.shape)}")
-        tokens = tokens.to(before.device)
         changed = tokens != before
         if not changed.any():
             return

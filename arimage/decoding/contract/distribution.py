@@ -57,7 +57,7 @@ class Sampling:
             it.
 
     Raises:
-        ValueError: if a number is out of its range, or a tensor cannot be what it should be.
+        ValueError: if a number is out of its range, or `allowed` or `forced` has a wrong dtype or shape.
     """
 
     guidance_scale: float | torch.FloatTensor = 1.0
