@@ -6,7 +6,7 @@ PROMPT = a red heart
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-# Freed memory stays with a process: to ask for it again takes a sixth of the time of the tests of large batches.
+# Freed memory stays with a process: asking for it again slows down the tests of large batches.
 TEST = MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=2000000000 \
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 .venv/bin/python -m pytest
 

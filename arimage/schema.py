@@ -115,8 +115,8 @@ def sentence(error: ValidationError, value: object) -> str:
     if kind == "value_error":
         return f"{name}: {context['error']}" if name else str(context["error"])
     remedy = _REMEDIES.get(kind)
-    told = first["msg"] if remedy is None else "give " + remedy.format(**context)
-    return f"{name or 'it'} is {reprlib.repr(first['input'])}: {told}"
+    advice = first["msg"] if remedy is None else "give " + remedy.format(**context)
+    return f"{name or 'it'} is {reprlib.repr(first['input'])}: {advice}"
 
 
 def _name(path: tuple[int | str, ...], value: Any, missing: bool) -> str:

@@ -32,7 +32,7 @@ class MixtureModel:
     Args:
         offsets: [K, D], those of the mixture; one of them makes all tokens together normal.
         variance: of the noise.
-        groups: 2 adds what the head is told without the condition, another mean.
+        groups: 2 adds conditions of the head without the prompt, which give another mean.
         drafter: a model of the same sizes.
     """
 

@@ -273,7 +273,7 @@ def test_classes_are_generated_by_their_names(run, refused, models):
     assert code == 0 and "| ar |" in output
 
 
-def test_an_unknown_prompt_is_told_with_the_nearest_captions(models):
+def test_an_unknown_prompt_is_reported_with_the_nearest_captions(models):
     done, _ = python("-m", "arimage", "generate", "a hart", "a red heart", "a hart", "--model", models["known"])
     assert done.returncode == 0 and done.stderr.count("is not among") == 1
     assert '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"\n' in done.stderr
@@ -503,7 +503,7 @@ def test_a_file_of_prompts_that_is_no_text_is_refused(refused):
     assert "--file is prompts.txt" in refused("generate", "--file", "prompts.txt")
 
 
-def test_a_bug_is_told_from_a_mistake(run, refused, monkeypatch):
+def test_a_bug_is_distinguished_from_a_mistake(run, refused, monkeypatch):
     def bug(*_, **__):
         torch.tensor([1.0]).expand(2, 3).view(torch.Size([-1, -1]))
 
@@ -551,7 +551,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
         ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
     ],
 )
-def test_a_path_that_does_not_exist_is_told_as_one_by_every_command(refused, command, name):
+def test_a_path_that_does_not_exist_is_reported_by_every_command(refused, command, name):
     assert f"{name} is not a folder" in refused(*command, name)
 
 

@@ -34,7 +34,7 @@ SCALES = (1, 2, 3, 4)
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Draw every weight anew, so wide that logits differ by whole units, and put the module in evaluation mode."""
+    """Set every weight at random, so wide that logits differ by whole units, and the module to evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     for name, value in module.state_dict().items():
         if value.ndim > 1 or "embedding" in name:
@@ -207,7 +207,7 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
 
 
 def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> LlamaGenDDPipeline | VARDDPipeline:
-    """A student of "llamagen" or "var" and, unless told otherwise, its teacher; from NUM_CLASSES classes to 8x8
+    """A student of "llamagen" or "var" and, by default, its teacher; from NUM_CLASSES classes to 8x8
     pixels."""
     shape = {"vocab_size": CODES, "codebook_dim": 4, "num_classes": NUM_CLASSES, "hidden_size": 32, "num_layers": 2}
     if family == "llamagen":

@@ -181,7 +181,7 @@ def convert_llamagen_dd(
 
     Args:
         folder: with the student's file (`llamagen-B.pt`), that of the image tokenizer (`vq_ds16_c2i.pt`) and, if
-            wanted, that of the teacher (`c2i_B_256.pt`). Files are told apart by what they hold.
+            wanted, that of the teacher (`c2i_B_256.pt`). Files are distinguished by their contents.
         image_size: pixels along each side of the images.
         num_heads: attention heads, needed if the student has no published size.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
@@ -217,7 +217,7 @@ def convert_var_dd(
 
     Args:
         folder: with the student's file (`var-d16.pth`), that of the image tokenizer (`vae_ch160v4096z32.pth`) and, if
-            wanted, that of the teacher (`var_d16.pth`). Files are told apart by what they hold.
+            wanted, that of the teacher (`var_d16.pth`). Files are distinguished by their contents.
         scales: sides of the token maps, from coarse to fine; by default those of the published models or of the file.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 

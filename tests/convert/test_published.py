@@ -146,7 +146,7 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
         repository, path = re.fullmatch(r"([^/]+/[^/]+)/(.*)", file).groups()
         content = (hub.repositories[repository] / path).read_bytes()
         assert content != layouts.UNUSED or path.endswith((".json", ".chk", ".yaml", ".txt"))
-    # What it takes is told once, before the first file.
+    # What it takes is logged once, before the first file.
     (said,) = [record.getMessage() for record in caplog.records if record.name == fetch.__name__]
     size = sum((hub.repositories["/".join(f.split("/")[:2])] / f.split("/", 2)[2]).stat().st_size for f in downloaded)
     assert said.startswith(f"{entry.name} ") and f"{size / 1e6:.1f} MB to download" in said

@@ -11,8 +11,8 @@ from arimage.decoding import Layout
 
 
 class TokenCache:
-    """The tokens that were fed, their positions and what was told of their noise (0 is none), by slot [B, S + 1]; -1
-    was never written. The last slot takes what is to be thrown away."""
+    """The tokens that were fed, their positions and a number of their noise (0 is none), by slot [B, S + 1]; -1 was
+    never written. The last slot takes what is to be thrown away."""
 
     def __init__(self, batch_size, slots):
         self.tokens, self.positions, self.noise = (torch.full((batch_size, slots + 1), -1) for _ in range(3))
@@ -144,11 +144,11 @@ class TableModel:
         dump = cache.tokens.shape[1] - 1
         cache.tokens.scatter_(1, torch.where(live, slots, dump), tokens.clamp(min=0))
         cache.positions.scatter_(1, torch.where(live, slots, dump), positions)
-        told = torch.zeros_like(tokens)
+        noise_number = torch.zeros_like(tokens)
         if noise is not None:
             assert vectors.shape == (*tokens.shape, self.codebook.shape[1]) and ((noise >= 0) & (noise <= 1)).all()
-            told = torch.where(noise > 0, 1 + (100 * vectors[..., 0].abs() + 10 * noise).long(), 0)
-        cache.noise.scatter_(1, torch.where(live, slots, dump), told)
+            noise_number = torch.where(noise > 0, 1 + (100 * vectors[..., 0].abs() + 10 * noise).long(), 0)
+        cache.noise.scatter_(1, torch.where(live, slots, dump), noise_number)
         fed, fed_at = cache.tokens[:, None, :dump], cache.positions[:, None, :dump]
         if visible is None:
             visible = (torch.arange(dump) <= end[..., None]).expand(*positions.shape, dump)
@@ -167,8 +167,8 @@ class TableModel:
         live = live & (positions < self.num_tokens - self.block)
         after = (positions + self.block).clamp(max=self.num_tokens - 1)
         rows = torch.where(live, self._first_row[after] + index, 0)
-        told = (cache.noise[:, None, :dump] * visible).sum(2)
-        rows = torch.where(told > 0, (rows + 7 * told) % self._rows.shape[1], rows)
+        noise_number = (cache.noise[:, None, :dump] * visible).sum(2)
+        rows = torch.where(noise_number > 0, (rows + 7 * noise_number) % self._rows.shape[1], rows)
         logits = self._rows[:, rows].masked_fill(~live[..., None], self.padding)
         return (logits, self.features(positions, index)) if return_features else logits
 

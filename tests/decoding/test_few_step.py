@@ -48,7 +48,7 @@ def test_every_pass_gets_the_noise_again_and_keeps_what_is_before_its_start():
     assert state.accepted_per_step()[:, 0].tolist() == [1, 2, 3] and bool(state.finished.all())
 
 
-def test_where_codes_end_is_what_the_checkpoint_says_unless_told():
+def test_where_codes_end_is_what_the_checkpoint_says_by_default():
     vectors = [decode(Doubling(), FewStepDecoding(codes_until=one), Sampling(), SEEDS).vectors for one in (None, 1, 0)]
     assert torch.equal(vectors[0], vectors[1]) and not torch.equal(vectors[1][:, 0], vectors[2][:, 0])
     assert torch.equal(vectors[1][:, 1:], vectors[2][:, 1:])

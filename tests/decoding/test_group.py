@@ -91,7 +91,7 @@ def test_every_row_of_a_stack_has_its_own_guidance():
 
 
 @pytest.mark.parametrize("attention", ["published", "causal"])
-def test_the_model_is_told_how_a_group_sees_itself(attention):
+def test_the_model_knows_how_a_group_sees_itself(attention):
     state = decode(GroupTable(), GroupDecoding((1, 2, 1), attention=attention), Sampling(), torch.arange(3))
     assert state.cache.causal == [attention == "causal"] * 2
     assert state.accepted_per_step().tolist() == [[1] * 3, [2] * 3, [1] * 3]

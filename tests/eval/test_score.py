@@ -213,7 +213,7 @@ def test_a_reference_is_refused_before_anything_is_computed(run, tmp_path, monke
             score(Job(run, tmp_path / "right.npz"), [metric])
 
 
-def test_references_of_equal_names_and_sizes_are_told_apart(run, tmp_path):
+def test_references_of_equal_names_and_sizes_are_distinguished(run, tmp_path):
     entries = []
     for name, seed in (("a", 1), ("b", 2)):
         folder = tmp_path / name / "reference"

@@ -28,7 +28,7 @@ def test_a_token_is_not_its_own_neighbour_where_another_is_equal_to_it():
     assert [sorted(table[token].tolist()) for token in (0, 1, 3)] == [[1, 3], [0, 3], [0, 1]]
 
 
-def test_close_tokens_far_from_the_origin_are_told_apart():
+def test_close_tokens_far_from_the_origin_are_distinguished():
     codebook = torch.tensor([[1000.0], [1000.25], [1000.125], [999.9375]])
     assert nearest_neighbours(codebook, 3)[0].tolist() == [3, 2, 1]
 

@@ -1,4 +1,4 @@
-"""What a model knows: which prompts are told from known captions, what is near, and that pipelines keep and use it."""
+"""What a model knows: known and unknown prompts, what is near, and that pipelines keep and use it."""
 
 import json
 import time

@@ -93,7 +93,7 @@ def test_a_perfect_velocity_leads_to_the_token():
     kept, x = torch.tensor(0.3), torch.randn(2, 1, 16)
     noisy, speed = velocity(token, x, kept)
     torch.testing.assert_close(kept.sqrt() * noisy - (1 - kept).sqrt() * speed, token)
-    # A head that is always right about the clean token, whatever it is told.
+    # A head that is always right about the clean token, whatever its condition.
     tables = model._tables(6)
     of_step = {step: i for i, step in enumerate(tables.timesteps)}
 

@@ -154,7 +154,7 @@ def test_the_head_stays_in_float32(pipe, tmp_path):
     assert loaded(class_labels=1, output_type="pt").images.isfinite().all()
 
 
-def test_tokens_that_float16_cannot_hold_are_told_apart_from_logits():
+def test_tokens_that_float16_cannot_hold_are_distinguished_from_logits():
     pipe = tiny_mar.pipeline()
     # An untrained head that takes few steps makes tokens of 10^8.
     options = {"class_labels": 3, "num_inference_steps": 3, "num_diffusion_steps": 5}

@@ -280,7 +280,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["~/x", "./x", "../x", "/x", "a/b/c", "x\\y", "owner/x/", "~nobody/x", "./file.txt"])
 @pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
-def test_a_path_without_a_folder_is_told_apart_from_a_repository(loader, name, monkeypatch, tmp_path):
+def test_a_path_without_a_folder_is_distinguished_from_a_repository(loader, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").touch()
     with pytest.raises(ValueError) as refusal:

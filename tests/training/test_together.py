@@ -103,7 +103,7 @@ def test_a_text_encoder_learns_to_tell_captions_apart(colours, tmp_path):
     assert near.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
-def test_a_picture_twice_in_a_batch_is_not_told_from_itself(colours):
+def test_a_picture_twice_in_a_batch_is_not_distinguished_from_itself(colours):
     captions = [caption for variants in colours.captions for caption in variants]
     tokenizer = train_text_tokenizer(captions, 300, 8)
     encoder = T5EncoderModel(

@@ -62,7 +62,7 @@ RECIPE = {
 
 
 def pictures(count=4):
-    """Captioned pictures of one colour each, so that their codes can be told from the captions."""
+    """Captioned pictures of one colour each, so that their codes follow from the captions."""
     colours = torch.randint(256, (count, 3, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     side = tiny.SCALES[-1] * tiny.SCALE_FACTOR
     names = [f"a {colour} {shape}" for colour, shape in itertools.product(("red", "green"), ("heart", "tree"))]

@@ -84,8 +84,8 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
             write_set(state, positions, live, tokens)
         positions, live, tokens = (torch.cat([draft[part] for draft in drafts], dim=1) for part in range(3))
         if not alone:
-            told = conditions_of(state, model, positions, known, visible)
-            own, own_stds = denoise(state, model, told, positions, after)
+            conditions = conditions_of(state, model, positions, known, visible)
+            own, own_stds = denoise(state, model, conditions, positions, after)
             draft_stds = torch.cat([draft[3] for draft in drafts], dim=2)
             tokens = self._test(state, positions, tokens, draft_stds, own, torch.stack(own_stds))
             # The sets of the window are written again, and the next set is the one after them.

@@ -73,11 +73,11 @@ class PathSpeculativeDecoding(DecodingMethod):
         token = state.row(state.token_buffer, at.clamp(min=0))
         fed, drafts, draft_means, draft_conditions = [token[:, 1:]], [], [], []
         for j in range(state.window - 1):
-            told = drafter.forward(token, at, state.draft_cache)[:, :, -1:]
-            path, means, _ = sample_paths(drafter, sampling, told, guidance[:, j : j + 1], noise[:, j : j + 1])
+            condition = drafter.forward(token, at, state.draft_cache)[:, :, -1:]
+            path, means, _ = sample_paths(drafter, sampling, condition, guidance[:, j : j + 1], noise[:, j : j + 1])
             token = path[:, :, 0]
             for parts, part in zip(
-                (drafts, draft_means, draft_conditions, fed), (path, means, told, token), strict=True
+                (drafts, draft_means, draft_conditions, fed), (path, means, condition, token), strict=True
             ):
                 parts.append(part)
             at = torch.where(live[:, j + 1 : j + 2], positions[:, j : j + 1], -1)
@@ -85,7 +85,7 @@ class PathSpeculativeDecoding(DecodingMethod):
         # The last position has no draft; it is the additional token.
         paths = torch.cat([*drafts, noise[:, -1:]], dim=1)
         conditions = model.forward(torch.cat(fed, dim=1), torch.where(live, before, -1), state.cache)
-        drafted, told = torch.cat(draft_means, dim=1), torch.cat(draft_conditions, dim=2)
+        drafted, drafter_conditions = torch.cat(draft_means, dim=1), torch.cat(draft_conditions, dim=2)
         diffusion = sampling.num_diffusion_steps
         means = model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
         state.head_calls += 1
@@ -99,7 +99,9 @@ class PathSpeculativeDecoding(DecodingMethod):
         fresh[:, :-1], rejected[:, -1] = False, False
 
         def means_of_drafts(candidates, images, slots):
-            return drafter.denoise_paths(candidates, told[:, images, slots], guidance[images, slots], diffusion)
+            return drafter.denoise_paths(
+                candidates, drafter_conditions[:, images, slots], guidance[images, slots], diffusion
+            )
 
         sample_again(state, positions, conditions, fresh, rejected, means_of_drafts, paths, means)
         state.check_paths(paths, live & reached)

@@ -19,9 +19,9 @@ from .wording import draw_captions
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How a text encoder is trained before the transformer: captions are told from those of the other pictures of a
-    batch, and pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of clips, are
-    reduced to `picture_size` pixels along each side. `primary_share` and `framed_share` are those of
+    """How a text encoder is trained before the transformer: captions are distinguished from those of the other
+    pictures of a batch, and pictures from theirs (CLIP, https://arxiv.org/abs/2103.00020). Pictures, or the frames of
+    clips, are reduced to `picture_size` pixels along each side. `primary_share` and `framed_share` are those of
     `CaptionSettings`."""
 
     optimizer: OptimizerSettings

@@ -220,14 +220,14 @@ def test_a_stream_shows_partial_images(client, engine):
 
 
 def test_an_unknown_prompt_is_reported_with_the_nearest_captions(client):
-    told = {
+    unknown = {
         "nearest": ["red heart"],
         "message": '"a hart" is not among the 2 pictures that known knows; the nearest is "red heart"',
     }
     answer = client.images.generate(model="known", prompt="a hart", n=2)
-    assert len(answer.data) == 2 and answer.model_extra["arimage"]["unknown_prompt"] == told
+    assert len(answer.data) == 2 and answer.model_extra["arimage"]["unknown_prompt"] == unknown
     *_, last = client.images.generate(model="known", prompt="a hart", stream=True, partial_images=1)
-    assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == told
+    assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == unknown
     for model, prompt in (("known", "A heart."), ("text", "a hart")):
         assert client.images.generate(model=model, prompt=prompt).model_extra["arimage"]["unknown_prompt"] is None
 

@@ -103,8 +103,8 @@ def test_the_error_is_that_of_other_images_of_the_same_prompts(per_prompt):
         return emoji_kernel_distance(images, reference, prompts)
 
     repeats = [estimate() for _ in range(40)]
-    spread, told = np.std([each.value for each in repeats]), np.mean([each.standard_error for each in repeats])
-    assert told > 2 * spread if per_prompt == 1 else told == pytest.approx(spread, rel=0.3)
+    spread, reported = np.std([each.value for each in repeats]), np.mean([each.standard_error for each in repeats])
+    assert reported > 2 * spread if per_prompt == 1 else reported == pytest.approx(spread, rel=0.3)
 
 
 def test_other_concepts_and_a_few_of_the_concepts_are_far(extractor, pictures, prompts):

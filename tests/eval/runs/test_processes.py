@@ -12,7 +12,7 @@ from arimage.eval.runs.generate import prepare
 from arimage.eval.runs.run_folder import read_config, read_rows
 
 
-# For processes that begin anew.
+# For new processes.
 ENVIRONMENT = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
 
 
