@@ -45,8 +45,8 @@ WAITS = {
 INDEXING = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
-class CardError(RuntimeError):
-    """What a CUDA device refuses, or gets wrong without a word."""
+class CardError(AssertionError):
+    """What a CUDA device refuses, or gets wrong without a word. Not a `RuntimeError`, which the code may handle."""
 
 
 class OnCard(torch.Tensor):

@@ -1,15 +1,20 @@
 """Decoding steps compiled with `torch.compile` and replayed from CUDA graphs."""
 
+import gc
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import FunctionType
+from typing import Any
 
 import torch
 
 from ..contract.state import DecodingState
 from ..contract.supports import Decoding
 
+
+logger = logging.getLogger(__name__)
 
 Step = Callable[[DecodingState], None]
 
@@ -39,6 +44,10 @@ class CompiledSteps:
             options["mode"] = _WITHOUT_GRAPHS[options["mode"]]
         self._options = {"fullgraph": True, "dynamic": False, **options}
         self._compiled: dict[Hashable, Callable] = {}
+        # One stream and one memory pool per device, for all graphs.
+        self._places: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}
+        # The decodings and batch sizes whose steps could not be captured.
+        self._eager: set[Hashable] = set()
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
@@ -49,40 +58,67 @@ class CompiledSteps:
         if key not in self._compiled:
             self._compiled[key] = torch.compile(_copy_of(type(decoding).step), **self._options)
         step = partial(self._compiled[key], decoding)
-        return CapturedStep(step, state.seeds.device) if state.seeds.is_cuda else step
+        if not state.seeds.is_cuda or key in self._eager:
+            return step
+        device = state.seeds.device
+        if device not in self._places:
+            self._places[device] = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        return CapturedStep(step, device, *self._places[device], lambda: self._eager.add(key))
 
 
 class CapturedStep:
     """Takes the steps of one state on a CUDA device: captures a CUDA graph per shape, and replays it from then on.
 
     A replay runs the same kernels on the same memory, without Python, so the tensors of the state, its model and its
-    cache must stay the same objects while their contents change. All graphs share one memory pool, which is safe
-    because no graph reads what another left there.
+    cache must stay the same objects while their contents change. If a capture fails, which changes nothing, the steps
+    go on without graphs.
 
     Args:
         step: the function to capture, which must not read the device.
+        stream, pool: where graphs are captured, and their memory. Graphs may share it, because none of them reads what
+            another left there.
+        on_failure: called when a capture has failed.
     """
 
-    def __init__(self, step: Step, device: torch.device):
+    def __init__(
+        self, step: Step, device: torch.device, stream: torch.cuda.Stream, pool: Any, on_failure: Callable[[], None]
+    ):
         self._step, self._device = step, device
+        self._stream, self._pool, self._on_failure = stream, pool, on_failure
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._taken = Counter()
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._failed = False
 
     def __call__(self, state: DecodingState) -> None:
         shape = state.step_shape
-        if shape not in self._graphs:
-            if shape is None or self._taken[shape] < WARM_UP:
-                self._taken[shape] += 1
-                self._warm_up(state)
-                return
-            graph = torch.cuda.CUDAGraph()
+        if shape is None or self._failed:
+            self._step(state)
+        elif shape in self._graphs:
+            self._graphs[shape].replay()
+        elif self._taken[shape] < WARM_UP:
+            self._taken[shape] += 1
+            self._warm_up(state)
+        else:
+            self._capture(state, shape)
+            self(state)
+
+    def _capture(self, state: DecodingState, shape: Hashable) -> None:
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        # A kernel that the garbage collector unloads would end the capture.
+        gc.collect()
+        gc.disable()
+        try:
             # Other threads may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._step(state)
             self._graphs[shape] = graph
-        self._graphs[shape].replay()
+        except RuntimeError as error:
+            logger.warning("steps are not replayed from CUDA graphs, since a capture failed: %s", error)
+            self._failed = True
+            self._on_failure()
+        finally:
+            if collects:
+                gc.enable()
 
     def _warm_up(self, state: DecodingState) -> None:
         """Take a step on the capture stream."""

@@ -1,5 +1,6 @@
 """Steps that are captured in CUDA graphs and replayed, on the card of the tests."""
 
+import gc
 import threading
 
 import card
@@ -7,7 +8,15 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import AutoregressiveDecoding, Layout, NextScaleDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding import (
+    AutoregressiveDecoding,
+    Layout,
+    NextScaleDecoding,
+    Sampling,
+    decode,
+    decoding_from_name,
+    decoding_from_text,
+)
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
@@ -115,7 +124,41 @@ def test_other_threads_use_the_device_during_a_capture(device):
     class State:
         step_shape = ()
 
-    captured = CapturedStep(step, there.device)
+    captured = CapturedStep(step, there.device, torch.cuda.Stream(), None, pytest.fail)
     for _ in range(WARM_UP + 1):
         captured(State())
     assert read == [[0, 1, 2]] * (WARM_UP + 1) and device.captures == 1
+
+
+def test_a_capture_that_fails_changes_nothing_and_is_told_once(device, caplog):
+    class Failing(AutoregressiveDecoding):
+        def step(self, state):
+            assert gc.isenabled() == (device.tape is None)
+            super().step(state)
+            if device.tape is not None:
+                raise RuntimeError("CUDA error: out of memory")
+
+    steps = CompiledSteps()
+    expected = run(llamagen, AutoregressiveDecoding())
+    for _ in range(2):
+        state = run(llamagen, Failing(), compiled=steps)
+        assert torch.equal(state.tokens.cpu(), expected.tokens)
+        assert torch.equal(state.accepted_per_step(), expected.accepted_per_step())
+    assert (device.captures, device.replays) == (1, 0)
+    assert [record.message for record in caplog.records] == [
+        "steps are not replayed from CUDA graphs, since a capture failed: CUDA error: out of memory"
+    ]
+
+
+def test_all_graphs_share_a_stream_and_a_pool(device, monkeypatch):
+    places, capture = set(), torch.cuda.graph
+
+    def recording(graph, pool, stream, **settings):
+        places.add((id(pool), id(stream)))
+        return capture(graph, pool=pool, stream=stream, **settings)
+
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    steps = CompiledSteps()
+    for name in ("ar", "sjd-coupled:window=4", "ar"):
+        run(llamagen, decoding_from_text(name), compiled=steps)
+    assert device.captures == 3 and len(places) == 1
