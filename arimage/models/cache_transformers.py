@@ -20,8 +20,8 @@ def cache_argument(decoder: nn.Module) -> str:
 
 
 class LanguageCache(PlacedCache, Cache):
-    """A cache of the prompts, the image, its row ends and a tree. Each layer has the device and dtype of the first
-    keys written to it.
+    """A cache of the prompts, the image, its row ends and a tree. It is allocated with the first keys: all layers with
+    their device and dtype, or layer by layer.
 
     A row end belongs to the slot of the token before it: to the last image slot of each row but the bottom one, or to
     a scratch slot. It is seen while the token in that slot ends a row.
@@ -29,6 +29,7 @@ class LanguageCache(PlacedCache, Cache):
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
         places: how many places there are for a prompt. Shorter prompts lie at their end.
+        together: how many layers are allocated at once: all if they have one shape and device, else 1.
 
     Attributes:
         row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last,
@@ -46,6 +47,7 @@ class LanguageCache(PlacedCache, Cache):
         scratch: int,
         groups: int,
         has_row_ends: bool,
+        together: int,
         device: torch.device,
     ):
         Cache.__init__(self, layers=[])
@@ -59,9 +61,15 @@ class LanguageCache(PlacedCache, Cache):
         self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, inner_ends] = True
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+        self._together = together
+        # Alternately keys and values of several layers, [layers, rows, heads, size, head_dim].
+        self._stacks: list[torch.Tensor] = []
+        self._set_stacks([])
         self.write_prompts(rows, length)
+
+    def _set_stacks(self, stacks: list[torch.Tensor]) -> None:
+        self._stacks = stacks
+        self.keys, self.values = ([layer for stack in stacks[kind::2] for layer in stack] for kind in (0, 1))
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""
@@ -69,9 +77,8 @@ class LanguageCache(PlacedCache, Cache):
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
-            shape = (*keys.shape[:2], self.size, keys.shape[3])
-            self.keys.append(keys.new_zeros(shape))
-            self.values.append(values.new_zeros(shape))
+            shape = (self._together, *keys.shape[:2], self.size, keys.shape[3])
+            self._set_stacks([*self._stacks, keys.new_zeros(shape), values.new_zeros(shape)])
         return super().write(layer, keys, values)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
@@ -81,10 +88,11 @@ class LanguageCache(PlacedCache, Cache):
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
         nowhere."""
-        for index in (self.index, self.row_end_index):
-            from_index, to_index = index(source), index(target)
-            for layer in (*self.keys, *self.values):
-                place(layer, to_index.to(layer.device), taken(layer, from_index.to(layer.device)))
+        source, target = (torch.cat([self.index(at), self.row_end_index(at)], dim=1) for at in (source, target))
+        rows = torch.arange(len(source), device=source.device)[:, None]
+        for stack in self._stacks:
+            at, source_at, target_at = (index.to(stack.device) for index in (rows, source, target))
+            stack[:, at, :, target_at] = stack[:, at, :, source_at]
 
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]."""
@@ -93,30 +101,16 @@ class LanguageCache(PlacedCache, Cache):
 
     def take_rows(self, rows: torch.LongTensor) -> None:
         """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
-        self.keys, self.values = (
-            [layer[rows.to(layer.device)] for layer in layers] for layers in (self.keys, self.values)
-        )
+        self._set_stacks([stack[:, rows.to(stack.device)] for stack in self._stacks])
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together:
         shorter ones are padded on the left."""
         more, limit = other.first - self.first, self.limit
         if more > 0:
-            self.keys, self.values = (
-                [F.pad(layer, (0, 0, more, 0)) for layer in layers] for layers in (self.keys, self.values)
-            )
+            self._set_stacks([F.pad(stack, (0, 0, more, 0)) for stack in self._stacks])
             self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
             self.limit = limit
             self._row_end_of += more
         super().put(images, other)
         self.row_ends.index_copy_(0, images, other.row_ends)
-
-
-def place(layer: torch.Tensor, index: torch.LongTensor, states: torch.Tensor) -> None:
-    """Write `states` [rows, heads, Q, head_dim] at `index` [rows, Q] of a layer [rows, heads, size, head_dim]."""
-    layer[torch.arange(len(index), device=index.device)[:, None], :, index] = states.transpose(1, 2)
-
-
-def taken(layer: torch.Tensor, index: torch.LongTensor) -> torch.Tensor:
-    """The states [rows, heads, Q, head_dim] at `index` [rows, Q] of a layer [rows, heads, size, head_dim]."""
-    return layer[torch.arange(len(index), device=index.device)[:, None], :, index].transpose(1, 2)

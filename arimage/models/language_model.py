@@ -128,7 +128,7 @@ class LanguageTokenModel:
         self.vocab_size = head(prompt[:1, 0]).shape[-1]
 
     @torch.no_grad()
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.FloatTensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.Tensor]:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         condition, copies = self.conditions.to_prefill(batch_size)
         mask = condition["mask"]
@@ -140,6 +140,7 @@ class LanguageTokenModel:
             scratch=scratch,
             groups=self._groups,
             has_row_ends=self._row_end is not None,
+            together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
             device=self.device,
         )
         visible = F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))
@@ -156,7 +157,7 @@ class LanguageTokenModel:
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
         at_slots = cache.slots_of(positions, slots)
         seen = cache.seen(at_slots, visible)
@@ -220,11 +221,17 @@ class LanguageTokenModel:
         """See `TokenModel.put`."""
         return self.conditions.put(images, other.conditions)
 
+    @property
+    def _on_one_device(self) -> bool:
+        """Whether all weights are where the prompt is: neither on several devices nor offloaded."""
+        return all(weight.device == self.device for weight in self._decoder.parameters())
+
     def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
         if ends.device.type == "cpu" and not torch.compiler.is_compiling():
             return int(ends.sum(1).max())
-        # Queries without slots have different positions, so that each row ends once.
-        return ends.shape[1] if given_slots else min(ends.shape[1], self.layout.rows - 1)
+        # The ranks of queries without slots lie within as many consecutive ones.
+        count, columns = ends.shape[1], self.layout.columns
+        return count if given_slots else min((count - 1) // columns + 1, self.layout.rows - 1)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype)
@@ -236,5 +243,5 @@ class LanguageTokenModel:
             **{self._cache_argument: cache},
         ).last_hidden_state
 
-    def _logits(self, hidden: torch.Tensor) -> torch.FloatTensor:
-        return self._head(hidden).to(self.device).float().unflatten(0, (self._groups, -1))
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden).to(self.device).unflatten(0, (self._groups, -1))

@@ -132,8 +132,11 @@ class TableModel:
         noise=None,
     ):
         self.forward_passes += 1
-        slots = positions if slots is None else slots
         live = positions >= 0
+        if slots is None and self.block == 1:
+            start = positions.masked_fill(~live, self.num_tokens).amin(1)
+            assert (positions.amax(1) < start + positions.shape[1]).all(), "queries are too far apart"
+        slots = positions if slots is None else slots
         assert (positions < self.num_tokens).all() and (tokens[live] < self.vocab_size).all()
         # What is seen of its block is all of it.
         end = positions - positions % self.block + self.block - 1

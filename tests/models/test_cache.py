@@ -70,6 +70,7 @@ def filled(kind):
             scratch=0,
             groups=GROUPS,
             has_row_ends=True,
+            together=1 if kind == "language" else LAYERS,
             device=torch.device("cpu"),
         )
     write(cache, prompt)
@@ -83,7 +84,7 @@ def image_slots(cache):
     return both[:, :, :, :, cache.places[:SLOTS]]
 
 
-KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language"])
+KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language", "language of one stack"])
 
 
 @KINDS

@@ -17,7 +17,7 @@ class TokenModel(Protocol):
     """A model that predicts one token after another, bound to the conditions of the B images (or videos) of one call.
 
     Tokens are addressed by rank, the order in which they are generated; `layout` knows the place of each rank in the
-    image.
+    image. Logits have the dtype of the network.
 
     Attributes:
         num_tokens: N tokens per image.
@@ -55,7 +55,7 @@ class TokenModel(Protocol):
     @property
     def context(self) -> torch.LongTensor | None: ...
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.FloatTensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
         """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, V] of rank 0; where
         `block` is larger than 1, the logits [G, B, block, V] of the first block.
 
@@ -73,14 +73,15 @@ class TokenModel(Protocol):
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Feed `tokens[b, j]` of rank `positions[b, j]`; return the logits [G, B, Q, V] of the ranks `block` after
         them.
 
         Keys and values go to slot `slots[b, j]`, by default the rank itself; writing again overwrites, so a rejected
         draft needs no rollback. A query attends to the slots from 0 to its own, or to those given by `visible` [B, Q,
         N + scratch]. A position of -1 is padding: it is not cached, and its logits are undefined. A token of -1 is not
-        known yet; the model substitutes a stand-in.
+        known yet; the model substitutes a stand-in. Without `slots`, the Q queries of an image, padding aside, have
+        different ranks that lie within Q consecutive ones.
 
         Where `block` is larger than 1, whole blocks are fed, in any order, and a query also attends to the rest of its
         own block; there are no scratch slots, and `visible` is not given.
@@ -111,7 +112,7 @@ class DenoisingModel(TokenModel, Protocol):
         slots: torch.LongTensor | None = None,
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """As `TokenModel.forward`, but a query whose `noise` t [B, Q] is in (0, 1] reads its `vectors` [B, Q, D] in
         place of its token: (1 - t) x + t e, where x is the vector of a token in the `normalised` codebook and e is
         Gaussian noise. The logits of queries that attend to no noise are those of `TokenModel.forward`."""
@@ -121,14 +122,14 @@ class DenoisingModel(TokenModel, Protocol):
 class GroupModel(TokenModel, Protocol):
     """A `TokenModel` that can also predict a group of tokens in one forward pass, independently of each other."""
 
-    def prefill_group(self, batch_size: int, count: int) -> tuple[Cache, torch.FloatTensor]:
+    def prefill_group(self, batch_size: int, count: int) -> tuple[Cache, torch.Tensor]:
         """Return a cache of N slots that holds the condition, and the logits [G, B, count, V] of the first `count`
         ranks."""
         ...
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: Any, *, causal: bool = False
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Feed `tokens` [B, T] of the T ranks from `rank` on, after all earlier tokens have been fed; return the
         logits [G, B, count, V] of the `count` ranks after them. The fed tokens attend to each other as in the authors'
         code. If `causal`, each attends to earlier ones only, as if they were fed one at a time."""
@@ -367,7 +368,7 @@ class DraftModel(Protocol):
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+    ) -> tuple[torch.Tensor, torch.FloatTensor]:
         """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank
         were computed from (by the model or by the drafter); return predicted logits [G, B, Q, V] and features
         [G, B, Q, D] of the ranks after them. `visible` and `slots` are as in `TokenModel.forward`."""

@@ -96,7 +96,8 @@ class LazyJacobiDecoding(DecodingMethod):
         queried, slots = (values[:, :count] for values in torch.where(wanted, state.positions, behind).sort(1))
         used, before = queried < size, queried - 1
         previous, x = state.token_buffer.gather(1, before), state.token_buffer.gather(1, queried)
-        logits = state.model.forward(previous, torch.where(used, before, -1), state.cache)
+        fed = torch.where(used, before, -1)
+        logits = state.model.forward(previous, fed, state.cache, slots=fed)
         p = state.probabilities(logits, queried, used)
         images = torch.arange(len(slots), device=slots.device)[:, None]
         q = state.draft_probabilities[images, slots]
