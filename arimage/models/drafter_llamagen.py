@@ -8,7 +8,7 @@ from diffusers.configuration_utils import register_to_config
 
 from ..schema import Count, Epsilon, Positive, Share, Width, checked
 from .cache import SlotCache
-from .layers import Linear, additive
+from .layers import Linear, additive, heads_per_key
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 
@@ -79,11 +79,11 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
             rotary, mask, cache: see `LlamaGenTransformer.forward`.
         """
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
-        return self.block(hidden, rotary, additive(mask, hidden.dtype), cache, 0)
+        return self.block(hidden, rotary, additive(mask, hidden.dtype, heads_per_key(self.config)), cache, 0)
 
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
-    ) -> tuple[torch.FloatTensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Teacher-forced logits [B, T, V] and features [B, T, hidden_size] of the positions after each of the first T
         tokens [B, T] of an image, from the features that the tokens were sampled from. Differentiable, for
         training."""
@@ -133,7 +133,7 @@ class LlamaGenDraftModel:
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> tuple[torch.FloatTensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see
         `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
@@ -148,5 +148,5 @@ class LlamaGenDraftModel:
             cache=cache,
         )
         features = transformer.norm(hidden)
-        logits = transformer.head(features).float()
+        logits = transformer.head(features)
         return logits.unflatten(0, (groups, -1)), features.unflatten(0, (groups, -1))

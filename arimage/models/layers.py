@@ -48,6 +48,11 @@ def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
     return mask
 
 
+def heads_per_key(config) -> int:
+    """How many attention heads share keys and values."""
+    return config.num_attention_heads // (config.num_key_value_heads or config.num_attention_heads)
+
+
 def check_groups(heads: int, key_value_heads: int) -> None:
     """Refuse attention whose heads cannot share the keys and values in equal groups."""
     if heads % key_value_heads:
@@ -56,10 +61,11 @@ def check_groups(heads: int, key_value_heads: int) -> None:
         )
 
 
-def additive(visible: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
-    """What attention adds to its scores in all layers, [B, 1, Q, K]: 0 for a `visible` key [B, Q, K], -inf for
-    another."""
-    return visible.to(dtype).log()[:, None]
+def additive(visible: torch.BoolTensor, dtype: torch.dtype, group: int = 1) -> torch.Tensor:
+    """What attention adds to its scores in all layers, [B, 1, group * Q, K]: 0 for a `visible` key [B, Q, K], -inf for
+    another. `group` heads share keys and values, see `attend`."""
+    scores = visible.to(dtype).log()[:, None]
+    return scores if group == 1 else scores.repeat(1, 1, group, 1)
 
 
 def attend(
@@ -71,19 +77,24 @@ def attend(
     causal: bool = False,
 ) -> torch.Tensor:
     """`F.scaled_dot_product_attention` of `query` [B, heads, Q, D] with `key` and `value` [B, key_value_heads, K, D].
-    `causal` is its `is_causal`, in place of a mask."""
+    `mask` is that of `additive`. `causal` is its `is_causal`, in place of a mask."""
     slow = query.device.type == "cpu" and query.dtype != torch.float32
-    grouped = key.shape[1] < query.shape[1]
-    if slow and query.requires_grad and not grouped and not causal:
+    group = query.shape[1] // key.shape[1]
+    if slow and query.requires_grad and group == 1 and not causal:
         # In training PyTorch's bfloat16 kernel takes twice as long as plain products, including the backward pass.
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         scores = (query * scale) @ key.transpose(-1, -2)
         return (scores if mask is None else scores + mask).softmax(-1) @ value
+    if mask is not None and group > 1:
+        # No fused kernel takes both a mask and heads that share keys, so these heads become queries of one head.
+        heads = query.unflatten(1, (-1, group))
+        attended = attend(heads.flatten(2, 3), key, value, mask, scale)
+        return attended.unflatten(2, (group, -1)).flatten(1, 2)
     alone = slow and query.shape[2] == 1
     if alone:
         # PyTorch takes three times as long for one query in bfloat16 as for two.
         query = query.expand(-1, -1, 2, -1).contiguous()
     attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=group > 1
     )
     return attended[:, :, :1] if alone else attended

@@ -14,7 +14,7 @@ from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_image
-from .layers import FeedForward, Linear, additive, attend, init_normal
+from .layers import FeedForward, Linear, additive, attend, heads_per_key, init_normal
 from .prefix import PrefixModel
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
@@ -136,7 +136,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         query_rows: torch.LongTensor | None = None,
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
         [R, Q, vocab_size] in float32, where R is B unless `query_rows` is given.
 
@@ -157,7 +157,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
-        scores = additive(mask, hidden.dtype)
+        scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, scores, cache, layer)
         memory = self.memory_proj(self.memory_norm(hidden)).unflatten(-1, (-1, self.head_dim))
@@ -170,14 +170,12 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
         if self.place_embedding is not None:
             queries = queries + self.place_embedding(query_places)
-        scores = additive(query_mask, hidden.dtype)
+        scores = additive(query_mask, hidden.dtype, heads_per_key(self.config))
         for block in self.query_blocks:
             queries = block(queries, key, value, query_rotary, scores)
-        return self.head(self.norm(queries)).float()
+        return self.head(self.norm(queries))
 
-    def predict(
-        self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
-    ) -> torch.FloatTensor:
+    def predict(self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
         trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
         `embed_condition`) and the tokens of the ranks before it. An order [B, K] of fewer places gives the logits
@@ -197,7 +195,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             query_places=places,
             query_mask=mask[:, start - 1 :],
             condition=condition,
-        )
+        ).float()
 
 
 class ARPGTokenModel(PrefixModel):
@@ -238,7 +236,7 @@ class ARPGTokenModel(PrefixModel):
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
-    ) -> tuple[SlotCache, torch.FloatTensor]:
+    ) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition and the known tokens `given`, and the logits [G, B, V] of the rank after them;
         see `TokenModel.prefill`."""
         if given is None:
@@ -267,7 +265,7 @@ class ARPGTokenModel(PrefixModel):
         )
         return cache, logits.squeeze(1).unflatten(0, (self.groups, -1))
 
-    def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.FloatTensor]:
+    def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """See `GroupModel.prefill_group`."""
         cache, condition, copies = self._open(batch_size, scratch)
         mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
@@ -292,7 +290,7 @@ class ARPGTokenModel(PrefixModel):
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
         at_slots = cache.slots_of(positions, slots)
         cache.write_next_at(cache.index(at_slots))
@@ -303,7 +301,7 @@ class ARPGTokenModel(PrefixModel):
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: SlotCache, *, causal: bool = False
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """See `GroupModel.forward_group`."""
         ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
         fed, asked = ranks.split([tokens.shape[1], count], dim=1)
@@ -316,7 +314,7 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.guidance_progress`. The authors count the group itself."""
         return torch.full((count,), (rank + count) / self.num_tokens, device=self.device)
 
-    def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.FloatTensor:
+    def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`
         [B, Q]."""
         logits = self.transformer(

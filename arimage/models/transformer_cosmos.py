@@ -16,7 +16,7 @@ from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 from .cache import SlotCache
 from .conditions import Conditions, spread
-from .layers import FeedForward, Linear, additive, attend, check_groups, init_normal
+from .layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
 
 
 # The authors' YaRN settings: positions are stretched twice, with a ramp between the frequencies that turn 4 times and
@@ -245,8 +245,8 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         prompt_embeds: torch.Tensor | None = None,
         cache: "CosmosCache | None" = None,
         first_query: int = 0,
-    ) -> torch.FloatTensor:
-        """One forward pass: logits [B, Q - first_query, vocab_size] in float32 for the tokens `block_tokens` after the
+    ) -> torch.Tensor:
+        """One forward pass: logits [B, Q - first_query, vocab_size] for the tokens `block_tokens` after the
         fed ones.
 
         Args:
@@ -266,15 +266,15 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
                 cache.texts = texts
         # A zero vector is neutral: the token is not known yet.
         hidden = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
-        scores = None if mask is None else additive(mask, hidden.dtype)
+        scores = None if mask is None else additive(mask, hidden.dtype, heads_per_key(self.config))
         absolute = None if absolute is None else absolute.to(hidden.dtype)
         for layer, block in enumerate(self.blocks):
             if absolute is not None:
                 hidden = hidden + absolute
             hidden = block(hidden, rotary, scores, None if texts is None else texts[layer], cache, layer)
-        return self.head(self.norm(hidden[:, first_query:])).float()
+        return self.head(self.norm(hidden[:, first_query:]))
 
-    def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.FloatTensor:
+    def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32 of videos [B, t, h, w], each token given all tokens
         before it, or before its block. N counts all tokens with text [B, S, context_dim], and all but the first block
         without. Differentiable, for training."""
@@ -290,7 +290,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
             absolute=None if absolute is None else absolute[None, :length],
             mask=None if block == 1 else block_mask(length, block, fed.device),
             prompt_embeds=prompt_embeds,
-        )
+        ).float()
 
 
 def _check_blocks(block: int, shape: tuple[int, int]) -> None:
@@ -409,7 +409,7 @@ class CosmosTokenModel:
             self.context.index_copy_(0, images, other.context)
         return self.conditions.put(images, other.conditions)
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.FloatTensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.Tensor]:
         """A cache with the given maps in it, and the logits of the first position or block; see
         `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
@@ -448,7 +448,7 @@ class CosmosTokenModel:
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
         at_slots, length = cache.slots_of(positions, slots), self.conditions.length
         cache.write_next_at(cache.index(at_slots))

@@ -12,7 +12,7 @@ from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, check
 from .cache import SlotCache
 from .conditions import check_raster, spread
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
-from .layers import Linear, additive, init_normal
+from .layers import Linear, additive, heads_per_key, init_normal
 from .prefix import PrefixModel
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
@@ -112,7 +112,7 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         if tokens is not None:
             parts.append(self.input_norm(self.input_projection(tokens.to(self.dtype))))
         hidden = torch.cat(parts, dim=1)
-        scores = additive(mask, hidden.dtype)
+        scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, scores, cache, layer)
         return self.norm(hidden[:, first_query:])

@@ -13,7 +13,7 @@ from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_raster, spread
-from .layers import FeedForward, Linear, additive, attend, causal_mask, check_groups, init_normal
+from .layers import FeedForward, Linear, additive, attend, causal_mask, check_groups, heads_per_key, init_normal
 from .prefix import PrefixModel
 
 
@@ -230,8 +230,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         denoiser: nn.Module | None = None,
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
-    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
-        """One forward pass over a prefix, tokens, or both: logits [B, T - first_query, vocab_size] in float32.
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """One forward pass over a prefix, tokens, or both: logits [B, T - first_query, vocab_size].
 
         Args:
             tokens: image tokens [B, Q]; -1 is a token that is not known yet.
@@ -253,24 +253,24 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             noisy = (noise > 0)[..., None]
             hidden = torch.where(noisy, denoiser.embed(vectors, noise), hidden)
         hidden = self.embedding_dropout(hidden)
-        scores = additive(mask, hidden.dtype)
+        scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             before, hidden = hidden, block(hidden, rotary, scores, cache, layer)
             if denoiser is not None:
                 hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
         features = self.norm(hidden[:, first_query:])
-        logits = self.head(features).float()
+        logits = self.head(features)
         return (logits, features) if return_features else logits
 
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
-    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order on the trained grid.
         The logits of position j see the condition (arguments of `embed_condition`) and the tokens before j.
         Differentiable, for training. `return_features` and `cache` are those of `forward`."""
         prefix_mask = self.prefix_mask(**condition)
         table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
-        return self(
+        outputs = self(
             tokens[:, :-1],
             rotary=table[None, : mask.shape[1]],
             mask=mask,
@@ -279,6 +279,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
             first_query=prefix_mask.shape[1] - 1,
             return_features=return_features,
         )
+        return (outputs[0].float(), outputs[1]) if return_features else outputs.float()
 
 
 class LlamaGenTokenModel(PrefixModel):
@@ -343,7 +344,7 @@ class LlamaGenTokenModel(PrefixModel):
         return_features: bool = False,
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
-    ) -> torch.FloatTensor | tuple[torch.FloatTensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward` and
         `DenoisingModel.forward`."""
         noisy = {}

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Whole, Width, checked
 from .distilled import VectorHead, known_flags
-from .layers import Linear, additive
+from .layers import Linear, additive, heads_per_key
 from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
 
 
@@ -103,7 +103,7 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
         hidden = self.embedding_dropout(hidden)
         table, mask = self.teacher_forcing(visible, width)
-        scores = additive(mask, hidden.dtype)
+        scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for block in self.blocks:
             hidden = block(hidden, table[None], scores)
         hidden = hidden[:, count:]

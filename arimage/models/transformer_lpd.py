@@ -110,7 +110,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         mask: torch.BoolTensor,
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
         [B, Q, vocab_size] in float32.
 
@@ -134,7 +134,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         scores = additive(mask, hidden.dtype)
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, scores, cache, layer)
-        return self.head(self.norm(hidden[:, -query_at.shape[1] :])).float()
+        return self.head(self.norm(hidden[:, -query_at.shape[1] :]))
 
     def predict(
         self,
@@ -143,7 +143,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
         order: torch.LongTensor | None = None,
         group_sizes: list[int] | None = None,
         **condition,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
         trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
         `embed_condition`) and the tokens of the groups before its own. Groups have one token each, or `group_sizes`.
@@ -157,7 +157,7 @@ class LPDTransformer(ModelMixin, ConfigMixin):
             query_at=at,
             mask=mask.expand(batch, -1, -1),
             condition=condition,
-        )
+        ).float()
 
     @property
     def head_dim(self) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
-from .layers import Linear, additive
+from .layers import Linear, additive, heads_per_key
 from .paired import PairedModel, teacher_forcing_mask
 from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table
 
@@ -76,7 +76,7 @@ class RandARTransformer(ModelMixin, ConfigMixin):
         mask: torch.BoolTensor,
         condition: dict[str, torch.Tensor] | None = None,
         cache: SlotCache | None = None,
-    ) -> torch.FloatTensor:
+    ) -> torch.Tensor:
         """One forward pass over a prefix, tokens, or both, and over queries. Returns the logits of the queries
         [B, Q, vocab_size] in float32.
 
@@ -102,14 +102,12 @@ class RandARTransformer(ModelMixin, ConfigMixin):
         parts.append(rotate(query, query_at).flatten(2))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         rotary = torch.cat([*rotary, query_at], dim=1)
-        scores = additive(mask, hidden.dtype)
+        scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, scores, cache, layer)
-        return self.head(self.norm(hidden[:, -query_at.shape[1] :])).float()
+        return self.head(self.norm(hidden[:, -query_at.shape[1] :]))
 
-    def predict(
-        self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition
-    ) -> torch.FloatTensor:
+    def predict(self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
         trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
         `embed_condition`) and the tokens of the ranks before it. Differentiable, for training."""
@@ -123,7 +121,7 @@ class RandARTransformer(ModelMixin, ConfigMixin):
             query_at=rotary,
             mask=teacher_forcing_mask([1] * count, True, tokens.device).expand(batch, -1, -1),
             condition=condition,
-        )
+        ).float()
 
     @property
     def head_dim(self) -> int:

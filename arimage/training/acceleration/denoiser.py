@@ -134,7 +134,8 @@ class DenoiserTask(nn.Module):
             denoiser=self.denoiser,
             vectors=vectors.repeat(2, 1, 1),
             noise=noise.repeat(2, 1),
-        ).unflatten(0, (2, -1))
+        )
+        logits = logits.float().unflatten(0, (2, -1))
 
         def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             guided = logits[1] + (logits[0] - logits[1]) * sampling.guidance_scale
