@@ -70,8 +70,9 @@ def truncated_joint(model, sampling, window):
 
 
 def look_only_at(model, neighbours):
-    """Rewrite the tables so that a token depends only on its `neighbours`, pairs of rows down and columns right."""
-    columns = model.layout.columns
+    """Give the model other tables, in which a token depends only on its `neighbours`, pairs of rows down and columns
+    right."""
+    columns, tables = model.layout.columns, []
     for i, table in enumerate(model.tables):
         row, column = divmod(i, columns)
         kept = [
@@ -81,8 +82,8 @@ def look_only_at(model, neighbours):
         ]
         places = model.vocab_size ** torch.arange(i - 1, -1, -1)
         prefixes = torch.arange(table.shape[1])[:, None].div(places, rounding_mode="floor") % model.vocab_size
-        table.copy_(table[:, (prefixes[:, kept] * places[kept]).sum(1)].clone())
-    model._rows = torch.cat(model.tables, dim=1)
+        tables.append(table[:, (prefixes[:, kept] * places[kept]).sum(1)])
+    model.tables, model._rows = tables, torch.cat(tables, dim=1)
     return model
 
 
