@@ -430,6 +430,7 @@ def card():
         patch_graphs(patch, Tape, DEVICE.capture)
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(torch.xpu, "_lazy_init", lambda: None)
+        patch.setattr(torch.accelerator, "synchronize", lambda device=None: None)
         patch.setattr(torch.cuda, "get_device_name", lambda device=None: "a card of tapes")
         patch.setattr(torch, "compile", lambda function, **options: function)
         patch.setattr(F, "scaled_dot_product_attention", sdpa)

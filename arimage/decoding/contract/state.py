@@ -1,6 +1,6 @@
 """The state of a decoding: buffers that its steps write in place."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -220,6 +220,14 @@ class DecodingState:
                 f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load "
                 "it with dtype float32 or bfloat16"
             )
+
+    def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
+        """Called by the loop on the host before the first step of a state. It may take steps with `take_step`, as all
+        steps of this state are taken, to measure them, but must undo them.
+
+        Args:
+            how: how `take_step` is compiled; "" if it is not.
+        """
 
     def adapt(self) -> None:
         """Called by the loop on the host every few steps; may change the shapes of the next steps."""

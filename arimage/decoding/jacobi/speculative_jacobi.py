@@ -41,6 +41,27 @@ class JacobiState(WindowState):
     level: torch.LongTensor
     vectors: torch.FloatTensor
 
+    def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
+        if self.adaptive is None:
+            return
+        window, before = self.window, {}
+
+        def start() -> Callable[[int], None]:
+            before.update({name: values.clone() for name, _, values in self._per_image()})
+
+            def step(size: int) -> None:
+                resize_window(self, size)
+                take_step(self)
+
+            return step
+
+        self.adaptive.begin(step_seconds(self.model, len(self.seeds), self.sampling.guided, how, start))
+        # In the cache, a slot is written again before it is read.
+        for name, values in before.items():
+            getattr(self, name).copy_(values)
+        self.window = window
+        resize_window(self, self.adaptive.window)
+
     def adapt(self) -> None:
         if self.adaptive is not None:
             resize_window(self, self.adaptive.choose(self.cursor))
@@ -116,10 +137,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
 
     Attributes:
         window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the
-            size that decides the most tokens per second: the duration of a step is measured in the first call of a
-            model with a batch size and stored on disk (see `step_seconds`), and the accepted drafts are counted in
-            every call. This is exact too, but the same seed may give another image on another machine or in another
-            batch. Not for models that predict blocks.
+            size that decides the most tokens per second: the duration of a step, compiled or not, is measured in the
+            first call of a model with a batch size and stored on disk (see `step_seconds`), and the accepted drafts
+            are counted in every call. This is exact too, but the same seed may give another image on another machine
+            or in another batch. Not for models that predict blocks.
         refresh: how undecided drafts are sampled again: "independent" of the old ones (the original method); "coupled"
             to them, so that as many as possible stay the same and the next step verifies drafts with a familiar
             context (the maximal coupling of https://arxiv.org/abs/2510.24211); or with "gumbel" noise that is fixed
@@ -182,8 +203,9 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             return start_paths(model, sampling, seeds, self.window)
         accepts, adaptive = self.acceptance.bind(model), None
         if self.window == "auto":
-            adaptive = AdaptiveWindow(self._seconds(model, sampling, seeds), model.num_tokens, model.device)
-            window, capacity = adaptive.window, adaptive.largest
+            # Its sizes are known once the loop has timed the steps.
+            adaptive = AdaptiveWindow({1: 1.0}, model.num_tokens, model.device)
+            window, capacity = 1, SIZES[-1]
         else:
             window = capacity = self.window + -self.window % model.block
         level = seeds.new_zeros(len(seeds), 0)
@@ -209,20 +231,6 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             level=level,
             vectors=vectors,
         )
-
-    def _seconds(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> dict[int, float]:
-        def start() -> Callable[[int], None]:
-            fixed = replace(self, window=SIZES[-1])
-            state = fixed.start(model, sampling, seeds)
-            assert isinstance(state, JacobiState)
-
-            def step(size: int) -> None:
-                resize_window(state, size)
-                fixed.step(state)
-
-            return step
-
-        return step_seconds(model, len(seeds), sampling.guided, start)
 
     def step(self, state: JacobiState | PathState) -> None:
         if isinstance(state, PathState):

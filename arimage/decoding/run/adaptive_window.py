@@ -30,19 +30,20 @@ class AdaptiveWindow:
     """
 
     def __init__(self, seconds: dict[int, float], num_tokens: int, device: torch.device | str = "cpu"):
-        self.seconds, self.num_tokens = seconds, num_tokens
+        self.num_tokens = num_tokens
+        # Accepted drafts per image and step, and steps, since the last choice.
+        self._seen = torch.zeros(2, device=device)
+        self.begin(seconds)
+
+    def begin(self, seconds: dict[int, float]) -> None:
+        """Forget what was observed, and choose among the sizes of `seconds` from now on."""
+        self.seconds = seconds
         self._exponents = dict.fromkeys(seconds, GUESS)
         self._spent = 0.0
         self.window = self._best(1)
         # The number of intervals for which the current size has been tried.
         self._tried = 0
-        # Accepted drafts per image and step, and steps, since the last choice.
-        self._seen = torch.zeros(2, device=device)
-
-    @property
-    def largest(self) -> int:
-        """The largest window that may be chosen."""
-        return max(self.seconds)
+        self._seen.zero_()
 
     def _best(self, decided: int) -> int:
         alone = self.seconds[1]

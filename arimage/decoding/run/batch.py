@@ -15,7 +15,8 @@ from .watch import INTERVAL, Watch
 
 
 Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
-"""Returns the function that takes the steps of a state; a `CompiledSteps`, for example."""
+"""Returns the function that takes the steps of a state; a `CompiledSteps`, for example. Its `str` says how, see
+`DecodingState.time_steps`."""
 
 
 @dataclass
@@ -115,6 +116,9 @@ class Batch:
         self._watch = Watch(self.state.finished)
         if moved:
             self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
+        if not running:
+            assert self._take_step is not None
+            self.state.time_steps(self._take_step, "" if self._compiled is None else str(self._compiled))
         self._limit_attention(self._patience - self.steps % self._patience)
 
     def step(self) -> None:

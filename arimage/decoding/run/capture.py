@@ -52,6 +52,10 @@ class CompiledSteps:
         limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
 
+    def __str__(self) -> str:
+        options = (f"{name}={getattr(value, '__name__', value)}" for name, value in sorted(self._options.items()))
+        return f"compiled with {', '.join(options)}"
+
     def __call__(self, decoding: Decoding, state: DecodingState) -> Step:
         """The function that takes the steps of `state`, which `decoding` has started."""
         key = type(decoding), len(state.seeds)

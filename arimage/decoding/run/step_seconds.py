@@ -28,18 +28,19 @@ _known: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 
 
 def step_seconds(
-    model: TokenModel, batch_size: int, guided: bool, start: Callable[[], Callable[[int], None]]
+    model: TokenModel, batch_size: int, guided: bool, how: str, start: Callable[[], Callable[[int], None]]
 ) -> dict[int, float]:
     """Seconds per step at each of `SIZES` that fits the image and may be worthwhile, measured once.
 
-    They are stored in `table_path()` by device, network, dtype, tokens per image, batch size and guidance; for a
-    network without parameters they are kept in memory, as long as the network exists.
+    They are stored in `table_path()` by device, network, dtype, tokens per image, batch size, guidance and `how`; for
+    a network without parameters they are kept in memory, as long as the network exists.
 
     Args:
+        how: how steps are compiled; "" if they are not.
         start: returns a function that takes a step with a window of the given size.
     """
     known = _known.setdefault(model.network, {})
-    key = f"{batch_size} images of {model.num_tokens} tokens{', guided' if guided else ''}"
+    key = f"{batch_size} images of {model.num_tokens} tokens{', guided' if guided else ''}{how and f', {how}'}"
     if key not in known:
         network = _describe(model)
         table = {} if network is None else _read()
@@ -106,6 +107,7 @@ def _measure(model: TokenModel, step: Callable[[int], None]) -> dict[int, float]
     for size in SIZES:
         if size > max(model.num_tokens - 1, 1):
             break
+        # Compiled steps are captured and replayed within the repetitions.
         step(size)
         seconds[size] = min(_time(step, size, model.device) for _ in range(_REPEATS))
         if seconds[size] > seconds[1] * size**_MOST:
@@ -115,8 +117,8 @@ def _measure(model: TokenModel, step: Callable[[int], None]) -> dict[int, float]
 
 def _time(step: Callable[[int], None], size: int, device: torch.device) -> float:
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         return time.perf_counter()
 
     began = now()

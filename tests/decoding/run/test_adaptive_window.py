@@ -1,5 +1,6 @@
 """`window="auto"`: exact whatever it picks, and it picks what decides most a second."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decodi
 from arimage.decoding.jacobi.window import resize_window
 from arimage.decoding.run import batch
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
-from arimage.decoding.run.step_seconds import SIZES, step_seconds, table_path
+from arimage.decoding.run.capture import WARM_UP, CompiledSteps
+from arimage.decoding.run.step_seconds import SIZES, _time, step_seconds, table_path
 from arimage.decoding.run.watch import INTERVAL
 
 
@@ -76,13 +78,13 @@ def timed(monkeypatch):
     now = 0.0
     monkeypatch.setattr("arimage.decoding.run.step_seconds.time", SimpleNamespace(perf_counter=lambda: now))
 
-    def timed(model, cost, made, batch_size=3):
+    def timed(model, cost, made, batch_size=3, how=""):
         def step(size):
             nonlocal now
             made.append(size)
             now += cost(size)
 
-        return step_seconds(model, batch_size, False, lambda: step)
+        return step_seconds(model, batch_size, False, how, lambda: step)
 
     return timed
 
@@ -94,6 +96,60 @@ def test_steps_are_timed_once_for_a_network_and_batch_size(table_model, timed):
     made.clear()
     assert timed(model, lambda size: 1.0, made) is seconds and not made
     assert timed(model, lambda size: 1.0, made, batch_size=4) is not seconds and made
+
+
+def test_compiled_steps_are_timed_apart(table_model, timed):
+    model, made = table_model(grid=(2, 5), vocab_size=2), []
+    eager = timed(model, lambda size: 2.0, made)
+    replayed = str(CompiledSteps(mode="reduce-overhead"))
+    assert replayed == "compiled with dynamic=False, fullgraph=True, mode=default"
+    assert timed(model, lambda size: 1.0, made, how=replayed) == dict.fromkeys([1, 2, 4, 8], 1.0)
+    assert timed(model, lambda size: 0.5, made, how=str(CompiledSteps(backend="eager")))[1] == 0.5
+    assert timed(model, lambda size: 1.0, made) is eager and eager[1] == 2.0
+
+
+def test_warming_up_and_capturing_do_not_count(table_model, timed):
+    taken = Counter()
+
+    def cost(size):
+        taken[size] += 1
+        return 1.0 if taken[size] > WARM_UP + 1 else 100.0
+
+    assert timed(table_model(grid=(2, 5), vocab_size=2), cost, []) == dict.fromkeys([1, 2, 4, 8], 1.0)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "cpu"])
+def test_the_clock_waits_for_the_device(kind, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    device = torch.device(kind)
+    _time(lambda size: waited.append(size), 4, device)
+    assert waited == ([4] if kind == "cpu" else [device, 4, device])
+
+
+def test_the_steps_that_run_are_timed(table_model):
+    """And leave the images as they were, whatever a step does to them."""
+    model, seeds, taken = table_model(grid=(2, 5), vocab_size=3), torch.arange(6), []
+
+    class Compiled:
+        def __str__(self):
+            return "compiled by a test"
+
+        def __call__(self, decoding, state):
+            def step(state):
+                taken.append((state, state.window))
+                decoding.step(state)
+
+            return step
+
+    decoding = decoding_from_name("sjd-coupled", window="auto")
+    measured = decode(model, decoding, Sampling(), seeds, compiled=Compiled())
+    timed = {window for _, window in taken}
+    assert timed >= {1, 2} and {id(state) for state, _ in taken} == {id(measured)}
+    count = len(taken)
+    known = decode(model, decoding, Sampling(), seeds, compiled=Compiled())
+    assert torch.equal(known.tokens, measured.tokens) and torch.equal(known.accepted, measured.accepted)
+    assert len(taken) - count == known.forward_passes - 1 < count - (known.forward_passes - 1)
 
 
 def test_windows_that_cannot_pay_are_not_timed(table_model, timed):
@@ -152,8 +208,10 @@ def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_mo
     monkeypatch.setattr("arimage.decoding.jacobi.speculative_jacobi.step_seconds", lambda *_: {1: 9.0, 8: 1.0})
     monkeypatch.setattr(AdaptiveWindow, "_best", lambda *_: 8)
     state = adaptive.start(model, Sampling(), torch.arange(4))
+    state.time_steps(adaptive.step, "")
+    assert state.window == 8 and state.positions.sort(1).values[:, :8].tolist() == [list(range(1, 9))] * 4
     # What a step records, so that the drafts of the window differ from those that enter it.
-    state.draft_probabilities.copy_(torch.rand(4, 8, 3).softmax(-1))
+    state.draft_probabilities[:, :8] = torch.rand(4, 8, 3).softmax(-1)
     tokens, probabilities = state.tokens.clone(), state.draft_probabilities.clone()
     resize_window(state, 3)
     assert state.window == 3

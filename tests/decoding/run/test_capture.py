@@ -6,6 +6,7 @@ import threading
 import card
 import pytest
 import tiny
+import tiny_lumina_mgpt
 import torch
 
 from arimage.decoding import (
@@ -45,6 +46,14 @@ def condition(place):
 def llamagen(place, grid=4):
     transformer = on(place, tiny.transformer("class", grid=grid, num_layers=1))
     return LlamaGenTokenModel(transformer, condition(place), Layout((grid, grid)), guided=True)
+
+
+def lumina(place):
+    """A language model with row ends in its cache."""
+    pipe = tiny_lumina_mgpt.pipeline()
+    if place != "cpu":
+        card.move(pipe)
+    return pipe.prepare(prompt=["cat", "a red heart"], guidance_scale=2.0).model
 
 
 def run(make, decoding, on_step=None, compiled=None):
@@ -90,6 +99,30 @@ def test_every_window_has_a_graph_of_its_own(device, monkeypatch):
     assert torch.equal(state.tokens.cpu(), expected.tokens)
     replays = [windows.count(size) - WARM_UP for size in set(windows) if windows.count(size) > WARM_UP]
     assert len(set(windows)) > 1 and (device.captures, device.replays) == (len(replays), sum(replays))
+
+
+@pytest.mark.parametrize("make", [lambda place: llamagen(place, 8), lumina], ids=["llamagen", "lumina"])
+def test_graphs_of_measured_steps_are_those_that_run(device, monkeypatch, make):
+    """And steps that measured how long they take leave no trace in the images."""
+    seconds, ways = {1: 1.0, 4: 1.1, 8: 1.3}, []
+
+    def measured(model, batch_size, guided, how, start):
+        ways.append(how)
+        step = start()
+        for size in seconds:
+            for _ in range(WARM_UP + 2):
+                step(size)
+        return seconds
+
+    monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: seconds)
+    decoding, taken = decoding_from_name("sjd-coupled", window="auto"), []
+    expected = run(make, decoding)
+    monkeypatch.setattr(speculative_jacobi, "step_seconds", measured)
+    assert torch.equal(run(make, decoding).tokens, expected.tokens)
+    state = run(make, decoding, lambda *_: bool(taken.append(1)), CompiledSteps())
+    assert torch.equal(state.tokens.cpu(), expected.tokens)
+    assert ways == ["", "compiled with dynamic=False, fullgraph=True"]
+    assert device.captures == 3 and device.replays == 2 * len(seconds) + len(taken) - 1
 
 
 def test_steps_that_differ_in_shape_are_never_captured(device):
