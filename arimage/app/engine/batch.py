@@ -32,15 +32,13 @@ Parts = list[tuple[Ticket, list[int]]]
 @dataclass(eq=False)
 class Place:
     """An image that is being generated: image `index` of a request, and image `row` of the call that prepared it.
-    `late` [N] counts the forward passes before the one that decided each token, and `began` the forward passes of the
-    request before the image. If a film is requested, `recorded` has the tokens, which of them are decided, and the
-    seconds, after each forward pass."""
+    `began` counts the forward passes of the request before the image. If a film is requested, `recorded` has the
+    tokens, which of them are decided, and the seconds, after each forward pass."""
 
     ticket: Ticket
     index: int
     call: GenerationCall
     row: int
-    late: torch.LongTensor
     began: int
     recorded: list[tuple[torch.LongTensor, torch.BoolTensor, float]] = field(default_factory=list)
 
@@ -75,6 +73,9 @@ class RequestBatch:
         self._batch = Batch(kind[1], size, pipe._steps)
         # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
+        # Int64 [rows, N], the forward passes before the one that decided each token, of the images `_counted`.
+        self._late = torch.zeros(0, 0, dtype=torch.long)
+        self._counted: list[Place | None] = []
         # Requests that failed when prepared together, and are prepared one by one.
         self._retried: list[Parts] = []
 
@@ -130,9 +131,8 @@ class RequestBatch:
         for ticket, _ in parts:
             ticket.start()
         call = self.pipe.prepare(**arguments, generator=generators)
-        late = call.seeds.new_zeros(len(images), call.model.num_tokens)
         self._beginning = [
-            Place(ticket, index, call, row, late[row], ticket.passes) for row, (ticket, index) in enumerate(images)
+            Place(ticket, index, call, row, ticket.passes) for row, (ticket, index) in enumerate(images)
         ]
         return Images(self._beginning, call.model, call.sampling, call.seeds)
 
@@ -142,13 +142,12 @@ class RequestBatch:
         batch.release([row for row in batch.running if batch.names[row].ticket.future.done()])
         # A prefill is a forward pass of its own images only.
         rows = [row for row in batch.running if not self._beginning or batch.names[row] in self._beginning]
-        self._beginning = []
         decided = state.decided
-        undecided = ~decided
+        self._count_late(~decided, rows if self._beginning else None)
+        self._beginning = []
         by_ticket: dict[Ticket, list[int]] = {}
         for row in rows:
             place = batch.names[row]
-            place.late += undecided[row]
             by_ticket.setdefault(place.ticket, []).append(row)
             if place.ticket.request.film and place.index == 0:
                 place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
@@ -159,6 +158,23 @@ class RequestBatch:
             ticket.calls_per_pass.append(batch.calls_per_pass[-1])
             self._report(ticket, its_rows, counts)
         return False
+
+    def _count_late(self, undecided: torch.BoolTensor, rows: list[int] | None) -> None:
+        """Count a forward pass of the images in `rows`, by default of all, after which `undecided` [rows, N] tokens
+        are left."""
+        if self._counted != self._batch.names:
+            before = {place: row for row, place in enumerate(self._counted)}
+            self._counted = list(self._batch.names)
+            kept = [(row, before[place]) for row, place in enumerate(self._counted) if place in before]
+            old, self._late = self._late, undecided.new_zeros(undecided.shape, dtype=torch.long)
+            if kept:
+                to, source = torch.tensor(kept, device=old.device).T
+                self._late[to] = old[source]
+        if rows is None:
+            self._late += undecided
+        else:
+            at = torch.tensor(rows, device=undecided.device)
+            self._late[at] += undecided[at]
 
     def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
         """Report the progress of a request whose images are in `rows`, with `counts` decided tokens each, if known."""
@@ -199,7 +215,7 @@ class RequestBatch:
             del place.recorded[passes:]
             deciding = None
             if not self.pipe.abilities.in_maps:
-                deciding = place.call.select([place.row]).layout.to_places(place.late[None] + 1)[0].cpu()
+                deciding = place.call.select([place.row]).layout.to_places(self._late[row][None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
         running = {batch.names[row].ticket for row in batch.running if row not in rows}

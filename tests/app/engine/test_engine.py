@@ -13,6 +13,7 @@ import tiny
 import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage import AutoPipeline
 from arimage.app.engine import batch as engine_batch
@@ -320,6 +321,36 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
         assert len(film.frames) == len(film.seconds) == len(expected)
         assert same(film.frames, expected)
         assert film.seconds == sorted(film.seconds) and 0 < film.seconds[0] < film.seconds[-1] <= result.seconds
+
+
+def test_the_bookkeeping_of_a_step_is_the_same_for_any_number_of_images(engine, monkeypatch):
+    counts, on_step = [], engine_batch.RequestBatch._on_step
+
+    def counted(self):
+        with Operators() as operators:
+            stopped = on_step(self)
+        counts.append(operators.count)
+        return stopped
+
+    monkeypatch.setattr(engine_batch.RequestBatch, "_on_step", counted)
+    steps = []
+    for count in (1, 4):
+        counts.clear()
+        result = engine.submit(Request("text", prompt="a cat", count=count)).result(60)
+        assert result.deciding_pass.shape == (count, 4, 4)
+        steps.append(counts[2:])
+    # A step of all images, after the prefill and the step that follows it.
+    assert steps[0] == steps[1] and len(set(steps[0])) == 1
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called, views aside."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += not operator.is_view
+        return operator(*args, **(kwargs or {}))
 
 
 def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
