@@ -8,12 +8,44 @@ python benchmarks/kernel_times.py --batch 4 --window 64 --vocab-size 16384
 
 import argparse
 import importlib
+import statistics
+import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from arimage.kernels.siblings import sample_siblings
 
-def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
+
+def measured(call: Callable[[], object], device: torch.device) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile in microseconds; on a CPU median, minimum and maximum of three."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        median, low, high = (1000 * t for t in do_bench(call, quantiles=[0.5, 0.1, 0.9]))
+        return median, low, high
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        times.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(times), min(times), max(times)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of a copy that no cache of a GPU holds."""
+    source = torch.ones(1 << 30 if device.type == "cuda" else 1 << 24, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2e6 * source.nbytes / measured(lambda: target.copy_(source), device)[0]
+
+
+def form(operation: str, function: str, name: str) -> Callable:
+    """A kernel in the form "reference" or "triton"."""
+    return getattr(importlib.import_module(f"arimage.kernels.{operation}.{name}"), function)
+
+
+def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: int = 256) -> list[tuple]:
     """Operation, function, arguments and the bytes that it must move, of every kernel."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -33,11 +65,17 @@ def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
     noise = uniform(batch, window, 2)
     kept = noise[..., 0] * q.gather(-1, x[..., None])[..., 0] < p.gather(-1, x[..., None])[..., 0]
     rejected = int((~kept).sum())
-    neighbours = torch.randint(vocab_size, (vocab_size, 1000), generator=generator, device=device, dtype=torch.int32)
+    near = min(1000, vocab_size - 1)
+    neighbours = torch.randint(vocab_size, (vocab_size, near), generator=generator, device=device, dtype=torch.int32)
+    sibling_noise = uniform(batch, window, 5)
+    siblings = sample_siblings(q, sibling_noise[..., :4].contiguous())
+    first = siblings[..., :1]
+    refused = sibling_noise[..., :1] * q.gather(-1, first) >= p.gather(-1, first)
     codebook = F.normalize(normal(vocab_size, 8), dim=-1)
     latents = F.normalize(normal(batch * 1024, 8), dim=-1)
-    images = normal(1, 128, 256, 256).bfloat16().to(memory_format=torch.channels_last)
+    images = normal(1, 128, side, side).bfloat16().to(memory_format=torch.channels_last)
     channels = normal(128).bfloat16()
+    states, angles = normal(2 * batch, window, 20, 64).bfloat16(), normal(1, window, 32, 2)
     seeds, steps = torch.arange(batch, device=device), torch.zeros(batch, dtype=torch.long, device=device)
     rows = torch.full((batch,), 4.0, device=device), torch.ones(batch, device=device), steps + 2000, steps + 0.95
     probabilities_bytes = logits.nbytes + p.nbytes
@@ -49,9 +87,13 @@ def cases(batch: int, window: int, vocab_size: int, device: str) -> list[tuple]:
         ("noise", "uniforms", (seeds, x, steps, 1, 2), 8 * drafts),
         ("noise", "exponentials", (seeds, x, steps, 4, vocab_size), p.nbytes),
         ("coupling", "sample", (p, noise[..., 1].contiguous()), p.nbytes),
+        ("coupling", "couple", (p, q, x, noise), 8 * vocab_size * rejected),
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * vocab_size * rejected),
-        ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * 1000 * drafts),
+        ("siblings", "sample_siblings", (q, sibling_noise[..., :4].contiguous(), None), q.nbytes),
+        ("siblings", "couple_siblings", (p, q, siblings, sibling_noise), 8 * vocab_size * int(refused.sum())),
+        ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * near * drafts),
         ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),
+        ("rotary", "rotate", (states, angles), 2 * states.nbytes + angles.nbytes),
         ("group_norm", "group_norm_silu", (images, 32, channels, channels, 1e-6), 2 * images.nbytes),
     ]
 
@@ -70,25 +112,18 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one")
 
-    from triton.testing import do_bench
-
-    def measured(function, *inputs) -> list[float]:
-        """Median, 10th and 90th percentile in microseconds."""
-        return [1000 * t for t in do_bench(lambda: function(*inputs), quantiles=[0.5, 0.1, 0.9])]
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    bandwidth = 2 * source.nbytes / measured(torch.empty_like(source).copy_, source)[0]
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies at {bandwidth / 1e6:.2f} TB/s\n")
+    device = torch.device("cuda")
+    rate = bandwidth(device)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies at {rate / 1e12:.2f} TB/s\n")
     print("| operation | arguments | torch, µs | Triton, µs | floor, µs |\n| --- | --- | --- | --- | --- |")
-    for operation, function, inputs, bytes_moved in cases(
-        arguments.batch, arguments.window, arguments.vocab_size, "cuda"
-    ):
+    sizes = arguments.batch, arguments.window, arguments.vocab_size
+    for operation, function, inputs, bytes_moved in cases(*sizes, device):
         times = []
-        for form in ("reference", "triton"):
-            module = importlib.import_module(f"arimage.kernels.{operation}.{form}")
-            median, low, high = measured(getattr(module, function), *inputs)
+        for name in ("reference", "triton"):
+            kernel = form(operation, function, name)
+            median, low, high = measured(lambda kernel=kernel, inputs=inputs: kernel(*inputs), device)
             times.append(f"{median:.1f} ({low:.1f}-{high:.1f})")
-        floor = f"{bytes_moved / bandwidth:.1f}"
+        floor = f"{1e6 * bytes_moved / rate:.1f}"
         print(f"| {function} | {described(inputs)} | {' | '.join(times)} | {floor} |", flush=True)
 
 

@@ -260,13 +260,19 @@ def begin(bound: Bound, decoding, batch: int):
     return decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
 
 
-def token_cost(bound: Bound, decoding, batch: int) -> Cost:
-    """The cost of a step, half-way through the image."""
+def half_way(bound: Bound, decoding, batch: int):
+    """A state whose steps attend to half of the image, whatever it holds."""
     state = begin(bound, decoding, batch)
-    filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
     if state.reach is not None:
         size = bound.model.num_tokens
         state.cache.limit = attention_limit(size // 2 + INTERVAL * state.reach[1], size)
+    return state
+
+
+def token_cost(bound: Bound, decoding, batch: int) -> Cost:
+    """The cost of a step, half-way through the image."""
+    state = half_way(bound, decoding, batch)
+    filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
     return count(bound, lambda: decoding.step(state), lambda: filled)
 
 

@@ -1,5 +1,5 @@
-"""Models of published shapes for `step_cost.py`, bound to the conditions of a call. They are built on fake CUDA
-tensors, which need no weights and no memory."""
+"""Models of published shapes, bound to the conditions of a call, on PyTorch's default device. `step_cost.py` builds
+them on fake CUDA tensors, which need no weights and no memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +32,9 @@ from arimage.models.transformer_mar import MARLatentModel, MARTransformer
 from arimage.models.transformer_randar import RandARTokenModel, RandARTransformer
 from arimage.models.transformer_var import VARScaleModel, VARTransformer
 from arimage.models.transformer_var_dd import VARDDTransformer
+from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.pipeline_var import VARPipeline
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
@@ -69,27 +72,28 @@ def text_condition(batch: int, length: int, width: int) -> dict[str, torch.Tenso
     return {"prompt_embeds": embeds, "prompt_attention_mask": torch.ones(batch, length, dtype=torch.long)}
 
 
-def llamagen_xl(layers: int, side: int = 16, text: bool = False) -> Bind:
-    shape: dict[str, Any] = {"hidden_size": 1280, "intermediate_size": 3584, "num_attention_heads": 20}
+def llamagen_xl(layers: int, side: int = 16, text: bool = False, codes: int = 16384, **changes) -> Bind:
+    shape: dict[str, Any] = {"hidden_size": 1280, "intermediate_size": 3584, "num_attention_heads": 20, **changes}
     drafter = build(lambda: LlamaGenDrafter(**shape))
-    denoiser = build(lambda: LlamaGenDenoiser(hidden_size=1280, num_layers=layers))
+    denoiser = build(lambda: LlamaGenDenoiser(hidden_size=shape["hidden_size"], num_layers=layers))
     if text:
         shape |= {"conditioning": "text", "num_condition_tokens": 120}
-    network = build(lambda: LlamaGenTransformer(grid_size=side, num_layers=layers, **shape))
+    network = build(lambda: LlamaGenTransformer(grid_size=side, num_layers=layers, vocab_size=codes, **shape))
 
     def bind(batch: int) -> Bound:
         condition = text_condition(batch, 120, 2048) if text else class_condition(batch)
-        parts = {"drafter": drafter, "denoiser": denoiser, "codebook": torch.zeros(16384, 8)}
+        parts = {"drafter": drafter, "denoiser": denoiser, "codebook": torch.zeros(codes, 8)}
         model = LlamaGenTokenModel(network, condition, Layout((side, side)), guided=True, **parts)
         return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), side**2, (network, drafter, denoiser))
 
     return bind
 
 
-def var_d30(layers: int) -> Bind:
-    network = build(lambda: VARTransformer(hidden_size=1920, num_layers=layers, num_attention_heads=30))
-    small = build(lambda: VARTransformer(num_layers=min(layers, 16)))
-    vq = build(VARVQModel, torch.float32)
+def var_d30(layers: int, tokenizer: dict | None = None, **changes) -> Bind:
+    shape = {"hidden_size": 1920, "num_attention_heads": 30, **changes}
+    network = build(lambda: VARTransformer(num_layers=layers, **shape))
+    small = build(lambda: VARTransformer(num_layers=min(layers, 16), **changes))
+    vq = build(lambda: VARVQModel(**(tokenizer or {})), torch.float32)
 
     def bind(batch: int) -> Bound:
         refiner = VARScaleModel(small, vq, class_condition(batch), guided=True)
@@ -113,29 +117,36 @@ def any_order(layers: int, transformer: type, token_model: type) -> Bind:
 
 
 def language_model(
-    decoder: nn.Module, embed: Callable, head: Callable, side: int, batch: int, row_end: int | None
+    decoder: nn.Module,
+    embed: Callable,
+    head: Callable,
+    shape: tuple[int, int],
+    batch: int,
+    row_end: int | None = None,
+    groups: int = 2,
 ) -> LanguageTokenModel:
     return LanguageTokenModel(
         decoder,
         embed=embed,
         head=head,
-        layout=Layout((side, side)),
-        input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
+        layout=Layout(shape),
+        input_ids=torch.zeros(groups * batch, PROMPT, dtype=torch.long),
         row_end=row_end,
-        groups=2,
+        groups=groups,
     )
 
 
-def janus_pro_7b(layers: int) -> Bind:
-    width = {"hidden_size": 4096, "intermediate_size": 11008}
-    text = {"num_hidden_layers": layers, "num_attention_heads": 32, "vocab_size": 102400, **width}
-    config = JanusConfig(text_config=text, vq_config={"image_token_embed_dim": 4096, "projection_dim": 4096})
+def janus_pro_7b(layers: int, side: int = 24, vision: dict | None = None, vq: dict | None = None, **changes) -> Bind:
+    width = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, **changes}
+    text = {"num_hidden_layers": layers, "vocab_size": 102400, **width}
+    images = {"image_token_embed_dim": width["hidden_size"], "projection_dim": width["hidden_size"], **(vq or {})}
+    config = JanusConfig(text_config=text, vision_config=vision, vq_config=images)
     janus = build(lambda: JanusForConditionalGeneration(config))
 
     def bind(batch: int) -> Bound:
         embed, head = janus.prepare_embeddings_for_image_generation, janus.model.generation_head
-        model = language_model(janus.model.language_model, embed, head, 24, batch, None)
-        return Bound(model, Sampling(guidance_scale=5.0), 24**2, (janus,))
+        model = language_model(janus.model.language_model, embed, head, (side, side), batch)
+        return Bound(model, Sampling(guidance_scale=5.0), side**2, (janus,))
 
     return bind
 
@@ -150,37 +161,55 @@ def chameleon_7b(layers: int, side: int, row_end: int | None) -> Bind:
 
     def bind(batch: int) -> Bound:
         embed = lambda tokens: decoder.embed_tokens(tokens + 4)  # noqa: E731
-        model = language_model(decoder, embed, code_head(head, 4, 8192), side, batch, row_end)
+        model = language_model(decoder, embed, code_head(head, 4, 8192), (side, side), batch, row_end)
         slots = side**2 if row_end is None else side * (side + 1) - 1
         return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), slots, (decoder, head))
 
     return bind
 
 
-def emu3_gen(layers: int) -> Bind:
+def emu3_gen(layers: int, side: int = 90, codes: int = 32768, **changes) -> Bind:
     width = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
-    config = Emu3TextConfig(vocab_size=184622, num_hidden_layers=layers, **width)
+    config = Emu3TextConfig(vocab_size=151854 + codes, num_hidden_layers=layers, **(width | changes))
     decoder = build(lambda: Emu3TextModel(config))
-    head = build(lambda: nn.Linear(4096, 184622, bias=False))
+    head = build(lambda: nn.Linear(config.hidden_size, 151854 + codes, bias=False))
 
     def bind(batch: int) -> Bound:
         embed = lambda tokens: decoder.embed_tokens(tokens + 151854)  # noqa: E731
-        model = language_model(decoder, embed, code_head(head, 151854, 32768), 90, batch, 151846)
-        return Bound(model, Sampling(guidance_scale=3.0, top_k=2048), 90 * 91 - 1, (decoder, head))
+        model = language_model(decoder, embed, code_head(head, 151854, codes), (side, side), batch, 151846)
+        return Bound(model, Sampling(guidance_scale=3.0, top_k=2048), side * (side + 1) - 1, (decoder, head))
 
     return bind
 
 
-def cosmos(layers: int, text: bool = False, block: int = 1) -> Bind:
-    """The 4B model, which continues a frame; or with the cross-attention to a text of the 5B."""
-    shape = {"context_dim": 1024} if text else {}
-    network = build(lambda: CosmosTransformer(num_layers=layers, block_tokens=block, **shape))
+def glm_image(layers: int, shape: tuple[int, int] = (40, 32), **changes) -> Bind:
+    """The language model of GLM-Image, whose small and large grid (16x16 and 32x32) are one grid of as many tokens
+    here. It has no guidance."""
+    from transformers import GlmImageTextConfig, GlmImageTextModel
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+    config = GlmImageTextConfig(num_hidden_layers=layers, **({"rope_parameters": rope} | changes))
+    decoder = build(lambda: GlmImageTextModel(config))
+    head = build(lambda: nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False))
 
     def bind(batch: int) -> Bound:
-        given = torch.zeros(batch, 1, 40, 64, dtype=torch.long)
+        codes = code_head(head, 0, config.vision_vocab_size - 128)
+        model = language_model(decoder, decoder.embed_tokens, codes, shape, batch, groups=1)
+        return Bound(model, Sampling(temperature=0.9, top_p=0.75), shape[0] * shape[1], (decoder, head))
+
+    return bind
+
+
+def cosmos(layers: int, text: bool = False, block: int = 1, frame: tuple[int, int] = (40, 64), **changes) -> Bind:
+    """The 4B model, which continues a frame; or with the cross-attention to a text of the 5B."""
+    shape = {"context_dim": 1024, **changes} if text else changes
+    network = build(lambda: CosmosTransformer((5, *frame), num_layers=layers, block_tokens=block, **shape))
+
+    def bind(batch: int) -> Bound:
+        given = torch.zeros(batch, 1, *frame, dtype=torch.long)
         embeds = torch.zeros(batch, 512, 1024, dtype=torch.bfloat16) if text else None
-        model = CosmosTokenModel(network, Layout((4, 40, 64)), given, embeds)
-        return Bound(model, Sampling(top_p=0.8), 4 * 40 * 64, (network,))
+        model = CosmosTokenModel(network, Layout((4, *frame)), given, embeds)
+        return Bound(model, Sampling(top_p=0.8), model.num_tokens, (network,))
 
     return bind
 
@@ -246,6 +275,7 @@ class Published(NamedTuple):
 
 MODELS = {
     "llamagen-xl-256": Published(36, llamagen_xl),
+    "llamagen-xl-384": Published(36, partial(llamagen_xl, side=24)),
     "llamagen-xl-512": Published(36, partial(llamagen_xl, side=32)),
     "llamagen-t2i-512": Published(36, partial(llamagen_xl, side=32, text=True)),
     "var-d30": Published(30, var_d30),
@@ -253,6 +283,7 @@ MODELS = {
     "lumina-mgpt-7b-768": Published(32, partial(chameleon_7b, side=48, row_end=8803)),
     "anole-7b": Published(32, partial(chameleon_7b, side=32, row_end=None)),
     "emu3-gen": Published(32, emu3_gen),
+    "glm-image-9b": Published(40, glm_image),
     "cosmos-4b": Published(16, cosmos),
     "cosmos-5b": Published(16, partial(cosmos, text=True)),
     "arpg-l-256": Published(24, partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)),
@@ -263,3 +294,39 @@ MODELS = {
     "llamagen-dd-b": Published(12, llamagen_dd),
     "var-dd-d16": Published(16, var_dd),
 }
+
+_NARROW = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+_GLM = {
+    "rope_parameters": _ROPE,
+    "vocab_size": 256,
+    "vision_vocab_size": 192,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    **_NARROW,
+}
+_VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "projection_dim": 32}
+_VQ = {"base_channels": 32, "channel_multiplier": [1] * 5, "num_res_blocks": 1, "num_embeddings": 64}
+_SCALES = {"scales": (1, 2)}
+_TOKENIZER = {"channels": 8, "channel_multipliers": (1, 2), "layers_per_block": 1, "norm_num_groups": 4}
+_TOKENIZER |= {"codebook_size": 64, "codebook_dim": 4}
+_VAR = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "codebook_dim": 4, **_SCALES}
+_COSMOS = {"frame": (2, 4), "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, **_NARROW}
+# Models of the same families that a CPU builds in a moment.
+TINY = {
+    "llamagen-xl-384": Published(1, partial(llamagen_xl, side=4, codes=64, **_NARROW)),
+    "var-d30": Published(1, partial(var_d30, tokenizer=_TOKENIZER | _SCALES, **_VAR)),
+    "janus-pro-7b": Published(1, partial(janus_pro_7b, side=4, vision=_VISION, vq=_VQ, vocab_size=64, **_NARROW)),
+    "emu3-gen": Published(1, partial(emu3_gen, side=4, codes=64, num_key_value_heads=1, **_NARROW)),
+    "cosmos-4b": Published(1, partial(cosmos, **_COSMOS)),
+    "glm-image-9b": Published(1, partial(glm_image, shape=(5, 4), num_key_value_heads=1, **_GLM)),
+}
+
+
+def tiny_llamagen() -> LlamaGenPipeline:
+    transformer = LlamaGenTransformer(grid_size=4, num_layers=1, vocab_size=64, **_NARROW)
+    return LlamaGenPipeline(transformer.eval(), LlamaGenVQModel(latent_channels=16, **_TOKENIZER).eval())
+
+
+def tiny_var() -> VARPipeline:
+    return VARPipeline(VARTransformer(num_layers=1, **_VAR).eval(), VARVQModel(**_TOKENIZER, **_SCALES).eval())

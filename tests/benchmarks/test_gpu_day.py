@@ -1,0 +1,163 @@
+"""`benchmarks/gpu_day.py` with tiny models: on a CPU, and steps on an accelerator without one."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import card
+import gpu_day
+import gpu_day_tables
+import kernel_times
+import pytest
+import torch
+
+
+MODELS = {"llamagen-xl-384", "var-d30", "janus-pro-7b", "emu3-gen", "cosmos-4b", "glm-image-9b"}
+PAGES = [gpu_day.ROOT / "docs/performance.md", gpu_day.ROOT / "README.md"]
+
+
+def run(folder: Path, *options: str) -> dict:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpu_day", "--tiny", "--out", str(folder), *options])
+        gpu_day.main()
+    return read(folder)
+
+
+def read(folder: Path) -> dict:
+    return json.loads((folder / "gpu_day.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpu_day")
+    pages = [page.read_bytes() for page in PAGES]
+    run(folder)
+    assert [page.read_bytes() for page in PAGES] == pages
+    return folder
+
+
+def test_every_part_and_model_is_measured(folder):
+    data = read(folder)
+    results = data["results"]
+    assert list(results) == list(gpu_day.PARTS) and data["left_out"] == dict.fromkeys(gpu_day.PARTS, [])
+    assert {"device", "torch", "transformers", "diffusers"} <= data.keys() and data["tiny"]
+    entries = [entry for part in results.values() for entry in part.values()]
+    assert not [entry for entry in entries if "error" in entry or "out_of_memory" in entry]
+    assert all(entry["commit"] and entry["date"] and entry["seconds"] > 0 for entry in entries)
+    assert all(math.isfinite(v) for entry in entries for v in entry.values() if isinstance(v, int | float))
+    for part, unit in (("kernels", "us"), ("steps", "ms"), ("images", "s_per_image"), ("pixels", "ms_per_image")):
+        timed = [entry for entry in results[part].values() if entry.get("kernel") != "copy"]
+        assert timed and all(
+            0 < entry[f"low_{unit}"] <= entry[f"median_{unit}"] <= entry[f"high_{unit}"] for entry in timed
+        )
+    assert {(entry["model"], entry["form"]) for entry in results["steps"].values()} == {
+        (model, form) for model in MODELS for form in ("eager", "captured")
+    }
+    assert all(entry["floor_ms"] > 0 and entry["ratio"] > 1 for entry in results["steps"].values())
+    assert results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]["share_of_equal_tokens"] == 1
+
+
+def test_tables_and_line_say_that_tiny_models_say_nothing(folder, capsys, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{gpu_day_tables.BEGIN}old\n{gpu_day_tables.END}after\n")
+    for _ in range(2):
+        gpu_day_tables.report(folder, page)
+        assert "Tiny models, which say nothing" in capsys.readouterr().out
+        text = page.read_text()
+        assert text.startswith(f"before\n{gpu_day_tables.BEGIN}Tiny models") and "old" not in text
+        assert text.endswith(f"{gpu_day_tables.END}after\n")
+    assert all(text.count(f"| {model} | 1 |") >= 1 for model in MODELS) and "not captured" in text
+    assert "passes of the packaged model x step, not measured" in text
+    assert [PAGES[0].read_text().count(marker) for marker in (gpu_day_tables.BEGIN, gpu_day_tables.END)] == [1, 1]
+
+
+def test_what_is_there_is_not_measured_again(folder):
+    before = read(folder)
+    assert run(folder) == before
+
+
+def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
+    measured, calls = kernel_times.measured, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return measured(*arguments)
+
+    monkeypatch.setattr(kernel_times, "measured", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "--only", "kernels")
+    before = read(tmp_path)["results"]["kernels"]
+    assert len(before) == 3
+    after = run(tmp_path, "--only", "kernels")["results"]["kernels"]
+    assert before.items() <= after.items() and len(calls) == 4 + len(after) - len(before)
+
+
+def test_a_part_without_time_names_what_it_left_out(tmp_path):
+    data = run(tmp_path, "--only", "kernels", "--seconds", "0")
+    assert data["results"]["kernels"] == {} and "copy" in data["left_out"]["kernels"]
+    assert len(data["left_out"]["kernels"]) == 16
+
+
+def test_errors_are_kept_and_tried_again_but_not_want_of_memory(tmp_path):
+    day = gpu_day.Day(tmp_path, gpu_day.TINY_PLAN, 60, "commit")
+    day.begin("steps")
+
+    def fails(error):
+        raise error
+
+    day.measure(lambda: fails(torch.OutOfMemoryError("CUDA out of memory")), model="large")
+    day.measure(lambda: fails(ValueError("no")), model="broken")
+    assert read(tmp_path)["results"]["steps"]["large"]["out_of_memory"] is True
+    assert read(tmp_path)["results"]["steps"]["broken"]["error"] == "ValueError: no"
+    for name in ("large", "broken"):
+        day.measure(lambda: {"median_ms": 1.0}, model=name)
+    assert ["median_ms" in entry for entry in day.results.values()] == [False, True]
+    with pytest.raises(SystemExit, match="--out"):
+        gpu_day.Day(tmp_path, gpu_day.TINY_PLAN._replace(models={}), 60, "commit")
+
+
+def test_without_a_gpu_it_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu_day", "--out", str(tmp_path)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--tiny"):
+        gpu_day.main()
+
+
+class Event(card.Stream):
+    def elapsed_time(self, other):
+        return 1.0
+
+
+class Capturing(card.Stream):
+    def synchronize(self):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_steps_and_calls_are_replayed_on_an_accelerator(monkeypatch, tmp_path):
+    models = {name: gpu_day.TINY[name] for name in ("llamagen-xl-384", "var-d30")}
+    forms, device = tuple(gpu_day.FORMS), torch.device("cuda")
+    plan = gpu_day.TINY_PLAN._replace(device=device, models=models, forms=forms, calls=1)
+    monkeypatch.setattr(gpu_day.Day, "bandwidth", lambda day: 1e12)
+    monkeypatch.setattr(gpu_day, "machine", lambda device: {"device": "card", "torch": ""})
+    monkeypatch.setattr(gpu_day.ARPipeline, "to", lambda pipe, device: card.move(pipe))
+    for name in ("reset_peak_memory_stats", "max_memory_allocated", "memory_reserved", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 2**20)
+    with card.card(), torch.no_grad():
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Capturing())
+        monkeypatch.setattr(torch.cuda, "default_stream", Capturing)
+        day = gpu_day.Day(tmp_path, plan, 600, "commit")
+        for part in ("steps", "memory"):
+            day.begin(part)
+            gpu_day.PARTS[part](day)
+            assert not day.left_out
+    results = read(tmp_path)["results"]
+    assert not [entry for part in results.values() for entry in part.values() if "error" in entry]
+    captured = {(entry["model"], entry["form"]) for entry in results["steps"].values() if entry["replays"]}
+    assert {("llamagen-xl-384", "captured"), ("llamagen-xl-384", "compiled")} <= captured
+    assert "eager" not in {form for _, form in captured}
+    failed = results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]
+    assert failed["replays"] == 0 and failed["share_of_equal_tokens"] == 1
