@@ -17,6 +17,9 @@ counted:
   it reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only
   two numbers. What is copied or filled for a kernel counts as any other operator.
 
+`captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
+step that reads the device, are not captured. Attention is limited as in captured steps.
+
 `model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is
 everything else. The floor reads every weight that the forward pass uses once, and the keys and values of the prompt
 and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor. Launches
@@ -45,7 +48,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import acceptance, decoding_from_text
-from arimage.decoding.contract.state import attention_limit
+from arimage.decoding.contract.state import attention_limit, captured_multiple
 from arimage.decoding.run.watch import INTERVAL
 
 
@@ -56,7 +59,7 @@ DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
 # in a step, which fake tensors cannot.
 TABLE = Path(__file__).with_name("step_cost.tsv")
 COLUMNS = ("model", "decoding", "of a")
-COLUMNS += ("launches in the model", "launches outside", "bytes in the model", "bytes outside")
+COLUMNS += ("launches in the model", "launches outside", "launches captured", "bytes in the model", "bytes outside")
 COMMITTED = {
     "llamagen-xl-256": (
         *("ar", "sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "sjd-tree", "sjd-lazy", "sjd++", "gsd", "lantern"),
@@ -213,9 +216,11 @@ class AttentionCounter(TorchFunctionMode):
 
 
 class Cost(NamedTuple):
-    """Launches and bytes of a step, in the model and outside of it, and the bytes of the floor."""
+    """Launches and bytes of a step, in the model and outside of it, its launches once it is captured, and the bytes of
+    the floor."""
 
     launches: tuple[int, int]
+    captured: int
     bytes: tuple[int, int]
     floor: int
 
@@ -231,8 +236,9 @@ def fake_cuda():
         yield
 
 
-def count(bound: Bound, run: Callable, filled: Callable[[], int]) -> Cost:
-    """The cost of `run()`, whose attention has to read `filled()` bytes of keys and values."""
+def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int]) -> Cost:
+    """The cost of `run`, which yields after each step whether it can be captured. Attention has to read `filled()`
+    bytes of keys and values."""
     counter = StepCounter(parameter for network in bound.networks for parameter in network.parameters())
     # Those that decode the rest of an image that the model begins.
     others = (getattr(bound.model, name, None) for name in ("refiner", "teacher"))
@@ -240,12 +246,15 @@ def count(bound: Bound, run: Callable, filled: Callable[[], int]) -> Cost:
         for name in FORWARDS:
             if hasattr(type(model), name):
                 setattr(model, name, counter.inside(getattr(type(model), name).__get__(model)))
+    captured = before = 0
     with counter:
-        run()
+        for replayed in run:
+            total = counter.launches.total()
+            captured, before = captured + (1 if replayed else total - before), total
     launches, moved = (
         tuple(values[place] for place in ("model", "outside")) for values in (counter.launches, counter.bytes)
     )
-    return Cost(launches, moved, sum(counter.weights.values()) + filled())
+    return Cost(launches, captured, moved, sum(counter.weights.values()) + filled())
 
 
 def slot_bytes(cache) -> int:
@@ -257,7 +266,9 @@ def begin(bound: Bound, decoding, batch: int):
     """The state of `decoding` after its prefill."""
     # A known table of neighbours would be compared with the codebook, which reads the host.
     acceptance._tables.clear()
-    return decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
+    state = decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
+    state.allocate()
+    return state
 
 
 def half_way(bound: Bound, decoding, batch: int):
@@ -265,7 +276,7 @@ def half_way(bound: Bound, decoding, batch: int):
     state = begin(bound, decoding, batch)
     if state.reach is not None:
         size = bound.model.num_tokens
-        state.cache.limit = attention_limit(size // 2 + INTERVAL * state.reach[1], size)
+        state.cache.limit = attention_limit(size // 2 + INTERVAL * state.reach[1], size, captured_multiple(size))
     return state
 
 
@@ -273,7 +284,14 @@ def token_cost(bound: Bound, decoding, batch: int) -> Cost:
     """The cost of a step, half-way through the image."""
     state = half_way(bound, decoding, batch)
     filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
-    return count(bound, lambda: decoding.step(state), lambda: filled)
+    return count(bound, step(decoding, state), lambda: filled)
+
+
+def step(decoding, state) -> Iterator[bool]:
+    """Take a step; see `count`."""
+    replayed = state.step_shape is not None
+    decoding.step(state)
+    yield replayed
 
 
 def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
@@ -282,18 +300,23 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
 
     def start():
         states.append(begin(bound, decoding, batch))
+        yield False
 
     def filled():
         return slot_bytes(states[0].cache) * states[0].cache.length
 
     costs = {}
     for side in bound.model.scales:
-        run = start if not states else lambda: decoding.step(states[0])
+        run = step(decoding, states[0]) if states else start()
         costs[f"scale {side}x{side}"] = count(bound, run, filled)
+    every = list(costs.values())
     launches, moved = (
-        tuple(map(sum, zip(*values, strict=True))) for values in list(zip(*costs.values(), strict=True))[:2]
+        tuple(map(sum, zip(*values, strict=True)))
+        for values in ([cost.launches for cost in every], [cost.bytes for cost in every])
     )
-    costs["all scales"] = Cost(launches, moved, sum(cost.floor for cost in costs.values()))
+    costs["all scales"] = Cost(
+        launches, sum(cost.captured for cost in every), moved, sum(cost.floor for cost in every)
+    )
     return costs
 
 
@@ -302,10 +325,11 @@ def image_cost(bound: Bound, decoding, batch: int) -> Cost:
 
     def run():
         state = begin(bound, decoding, batch)
+        yield False
         while not state.over:
-            decoding.step(state)
+            yield from step(decoding, state)
 
-    return count(bound, run, lambda: 0)
+    return count(bound, run(), lambda: 0)
 
 
 def committed_rows(model: str) -> Iterator[tuple[str | int, ...]]:
@@ -316,7 +340,7 @@ def committed_rows(model: str) -> Iterator[tuple[str | int, ...]]:
         decoding = decoding_from_text(text)
         steps_alike = begin(bound, decoding, 2).refillable
         cost = (token_cost if steps_alike else image_cost)(bound, decoding, 2)
-        yield model, text, "step" if steps_alike else "image", *cost.launches, *cost.bytes
+        yield model, text, "step" if steps_alike else "image", *cost.launches, cost.captured, *cost.bytes
 
 
 def read_table() -> list[tuple[str | int, ...]]:
@@ -360,14 +384,14 @@ def main() -> None:
         with fake_cuda():
             write_table()
         return
-    columns = ["model", "decoding", "launches: model", "outside"]
+    columns = ["model", "decoding", "launches: model", "outside", "captured"]
     for batch in args.batch_size:
         columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio"]
     print("| " + " | ".join(columns) + " |\n|---|---|" + "---:|" * (len(columns) - 2))
     with fake_cuda():
         for name in args.model:
             for label, costs in rows(name, args.decoding, args.batch_size):
-                cells = [name, label, *map(str, costs[0].launches)]
+                cells = [name, label, *map(str, (*costs[0].launches, costs[0].captured))]
                 for cost in costs:
                     cells += [f"{moved / 1e9:.3f}" for moved in (*cost.bytes, cost.floor)] + [f"{cost.ratio:.2f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)

@@ -203,10 +203,10 @@ def test_one_more_operator_in_a_step_is_noticed(monkeypatch):
     [
         (lambda rows: rows, 0),
         (lambda rows: rows[1:], 1),
-        (lambda rows: [*rows, ("var-d30", "new", "image", 1, 1, 1, 1)], 1),
+        (lambda rows: [*rows, ("var-d30", "new", "image", 1, 1, 1, 1, 1)], 1),
         (lambda rows: [(*row[:3], row[3] + 1, *row[4:]) for row in rows], 2),
-        (lambda rows: [(*row[:6], row[6] * 1.019) for row in rows], 0),
-        (lambda rows: [(*row[:6], row[6] * 1.021) for row in rows], 2),
+        (lambda rows: [(*row[:7], row[7] * 1.019) for row in rows], 0),
+        (lambda rows: [(*row[:7], row[7] * 1.021) for row in rows], 2),
     ],
     ids=["same", "missing", "unknown", "one launch more", "1.9 % more bytes", "2.1 % more bytes"],
 )

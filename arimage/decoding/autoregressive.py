@@ -79,7 +79,7 @@ class AutoregressiveState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), self.model.block
+        return self.furthest, self.model.block
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class AutoregressiveDecoding(DecodingMethod):
 
     def step(self, state: AutoregressiveState | PathState) -> None:
         if isinstance(state, PathState):
-            step_window(state, "reflection")
+            step_window(state, "none")
             return
         block, running = state.model.block, ~state.finished
         positions = block_from(state.cursor, block)

@@ -22,6 +22,10 @@ class CollaborativeState(ScaleState):
     def replaceable(self) -> bool:
         return False
 
+    @property
+    def step_shape(self) -> None:
+        return None
+
     def keep_latents(self) -> None:
         assert self.latents is not None
         self.drafted.append(self.latents.clone())
@@ -72,14 +76,14 @@ class CollaborativeDecoding(DecodingMethod):
         if state.over:
             return
         handover = self._handover(state.model)
-        if state.scale == handover:
+        if state.taken == handover:
             assert state.model.refiner is not None
             state.model, state.cache = state.model.refiner, None
             state.cache, logits = state.model.prefill(len(state.seeds), state.drafted)
             state.drafted = []
             self._next_scale.commit(state, logits)
             return
-        drafting = state.scale < handover
+        drafting = state.taken < handover
         self._next_scale.step(state)
         if drafting:
             state.keep_latents()

@@ -36,6 +36,10 @@ class DraftTreeState(CursorState):
     drafter_cache: Any
     accepts: Accepts
 
+    @property
+    def caches(self) -> list[Any]:
+        return [self.cache, self.drafter_cache]
+
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         self.drafter_cache.put(rows, other.drafter_cache)
         return super().put(rows, other)
@@ -46,7 +50,7 @@ class DraftTreeState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max(), self.features.shape[2]
+        return self.furthest, self.features.shape[2]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Few-step decoding: a distilled student turns noise into all tokens in one or a few forward passes."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from .contract.distribution import Sampling
 from .contract.models import VectorModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_settings
-from .contract.state import DecodingState
+from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
 from .next_scale import scale_sampling
 
@@ -21,27 +22,23 @@ Pass = tuple[str, int, int]
 
 
 @dataclass
-class FewStepState(DecodingState):
-    """Adds to `DecodingState`: `noise` and `vectors`, both float32 [B, N, D]; the image is decoded from `vectors`, and
-    `tokens` are the tokens nearest to them. `passes` describes each forward pass, and `taken` counts those taken.
-    `cache` is the teacher's."""
-
-    # All images are at the same pass.
-    refillable = False
+class FewStepState(LockstepState):
+    """Adds to `LockstepState`: `noise` and `vectors`, both float32 [B, N, D]; the image is decoded from `vectors`, and
+    `tokens` are the tokens nearest to them. `passes` describes each forward pass. `cache` is the teacher's."""
 
     model: VectorModel
     noise: torch.FloatTensor
     vectors: torch.FloatTensor
     passes: list[Pass]
-    taken: int = 0
 
     @property
-    def over(self) -> bool:
-        return self.taken == len(self.passes)
+    def num_steps(self) -> int:
+        return len(self.passes)
 
     @property
-    def step_shape(self) -> None:
-        return None
+    def step_shape(self) -> Hashable:
+        # The teacher allocates a cache.
+        return self.taken if all(network == "student" for network, _, _ in self.passes) else None
 
 
 @dataclass(frozen=True)

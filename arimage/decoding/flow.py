@@ -83,7 +83,7 @@ class FlowState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max() - 1, self.window
+        return self.furthest - 1, self.window
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from .contract.distribution import Sampling
 from .contract.models import GroupModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import LARGEST, check_settings
-from .contract.state import DecodingState
+from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
 
 
@@ -21,24 +21,15 @@ Attention = Literal["published", "causal"]
 
 
 @dataclass
-class GroupState(DecodingState):
-    """Adds to `DecodingState`: `sizes`, the number of tokens of each group, and `group`, the number of decided
-    groups."""
-
-    # All images are at the same group.
-    refillable = False
+class GroupState(LockstepState):
+    """Adds to `LockstepState`: `sizes`, the number of tokens of each group."""
 
     model: GroupModel
     sizes: tuple[int, ...]
-    group: int = 0
 
     @property
-    def over(self) -> bool:
-        return self.group == len(self.sizes)
-
-    @property
-    def step_shape(self) -> None:
-        return None
+    def num_steps(self) -> int:
+        return len(self.sizes)
 
 
 def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
@@ -146,15 +137,15 @@ class GroupDecoding(DecodingMethod):
     def step(self, state: GroupState) -> None:
         if state.over:
             return
-        last, count = sum(state.sizes[: state.group - 1]), state.sizes[state.group]
-        tokens = state.tokens[:, last : last + state.sizes[state.group - 1]]
+        last, count = sum(state.sizes[: state.taken - 1]), state.sizes[state.taken]
+        tokens = state.tokens[:, last : last + state.sizes[state.taken - 1]]
         causal = self.attention == "causal"
         self._decide(state, state.model.forward_group(tokens, last, count, state.cache, causal=causal))
 
     def _decide(self, state: GroupState, logits: torch.FloatTensor) -> None:
         """Decide the next group, given its logits [G, B, count, V]."""
         batch, count = logits.shape[1:3]
-        rank, sampling = sum(state.sizes[: state.group]), state.sampling
+        rank, sampling = sum(state.sizes[: state.taken]), state.sampling
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
         if self.guidance_schedule == "linear" and sampling.guided:
             full = sampling.guidance_scale
@@ -166,5 +157,5 @@ class GroupDecoding(DecodingMethod):
         tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         state.token_buffer.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, count))
-        state.group += 1
+        state.taken += 1
         state.finished.fill_(state.over)

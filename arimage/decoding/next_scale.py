@@ -10,21 +10,17 @@ from .contract.distribution import Sampling
 from .contract.models import ScaleModel
 from .contract.noise import Purpose, exponentials, uniforms
 from .contract.settings import check_settings
-from .contract.state import DecodingState
+from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
 
 
 @dataclass
-class ScaleState(DecodingState):
-    """Adds to `DecodingState`: `scale`, the number of decided maps, and `latents` [B, D, P, P], the sum of these maps
-    (None at the start). `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents
-    are sums of mixtures of token vectors."""
-
-    # All images are at the same scale.
-    refillable = False
+class ScaleState(LockstepState):
+    """Adds to `LockstepState`: `latents` [B, D, P, P], the sum of the maps that are decided (None at the start).
+    `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents are sums of mixtures
+    of token vectors."""
 
     model: ScaleModel
-    scale: int = 0
     latents: torch.FloatTensor | None = None
     mixed: bool = False
 
@@ -35,19 +31,15 @@ class ScaleState(DecodingState):
     def replace(self, tokens: torch.LongTensor) -> None:
         super().replace(tokens)
         latents = None
-        for scale in range(self.scale):
+        for scale in range(self.taken):
             positions = scale_positions(self.model, scale, len(tokens))
             latents = self.model.accumulate(scale, latents, self.model.codebook[tokens.gather(1, positions)])
         assert self.latents is not None
         self.latents.copy_(latents)
 
     @property
-    def over(self) -> bool:
-        return self.scale == len(self.model.scales)
-
-    @property
-    def step_shape(self) -> None:
-        return None
+    def num_steps(self) -> int:
+        return len(self.model.scales)
 
 
 def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
@@ -108,11 +100,11 @@ class NextScaleDecoding(DecodingMethod):
     def step(self, state: ScaleState) -> None:
         if state.over:
             return
-        self.commit(state, state.model.forward(state.scale, state.latents, state.cache))
+        self.commit(state, state.model.forward(state.taken, state.latents, state.cache))
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
         """Decide the next map, given its logits [G, B, n, V]."""
-        model, scale = state.model, state.scale
+        model, scale = state.model, state.taken
         positions = scale_positions(model, scale, len(state.seeds))
         sampling = scale_sampling(state.sampling, scale, len(model.scales))
         probabilities = state.probabilities(logits, positions, sampling=sampling)
@@ -130,5 +122,5 @@ class NextScaleDecoding(DecodingMethod):
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
-        state.scale += 1
+        state.taken += 1
         state.finished.fill_(state.over)

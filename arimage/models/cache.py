@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 from .conditions import rows_of
 
@@ -31,6 +32,14 @@ class RowCache:
     groups: int
     places: torch.LongTensor
 
+    def allocate(self) -> None:
+        """Allocate all slots, with the prefill in the first ones."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in (*self.keys, *self.values))
+
     def index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] along the third dimension of the keys of slots [B, Q]; -1 is nowhere."""
         return self.places[slots].repeat(self.groups, 1)
@@ -51,6 +60,8 @@ class PlacedCache(RowCache):
         slots, scratch: how many slots the image and the trees have, numbered 0 .. slots + scratch - 1.
         owners: int64 [E], the slot that each row end belongs to.
         first: the place of the image's first slot.
+        size: how many places there are. After a prefill that fills no image slots, only the first `first` are
+            allocated, see `allocate`.
         limit: to how many of the image slots forward passes attend, all by default. They may feed lower slots only.
     """
 
@@ -71,6 +82,11 @@ class PlacedCache(RowCache):
         all up to the limit."""
         self._rows, self._index = torch.arange(len(index), device=index.device)[:, None], index
         self.length = self.first + self.limit if length is None else length
+
+    def write_slots(self, slots: torch.LongTensor) -> None:
+        """Let the next forward pass write at `slots` [B, Q], after the prefill."""
+        self.allocate()
+        self.write_next_at(self.index(slots))
 
     def write_prompts(self, count: int, length: int) -> None:
         """Let the next forward pass write `count` prompts of `length` tokens, and attend to them."""
@@ -96,9 +112,12 @@ class PlacedCache(RowCache):
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not
         longer."""
-        rows, first = self.rows(images), self.size - other.size
+        rows, start = self.rows(images), self.first - other.first
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
-            mine[:, :, first:].index_copy_(0, rows.to(mine.device), theirs)
+            at = rows.to(mine.device)
+            # Masked keys must be finite.
+            mine.index_fill_(0, at, 0)
+            mine[:, :, start : start + theirs.shape[2]].index_copy_(0, at, theirs)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
@@ -134,6 +153,13 @@ class StackedCache(RowCache):
         self.values = torch.zeros_like(self.keys)
         self.prefix, self.groups = prefix, groups
 
+    size: int
+
+    def allocate(self) -> None:
+        missing = self.size - self.keys.shape[3]
+        if missing:
+            self.keys, self.values = (F.pad(states, (0, 0, 0, missing)) for states in (self.keys, self.values))
+
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
         source, target = self.index(source), self.index(target)
@@ -155,6 +181,7 @@ class SlotCache(StackedCache, PlacedCache):
 
     Args:
         prefix, slots, scratch: how many slots the prompt, the image and the tree have.
+        filled: how many of the image slots to allocate for the prefill, which attends to these only; None for all.
         groups: 1, or 2 if the images are there once with and once without a condition.
     """
 
@@ -168,10 +195,17 @@ class SlotCache(StackedCache, PlacedCache):
         prefix: int,
         slots: int,
         scratch: int = 0,
+        filled: int | None = None,
         **settings,
     ):
         self.lay_out(prefix, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
-        super().__init__(layers, rows, heads, head_dim, size=self.size, prefix=self.prefix, **settings)
+        self._all, self.limit = slots, slots if filled is None else filled
+        super().__init__(layers, rows, heads, head_dim, size=self.first + self.limit, prefix=self.prefix, **settings)
+
+    def allocate(self) -> None:
+        if self.keys.shape[3] < self.size:
+            super().allocate()
+            self.limit = self._all
 
 
 class GrowingCache(StackedCache):
@@ -179,28 +213,51 @@ class GrowingCache(StackedCache):
 
     Args:
         prefix, slots: how many tokens the prompt and the image have.
+        filled: how many of the image's tokens to allocate for the prefill; None for all.
         groups: as in `SlotCache`.
 
     Attributes:
-        filled: how many tokens were in it before the current forward pass.
         modulations: what every forward pass needs of the condition; None before the first.
     """
 
-    def __init__(self, layers: int, rows: int, heads: int, head_dim: int, *, prefix: int, slots: int, **settings):
-        super().__init__(layers, rows, heads, head_dim, size=prefix + slots + 1, prefix=prefix, **settings)
-        self.places = torch.arange(prefix, prefix + slots + 1, device=self.keys.device)
-        self.filled = self.length = 0
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        prefix: int,
+        slots: int,
+        filled: int | None = None,
+        **settings,
+    ):
+        self.size = prefix + slots + 1
+        width = self.size if filled is None else prefix + filled
+        super().__init__(layers, rows, heads, head_dim, size=width, prefix=prefix, **settings)
+        self.places = torch.arange(prefix, self.size, device=self.keys.device)
         self.modulations = None
 
-    def write_next(self, count: int) -> None:
-        """Let the next forward pass write `count` tokens after those that are there."""
-        self.filled, self.length = self.length, self.length + count
+    def write_next_at(self, first: int, count: int) -> None:
+        """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
+        self._first, self.length = first, first + count
+        if self.length > self.keys.shape[3]:
+            self.allocate()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PlacedCache.write`."""
-        self.keys[layer, :, :, self.filled : self.length] = keys
-        self.values[layer, :, :, self.filled : self.length] = values
+        self.keys[layer, :, :, self._first : self.length] = keys
+        self.values[layer, :, :, self._first : self.length] = values
         return self.keys[layer, :, :, : self.length], self.values[layer, :, :, : self.length]
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
+        rows, width = self.rows(images), other.keys.shape[3]
+        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            mine[:, :, :, :width].index_copy_(1, rows, theirs)
+        for mine, theirs in zip(self.modulations or (), other.modulations or (), strict=True):
+            for part, new in zip(mine, theirs, strict=True):
+                part.index_copy_(0, rows, new)
 
     def take_rows(self, rows: torch.LongTensor) -> None:
         if self.modulations is not None:

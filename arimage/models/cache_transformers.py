@@ -29,6 +29,7 @@ class LanguageCache(PlacedCache, Cache):
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
         places: how many places there are for a prompt. Shorter prompts lie at their end.
+        compact: allocate no image slots yet.
         together: how many layers are allocated at once: all if they have one shape and device, else 1.
 
     Attributes:
@@ -47,6 +48,7 @@ class LanguageCache(PlacedCache, Cache):
         scratch: int,
         groups: int,
         has_row_ends: bool,
+        compact: bool,
         together: int,
         device: torch.device,
     ):
@@ -62,6 +64,7 @@ class LanguageCache(PlacedCache, Cache):
         self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, inner_ends] = True
         self._together = together
+        self._width = self.first if compact else self.size
         # Alternately keys and values of several layers, [layers, rows, heads, size, head_dim].
         self._stacks: list[torch.Tensor] = []
         self._set_stacks([])
@@ -77,9 +80,14 @@ class LanguageCache(PlacedCache, Cache):
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
-            shape = (self._together, *keys.shape[:2], self.size, keys.shape[3])
+            shape = (self._together, *keys.shape[:2], self._width, keys.shape[3])
             self._set_stacks([*self._stacks, keys.new_zeros(shape), values.new_zeros(shape)])
         return super().write(layer, keys, values)
+
+    def allocate(self) -> None:
+        missing = self.size - self._stacks[0].shape[3]
+        if missing:
+            self._set_stacks([F.pad(stack, (0, 0, 0, missing)) for stack in self._stacks])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """`write`, as transformers' attention calls it."""

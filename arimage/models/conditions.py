@@ -37,6 +37,11 @@ class Conditions:
         return self.seen.shape[1]
 
     @property
+    def key(self) -> Hashable:
+        """What conditions must have in common for `put`, in models whose forward passes depend on all shapes."""
+        return self.groups, self.length, tuple((name, value.shape[1:]) for name, value in self._values.items())
+
+    @property
     def values(self) -> dict[str, torch.Tensor]:
         """The conditions of all rows by name, [groups * B, ...] each."""
         return self._values if self._index is None else self._at(self._index)
@@ -86,6 +91,13 @@ class Conditions:
         rows = rows_of(images, self.groups, self.images)
         self.seen.index_copy_(0, rows, F.pad(other.seen, (max(-more, 0), 0)))
         return more > 0
+
+    def put_values(self, images: torch.LongTensor, other: Self) -> bool:
+        """`put`, which also replaces the values, of the same shape and not merged: forward passes read them."""
+        rows = rows_of(images, self.groups, self.images)
+        for name, value in self._values.items():
+            value.index_copy_(0, rows, other.values[name])
+        return self.put(images, other)
 
     def visible_keys(self, prefix: int, image: torch.BoolTensor) -> torch.BoolTensor:
         """The keys that queries see, bool [groups * B, Q, prefix + K]: those of the prefix, which ends at `prefix`,

@@ -1,7 +1,7 @@
 """What the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share, for every teacher."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -71,6 +71,11 @@ class DistilledModel:
         """See `VectorModel.predict`."""
         return self.transformer(vectors, start=start, **self.conditions.values)
 
+    @property
+    def put_key(self) -> Hashable:
+        """See `VectorModel.put`."""
+        return self.network, self.offsets, self.conditions.key
+
     def take(self, images: torch.LongTensor) -> "DistilledModel":
         """See `VectorModel.take`."""
         other = copy.copy(self)
@@ -78,6 +83,10 @@ class DistilledModel:
         other.noise = None if self.noise is None else self.noise[images]
         other.teacher = None if self.teacher is None else self.teacher.take(images)
         return other
+
+    def put(self, images: torch.LongTensor, other: "DistilledModel") -> bool:
+        """See `VectorModel.put`."""
+        return self.conditions.put_values(images, other.conditions)
 
     def merge_prompts(self) -> None:
         """Let the teacher prefill equal conditions once. Reads the device."""

@@ -119,6 +119,7 @@ class LlamaGenDraftModel:
             prefix=0,
             slots=self.model.num_tokens,
             scratch=scratch,
+            filled=0 if self.model.compact else None,
             groups=self.model.groups,
             dtype=self.drafter.dtype,
             device=self.model.device,
@@ -138,7 +139,7 @@ class LlamaGenDraftModel:
         `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
         at_slots = cache.slots_of(positions, slots)
-        cache.write_next_at(cache.index(at_slots))
+        cache.write_slots(at_slots)
         seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)
         hidden = self.drafter(
             transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),

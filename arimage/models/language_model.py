@@ -1,7 +1,7 @@
 """Language models that generate images: any decoder of transformers with the prompts of one call."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, Literal
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from .attention_transformers import FOLDED, fold_heads
 from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, spread
 from .layers import additive, causal_mask
@@ -50,7 +51,8 @@ class LanguageTokenModel:
     Args:
         decoder: a base model such as `ChameleonModel`, `LlamaModel` or `Emu3TextModel` with "sdpa" or "eager"
             attention. It is called with `inputs_embeds`, `position_ids`, a 4-D additive `attention_mask` and a cache.
-            Its layers may lie on several devices.
+            Its layers may lie on several devices. If heads share keys and values, its attention becomes
+            `fold_heads`'s.
         embed: maps image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
         head: maps the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see
             `code_head`.
@@ -77,6 +79,8 @@ class LanguageTokenModel:
     context = None
     denoises = False
     block = 1
+    # See `Cache`.
+    compact = False
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class LanguageTokenModel:
     ):
         check_raster(layout, "a language model")
         attention = decoder.config._attn_implementation
-        if attention not in ("sdpa", "eager"):
+        if attention not in ("sdpa", FOLDED, "eager"):
             raise ValueError(
                 f"the decoder has {attention!r} attention, which takes no mask per query: load it with "
                 'attn_implementation="sdpa"'
@@ -117,6 +121,7 @@ class LanguageTokenModel:
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
         self._groups, self._dtype = groups, prompt.dtype
+        self._heads_per_key = fold_heads(decoder.config)
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
@@ -140,6 +145,7 @@ class LanguageTokenModel:
             scratch=scratch,
             groups=self._groups,
             has_row_ends=self._row_end is not None,
+            compact=self.compact,
             together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
             device=self.device,
         )
@@ -159,6 +165,7 @@ class LanguageTokenModel:
         slots: torch.LongTensor | None = None,
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        cache.allocate()
         at_slots = cache.slots_of(positions, slots)
         seen = cache.seen(at_slots, visible)
         at, index = positions.clamp(min=0), cache.index(at_slots)
@@ -207,6 +214,11 @@ class LanguageTokenModel:
         by_end &= keys != unknown[..., None]
         return torch.cat([seen, by_end], dim=1)
 
+    @property
+    def put_key(self) -> Hashable:
+        """See `TokenModel.put`."""
+        return self.network, self.layout.shape, self._groups, self._row_end is None
+
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
         other = copy.copy(self)
@@ -234,7 +246,7 @@ class LanguageTokenModel:
         return count if given_slots else min((count - 1) // columns + 1, self.layout.rows - 1)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
-        mask = additive(visible, embedded.dtype)
+        mask = additive(visible, embedded.dtype, self._heads_per_key)
         return self._decoder(
             inputs_embeds=embedded,
             position_ids=positions,

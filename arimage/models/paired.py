@@ -80,7 +80,7 @@ class PairedModel(PrefixModel):
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
-        cache, condition = self._open(batch_size, scratch)
+        cache, condition = self._open(batch_size, scratch, given.shape[1])
         (rows, length), count = self.conditions.seen.shape, given.shape[1]
         ranks = torch.arange(count + 1, device=self.device).expand(batch_size, -1)
         slots = torch.where(given < 0, -1, ranks[:, :-1])
@@ -105,7 +105,7 @@ class PairedModel(PrefixModel):
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
         device = self.device
-        cache, condition = self._open(batch_size, scratch)
+        cache, condition = self._open(batch_size, scratch, count - 1)
         rows, length = self.conditions.seen.shape
         index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
         # The queries after the first, which belongs to the prefix.
@@ -147,12 +147,12 @@ class PairedModel(PrefixModel):
         ranks = positions.clamp(min=0)
         return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
 
-    def _open(self, batch_size: int, scratch: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
-        """An empty cache and the conditions of its rows."""
+    def _open(self, batch_size: int, scratch: int, filled: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
+        """An empty cache and the conditions of its rows; see `open_prefill`."""
         config = self.transformer.config
         layers, heads = config.num_layers, config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
-        return self.open_prefill(PairedCache, batch_size, layers, heads, scratch, shared=False)[:2]
+        return self.open_prefill(PairedCache, batch_size, layers, heads, scratch, False, filled)[:2]
 
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None
@@ -193,7 +193,7 @@ class PairedModel(PrefixModel):
     def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.FloatTensor:
         """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q]; return the logits [G, B, Q, V] of
         the queries. They go to `places` [B, T + Q], -1 = nowhere, and see the places in `seen` [B, T + Q, places]."""
-        cache.write_next_at(cache.index(places))
+        cache.write_slots(places)
         logits = self.transformer(
             tokens.repeat(self.groups, 1),
             at=self._per_row(self.encode(ranks)),

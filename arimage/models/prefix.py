@@ -1,7 +1,7 @@
 """Token models whose transformer reads a condition as a prefix of the image tokens."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,6 +28,8 @@ class PrefixModel:
     drafter = None
     denoises = False
     block = 1
+    # See `Cache`.
+    compact = False
 
     def __init__(
         self,
@@ -52,6 +54,11 @@ class PrefixModel:
         return self.transformer.config.vocab_size
 
     @property
+    def put_key(self) -> Hashable:
+        """See `TokenModel.put`."""
+        return self.network, self.layout.shape, self.layout.order is None, self.conditions.key
+
+    @property
     def condition(self) -> dict[str, torch.Tensor]:
         """Arguments of the transformer's `embed_condition` for every row."""
         return self.conditions.values
@@ -72,10 +79,17 @@ class PrefixModel:
         self.conditions.merge()
 
     def open_prefill(
-        self, kind: type, batch_size: int, layers: int, heads: int, scratch: int, shared: bool = True
+        self,
+        kind: type,
+        batch_size: int,
+        layers: int,
+        heads: int,
+        scratch: int,
+        shared: bool = True,
+        filled: int = 0,
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind for the conditions that a prefill computes, and these; see
-        `Conditions.to_prefill`.
+        """An empty cache of this kind for the conditions that a prefill computes, which fills the first `filled` image
+        slots, and these conditions; see `Conditions.to_prefill`.
 
         Raises:
             ValueError: if the model is bound to another number of images.
@@ -89,6 +103,7 @@ class PrefixModel:
             prefix=self.conditions.length,
             slots=self.num_tokens,
             scratch=scratch,
+            filled=filled if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,

@@ -228,11 +228,11 @@ class ARPGTokenModel(PrefixModel):
         return {"query_rotary": self._per_row(ranks), "query_places": places}
 
     def _open(
-        self, batch_size: int, scratch: int, shared: bool = True
+        self, batch_size: int, scratch: int, shared: bool = True, filled: int = 0
     ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
         layers, heads = self.transformer.config.num_layers // 2 + 1, self.transformer.config.num_attention_heads
-        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch, shared)
+        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch, shared, filled)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
@@ -243,7 +243,7 @@ class ARPGTokenModel(PrefixModel):
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
         # Images of one prompt have known tokens of their own.
-        cache, condition, rows = self._open(batch_size, scratch, shared=False)
+        cache, condition, rows = self._open(batch_size, scratch, shared=False, filled=given.shape[1])
         length = self.conditions.length
         prefix_seen, prefix_at = self.write_prefix(cache, condition), torch.arange(length, device=self.device)
         ranks = torch.arange(given.shape[1], device=self.device).expand_as(given)
@@ -293,7 +293,7 @@ class ARPGTokenModel(PrefixModel):
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
         at_slots = cache.slots_of(positions, slots)
-        cache.write_next_at(cache.index(at_slots))
+        cache.write_slots(at_slots)
         seen = cache.seen(at_slots, visible)
         # Padding reads rank 0, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
@@ -305,7 +305,7 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.forward_group`."""
         ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
         fed, asked = ranks.split([tokens.shape[1], count], dim=1)
-        cache.write_next_at(cache.index(fed))
+        cache.write_slots(fed)
         query_seen = cache.seen(fed[:, -1:].expand(-1, count), None)
         seen = cache.seen(fed if causal else fed[:, -1:].expand_as(fed), None)
         return self._run(tokens, fed, seen, asked, query_seen, cache)

@@ -4,6 +4,7 @@ cross-attention."""
 
 import copy
 import math
+from collections.abc import Hashable
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -346,6 +347,8 @@ class CosmosTokenModel:
 
     drafter = None
     denoises = False
+    # See `Cache`.
+    compact = False
 
     def __init__(
         self,
@@ -392,6 +395,11 @@ class CosmosTokenModel:
         self._rotary, self._absolute = transformer.positions(shape, self.device)
         self.context = given[:, -1].flatten(1).clone() if given.shape[1] else None
 
+    @property
+    def put_key(self) -> Hashable:
+        """See `TokenModel.put`."""
+        return self.network, self.layout.shape, self.context is None, self.conditions.key
+
     def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
         """See `TokenModel.take`."""
         other = copy.copy(self)
@@ -423,6 +431,7 @@ class CosmosTokenModel:
             prefix=length,
             slots=self.num_tokens,
             scratch=scratch,
+            filled=0 if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
@@ -451,7 +460,7 @@ class CosmosTokenModel:
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
         at_slots, length = cache.slots_of(positions, slots), self.conditions.length
-        cache.write_next_at(cache.index(at_slots))
+        cache.write_slots(at_slots)
         # A token sees its whole block.
         last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)
         positions = positions.repeat(self.groups, 1)

@@ -205,7 +205,7 @@ class LatentLlamaModel(PrefixModel):
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
         slots = cache.slots_of(positions, None)
-        cache.write_next_at(cache.index(slots))
+        cache.write_slots(slots)
         conditions = self.transformer(
             tokens.repeat(self.groups, 1, 1),
             # Padding is rotated as the last position.

@@ -352,7 +352,7 @@ class LlamaGenTokenModel(PrefixModel):
             noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)
             noisy["denoiser"] = self.denoiser
         at_slots = cache.slots_of(positions, slots)
-        cache.write_next_at(cache.index(at_slots))
+        cache.write_slots(at_slots)
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.

@@ -2,6 +2,7 @@
 conditioned on a class."""
 
 import copy
+from collections.abc import Hashable
 from typing import ClassVar, Literal
 
 import torch
@@ -181,12 +182,21 @@ class MARLatentModel:
             class_labels = torch.cat([class_labels, torch.full_like(class_labels, config.num_classes)])
         self.conditions = Conditions({"class_labels": class_labels}, self.groups)
 
+    @property
+    def put_key(self) -> Hashable:
+        """See `LatentModel.put`."""
+        return self.network, self.head, self.conditions.key
+
     def take(self, images: torch.LongTensor) -> "MARLatentModel":
         """See `LatentModel.take`."""
         other = copy.copy(self)
         other.conditions = self.conditions.take(images)
         other.drafter = None if self.drafter is None else self.drafter.take(images)
         return other
+
+    def put(self, images: torch.LongTensor, other: "MARLatentModel") -> bool:
+        """See `LatentModel.put`."""
+        return self.conditions.put_values(images, other.conditions)
 
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False

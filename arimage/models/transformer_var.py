@@ -3,7 +3,7 @@ conditioned on a class or, as an extension, on text."""
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -296,7 +296,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
         if cache is not None:
-            cache.write_next(hidden.shape[1])
+            # The prefix comes with the condition.
+            cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
             cache.modulations = modulations
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
@@ -332,6 +333,8 @@ class VARScaleModel:
     """
 
     kind: ClassVar[Literal["scales"]] = "scales"
+    # See `Cache`.
+    compact = False
 
     def __init__(
         self,
@@ -358,12 +361,21 @@ class VARScaleModel:
         """Arguments of the transformer's `embed_condition` for every row."""
         return self.conditions.values
 
+    @property
+    def put_key(self) -> Hashable:
+        """See `ScaleModel.put`."""
+        return self.network, self.conditions.key
+
     def take(self, images: torch.LongTensor) -> "VARScaleModel":
         """See `ScaleModel.take`."""
         other = copy.copy(self)
         other.conditions = self.conditions.take(images)
         other.refiner = None if self.refiner is None else self.refiner.take(images)
         return other
+
+    def put(self, images: torch.LongTensor, other: "VARScaleModel") -> bool:
+        """See `ScaleModel.put`."""
+        return self.conditions.put(images, other.conditions)
 
     def merge_prompts(self) -> None:
         """Prefill equal conditions once. Reads the device."""
@@ -384,7 +396,7 @@ class VARScaleModel:
         config = self.transformer.config
         # With latents, images of equal conditions differ.
         condition, copies = self.conditions.to_prefill(batch_size, shared=not latents)
-        prefix_mask = self.transformer.prefix_mask(**condition)
+        prefix_mask, fed = self.transformer.prefix_mask(**condition), self._tokens(len(latents))
         cache = GrowingCache(
             config.num_layers,
             len(next(iter(condition.values()))),
@@ -392,11 +404,11 @@ class VARScaleModel:
             config.hidden_size // config.num_attention_heads,
             prefix=self.conditions.length,
             slots=self.num_tokens,
+            filled=fed.stop if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
             device=self.device,
         )
-        fed = self._tokens(len(latents))
         levels = self._levels[: fed.stop]
         everything = prefix_mask is None and not latents
         logits = self.transformer(

@@ -28,7 +28,7 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.contract.supports import Traits
-from ..decoding.run.capture import CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
@@ -47,6 +47,7 @@ logger = logging.get_logger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
+CONDITIONS = {"prompt", "class_labels", "prompt_embeds", "input_ids", "tokens", "video"}
 
 
 class ARPipeline(DiffusionPipeline):
@@ -313,26 +314,57 @@ class ARPipeline(DiffusionPipeline):
 
     # Compilation
 
-    def compile(self, **options) -> None:
+    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
         """Compile the steps of calls with `torch.compile`: forward pass, sampling and bookkeeping of a step become one
         graph. On a CUDA device the step is also captured in a CUDA graph, so that it takes a single launch.
 
         A decoding is compiled when a call first uses it, and again for every new batch size, image size or window, and
-        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. A captured
-        graph lasts for one call. The images are the same as without compilation, up to the rounding of fused
-        operators. Prefill and image decoding stay eager; the steps do too while hooks move the weights of a component
-        (offloading, several devices). `from_pipe` and `save_pretrained` do not keep this setting.
+        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. The graphs
+        and the cache of a call are kept for the next one of the same kind, which then captures nothing, see `warm_up`;
+        moving or replacing weights drops them. The images are the same as without compilation, up to the rounding of
+        fused operators. Prefill and image decoding stay eager; the steps do too while hooks move the weights of a
+        component (offloading, several devices). `from_pipe` and `save_pretrained` do not keep this setting.
 
         Args:
+            kept_bytes: how much memory kept caches may take; those that were not used for the longest time are freed
+                first.
             options: passed to `torch.compile`, for example `mode="max-autotune"`; by default `fullgraph` is True and
                 `dynamic` is False. `backend="eager"` captures without compiling.
         """
-        self._compiled = CompiledSteps(**options)
+        self._compiled = CompiledSteps(kept_bytes=kept_bytes, **options)
+
+    def warm_up(
+        self,
+        *args,
+        batch_sizes: Sequence[int] = (1,),
+        decodings: Sequence[Decoding | str] | None = None,
+        **kwargs,
+    ) -> None:
+        """Make calls once, so that later ones of the same kinds compile and capture nothing.
+
+        Args:
+            batch_sizes: the numbers of images that are generated at a time.
+            decodings: the decodings of these calls; None is the default one.
+            args, kwargs: arguments of the calls, such as height or guidance_scale; without any condition, a prompt or
+                a class is added.
+        """
+        if not args and CONDITIONS.isdisjoint(kwargs):
+            kwargs |= {"prompt": "a red heart"} if self.num_classes is None else {"class_labels": 0}
+        for decoding in [None] if decodings is None else decodings:
+            for size in batch_sizes:
+                generator = torch.Generator().manual_seed(0)
+                self(*args, **{self.per_prompt: size}, decoding=decoding, generator=generator, **kwargs)
 
     @property
     def _steps(self) -> CompiledSteps | None:
         """The compiler of the steps of a call; None where they run eagerly."""
-        return None if any(hasattr(part, "_hf_hook") for part in self.components.values()) else self._compiled
+        steps, parts = self._compiled, self.components.values()
+        on_cuda = self._execution_device.type == "cuda"
+        if steps is None or not (steps.compiles or on_cuda) or any(hasattr(part, "_hf_hook") for part in parts):
+            return None
+        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+        steps.use_weights([each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())])
+        return steps
 
     # Parts of `prepare`
 

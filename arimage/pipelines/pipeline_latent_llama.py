@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
+from ..decoding.run.capture import CompiledSteps
 from ..models.denoising_head import diffusion_tables
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -110,10 +111,12 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
 
     def compile(self, **options) -> None:
         """Compile the forward passes of the transformers and their heads with `torch.compile`, which takes `options`.
-        A step calls a head many times, so it is not compiled as a whole."""
+        A step calls a head many times, so it is not compiled as a whole. On a CUDA device it is captured as a whole,
+        see `ARPipeline.compile`."""
         for part in filter(None, (self.transformer, self.drafter)):
             part.compile(**options)
             part.denoising_head.compile(**options)
+        self._compiled = CompiledSteps(compiles=False)
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}

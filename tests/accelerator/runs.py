@@ -88,25 +88,27 @@ def pipeline(family: str, kind: str):
     return pipe
 
 
-def conditions(pipe, count: int) -> dict:
-    """The prompts, classes or token maps of `count` images."""
+def conditions(pipe, count: int, first: int = 0) -> dict:
+    """The prompts, classes or token maps of `count` images, from the `first` one on."""
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(first, first + count)]
     if pipe.abilities.generates_video:
-        prompts = {"prompt": PROMPTS[:count]} if pipe.transformer.reads_text else {}
-        return {"tokens": tiny_cosmos.given(count), **prompts}
+        given = tiny_cosmos.given(first + count)[first:]
+        return {"tokens": given, **({"prompt": prompts} if pipe.transformer.reads_text else {})}
     if pipe.num_classes is None:
-        return {"prompt": PROMPTS[:count]}
-    return {"class_labels": [(3 * i + 1) % tiny.NUM_CLASSES for i in range(count)]}
+        return {"prompt": prompts}
+    return {"class_labels": [(3 * i + 1) % tiny.NUM_CLASSES for i in range(first, first + count)]}
 
 
-def call(pipe, decoding: Decoding | str, count: int = 3, guidance: float = 3.0, **more) -> dict:
-    """What a call with every setting of sampling that the family takes gives: its tokens and what they cost."""
+def call(pipe, decoding: Decoding | str, count: int = 3, guidance: float = 3.0, *, first: int = 0, **more) -> dict:
+    """What a call with every setting of sampling that the family takes gives: its tokens and what they cost. `first`
+    numbers the first image."""
     # Tiny models of videos are trained without guidance.
     guidance = 1.0 if pipe.abilities.generates_video else guidance
     settings = {"guidance_scale": guidance, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
     out = pipe(
-        **conditions(pipe, count),
+        **conditions(pipe, count, first),
         **{name: value for name, value in settings.items() if pipe.abilities.accepts(name)},
-        generator=[seeded(i) for i in range(count)],
+        generator=[seeded(i) for i in range(first, first + count)],
         output_type="latent",
         decoding=decoding,
         **more,

@@ -12,7 +12,6 @@ from families import flat, seeded
 from PIL import Image
 
 from arimage.decoding import decoding_from_text
-from arimage.decoding.autoregressive import AutoregressiveDecoding
 from arimage.decoding.run.batch import Batch, Images, run_batch
 from arimage.decoding.run.watch import INTERVAL
 
@@ -170,23 +169,26 @@ def test_an_edit_joins_an_image(kind, after):
     assert compare("arpg-large", kind, edit_joins, "sjd-coupled:window=4", after) == []
 
 
-def test_images_begin_when_the_memory_of_those_before_is_free(monkeypatch):
-    held, start = [], AutoregressiveDecoding.start
+@pytest.mark.parametrize(
+    ("family", "decoding"), [("llamagen-large", "ar"), ("arpg-large", "ar"), ("var-text", "next-scale")]
+)
+def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
+    """Neither when images begin that replace others, nor in a further call."""
+    begun, start = [], Batch._start
 
-    def spy(*arguments):
-        tensors = [tensor for refs in card.DEVICE.holders.values() for ref in refs if (tensor := ref()) is not None]
-        memory = {card.memory_of(tensor.elem): tensor.elem.untyped_storage().nbytes() for tensor in tensors}
-        del tensors
-        state = start(*arguments)
-        held.append((sum(memory.values()), state.cache.keys.elem.untyped_storage().nbytes()))
+    def spy(batch, images):
+        state = start(batch, images)
+        begun.append(state.cache.nbytes)
         return state
 
-    monkeypatch.setattr(AutoregressiveDecoding, "start", spy)
-    pipe = pipeline("llamagen-text", "replayed")
+    monkeypatch.setattr(Batch, "_start", spy)
+    pipe = pipeline(family, "replayed")
     with card.card():
-        call(pipe, "ar", 6, batch_size=3)
-    (first, keys), (second, _) = held
-    assert second - first < keys
+        pipe._compiled.kept.clear()
+        for _ in range(2):
+            call(pipe, decoding, 6, batch_size=3)
+        (kept,) = pipe._compiled.kept._states.values()
+    assert len(begun) == 4 and max(begun) < kept.state.cache.nbytes / 2
 
 
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4"])

@@ -38,8 +38,8 @@ def test_every_pipeline_has_a_family():
 def test_replayed_steps_of_every_preset(family):
     replays = check(family, "replayed", [small(name) for name in names(family) if is_quick(name)])
     if pipeline(family, "cpu").abilities.kind == "tokens":
-        # Every group has a shape of its own.
-        assert [text for text, count in replays.items() if not count] == [text for text in replays if "groups" in text]
+        # A group is replayed in further calls only.
+        assert [text for text, count in replays.items() if not count] in ([], ["groups:groups=4"])
 
 
 # One of each kind of model.

@@ -38,13 +38,14 @@ def filled(kind):
             WIDTH,
             prefix=PREFIX,
             slots=SLOTS,
+            filled=0,
             groups=GROUPS,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        cache.write_next(PREFIX)
+        cache.write_next_at(0, PREFIX)
         assert write(cache, prompt).shape[4] == cache.length == PREFIX
-        cache.write_next(SLOTS)
+        cache.write_next_at(PREFIX, SLOTS)
         return cache, given, write(cache, image)
     if kind == "slots":
         cache = SlotCache(
@@ -54,6 +55,7 @@ def filled(kind):
             WIDTH,
             prefix=PREFIX,
             slots=SLOTS,
+            filled=0,
             groups=GROUPS,
             dtype=torch.float32,
             device=torch.device("cpu"),
@@ -70,10 +72,12 @@ def filled(kind):
             scratch=0,
             groups=GROUPS,
             has_row_ends=True,
+            compact=True,
             together=1 if kind == "language" else LAYERS,
             device=torch.device("cpu"),
         )
     write(cache, prompt)
+    cache.allocate()
     cache.write_next_at(cache.index(slots))
     return cache, given, write(cache, image)
 
@@ -118,6 +122,19 @@ def test_expanded_images_are_copies(kind):
     cache.move(torch.tensor([[4]] * 5), torch.tensor([[-1], [1], [-1], [-1], [-1]]))
     before, after = (slots.unflatten(2, (GROUPS, -1)) for slots in (expected, image_slots(cache)))
     assert [torch.equal(before[:, :, :, i], after[:, :, :, i]) for i in range(5)] == [True, False, True, True, True]
+
+
+@KINDS
+def test_images_that_are_put_leave_nothing_of_those_before(kind):
+    cache, _, _ = filled(kind)
+    other, _, _ = filled(kind)
+    for layer in (*cache.keys, *cache.values):
+        layer.view(GROUPS, IMAGES, *layer.shape[1:])[:, 1:] = torch.nan
+    other.expand(torch.tensor([2, 0]))
+    cache.put(torch.tensor([1, 2]), other)
+    before, after = image_slots(other), image_slots(cache)
+    assert torch.equal(after.unflatten(2, (GROUPS, IMAGES))[:, :, :, 1:].flatten(2, 3), before)
+    assert not any(layer.isnan().any() for layer in (*cache.keys, *cache.values))
 
 
 def test_row_ends_follow_their_images():

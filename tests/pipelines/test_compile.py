@@ -142,17 +142,21 @@ def test_steps_stay_eager_where_hooks_move_the_weights(counting):
     assert counting.graphs == 0
 
 
-def test_a_state_is_freed_after_its_call(llamagen, counting, monkeypatch):
+def test_a_state_is_kept_for_the_next_call_and_freed_with_the_others(llamagen, counting, monkeypatch):
     monkeypatch.setattr(llamagen, "_compiled", None)
     llamagen.compile(backend=counting)
-    caches = []
+    models = []
 
     def callback(pipe, *_):
-        caches.append(weakref.ref(pipe.current_call.model))
+        models.append(weakref.ref(pipe.current_call.model))
 
-    tokens(llamagen, "ar", callback_on_step_end=callback)
+    for _ in range(2):
+        tokens(llamagen, "ar", callback_on_step_end=callback)
     gc.collect()
-    assert counting.graphs == 1 and caches[0]() is None
+    assert counting.graphs == 1 and models[0]() is not None and models[-1]() is None
+    llamagen.compile(backend=counting)
+    gc.collect()
+    assert models[0]() is None
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,15 @@ from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, 
 TRIES = 100
 
 
+@dataclass
+class DraftedState(MaskedState):
+    """A `MaskedState` whose steps decide several sets."""
+
+    @property
+    def step_shape(self) -> None:
+        return None
+
+
 @dataclass(frozen=True)
 class ContinuousSpeculativeDecoding(DecodingMethod):
     """Continuous speculative decoding (CSpD, https://arxiv.org/abs/2411.11925) of a `MaskedLatentModel` with a
@@ -62,30 +71,31 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds)
+        state = open_masked(model, sampling, seeds, DraftedState)
         self.step(state)
         return state
 
     def step(self, state: MaskedState) -> None:
         if state.over:
             return
-        model, known, visible = state.model, state.decided.clone(), state.sizes[state.taken][0]
-        drafter, sets = model.drafter, len(state.sizes)
+        model, known, visible = state.model, state.decided.clone(), state.sets[state.taken].visible
+        drafter, sets, steps = model.drafter, state.num_steps, state.sampling.num_diffusion_steps
         assert drafter is not None
         alone = state.taken < math.ceil(self.target_share * sets)
         drafts, first = [], state.taken
         for _ in range(1 if alone else min(self.window, sets - first)):
-            positions, live, after = next_set(state)
-            count = state.sizes[state.taken][0]
+            before, after = state.masked[state.taken], state.masked[state.taken + 1]
+            positions, live = next_set(state, before, after)
+            count = state.sets[state.taken].visible
             one = model if alone else drafter
             conditions = conditions_of(state, one, positions, state.decided, count)
-            tokens, stds = denoise(state, one, conditions, positions, after)
+            tokens, stds = denoise(state, one, conditions, positions, after, steps)
             drafts.append((positions, live, tokens, torch.stack(stds)))
             write_set(state, positions, live, tokens)
         positions, live, tokens = (torch.cat([draft[part] for draft in drafts], dim=1) for part in range(3))
         if not alone:
             conditions = conditions_of(state, model, positions, known, visible)
-            own, own_stds = denoise(state, model, conditions, positions, after)
+            own, own_stds = denoise(state, model, conditions, positions, after, steps)
             draft_stds = torch.cat([draft[3] for draft in drafts], dim=2)
             tokens = self._test(state, positions, tokens, draft_stds, own, torch.stack(own_stds))
             # The sets of the window are written again, and the next set is the one after them.

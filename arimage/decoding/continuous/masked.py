@@ -1,7 +1,9 @@
 """Masked decoding of continuous tokens: sets of tokens in a random order, one forward pass per set."""
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -9,40 +11,56 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
-from ..contract.state import DecodingState
+from ..contract.state import LockstepState
 from ..contract.supports import DecodingMethod
 
 
-@dataclass
-class MaskedState(DecodingState):
-    """Adds to `DecodingState`: `order` [B, N], the positions of each image, the last of which are decided first;
-    `known_buffer` bool [B, N + 1], which positions are decided; `masked` int64 [K + 1, B], the number of undecided
-    tokens before each step; `sizes`, for each step the largest numbers of visible and of newly decided tokens in any
-    image; `taken`, the number of steps taken. `tokens` are vectors, float32 [B, N, D], zeros where they are not
-    decided."""
+# On an accelerator few steps are captured: numbers of visible tokens are rounded up to multiples of this, and sets
+# have at most four sizes.
+MULTIPLE = 64
 
-    # All images are at the same step.
-    refillable = False
+
+class TokenSet(NamedTuple):
+    """The tokens that a step decides in each image: how many are visible before it, how many it decides, and by how
+    many denoising steps, see `LatentSampling.num_diffusion_steps`."""
+
+    visible: int
+    count: int
+    diffusion_steps: int | tuple[int, ...]
+
+
+@dataclass
+class MaskedState(LockstepState):
+    """Adds to `LockstepState`: `order` [B, N], the positions of each image, the last of which are decided first;
+    `known_buffer` bool [B, N + 1], which positions are decided; `masked` int64 [K + 1, B], the number of undecided
+    tokens before each step; `sets`, one `TokenSet` per step; `padded`, whether images may have fewer tokens than those
+    say. `tokens` are vectors, float32 [B, N, D], zeros where they are not decided."""
+
+    image_dims = {"accepted": 1, "masked": 1}
 
     model: MaskedLatentModel
     sampling: LatentSampling
     order: torch.LongTensor
     known_buffer: torch.BoolTensor
     masked: torch.LongTensor
-    sizes: list[tuple[int, int]]
-    taken: int = 0
+    sets: list["TokenSet"]
+    padded: bool
 
     @property
     def decided(self) -> torch.BoolTensor:
         return self.known_buffer[:, : self.model.num_tokens]
 
     @property
-    def over(self) -> bool:
-        return self.taken == len(self.sizes)
+    def num_steps(self) -> int:
+        return len(self.sets)
 
     @property
-    def step_shape(self) -> None:
-        return None
+    def step_shape(self) -> Hashable:
+        return None if self.over else self.sets[self.taken]
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        self.sets = other.sets
+        return super().put(rows, other)
 
 
 def masked_counts(tokens: int, steps: int) -> list[int]:
@@ -55,8 +73,19 @@ def masked_counts(tokens: int, steps: int) -> list[int]:
     return [*counts, 0]
 
 
-def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch.LongTensor) -> MaskedState:
-    """A state in which only the known tokens are decided.
+def rounded_up(number: int, multiple: int, most: int) -> int:
+    return min(-(-number // multiple) * multiple, most)
+
+
+def open_masked(
+    model: MaskedLatentModel,
+    sampling: LatentSampling,
+    seeds: torch.LongTensor,
+    state_class: type[MaskedState] = MaskedState,
+    *,
+    few_shapes: bool = False,
+) -> MaskedState:
+    """A state in which only the known tokens are decided. With `few_shapes`, sets are padded to few sizes.
 
     Raises:
         ValueError: if there are more steps than tokens.
@@ -76,7 +105,13 @@ def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch
     rows = [masked_counts(count, steps) for count in unknown]
     length = max(2, *map(len, rows))
     rows = [row + [0] * (length - len(row)) for row in rows]
-    state = MaskedState.open(
+    visible = [size - min(row[k] for row in rows) for k in range(length - 1)]
+    counts = [max(row[k] - row[k + 1] for row in rows) for k in range(length - 1)]
+    if few_shapes:
+        visible = [rounded_up(n, MULTIPLE, size) for n in visible]
+        counts = [rounded_up(n, -(-max(counts) // 4), max(counts)) for n in counts]
+    steps = sampling.num_diffusion_steps
+    state = state_class.open(
         model,
         sampling,
         seeds,
@@ -84,21 +119,21 @@ def open_masked(model: MaskedLatentModel, sampling: LatentSampling, seeds: torch
         order=order,
         known_buffer=F.pad(known, (0, 1)),
         masked=torch.tensor(rows, device=seeds.device).T.contiguous(),
-        sizes=[
-            (size - min(row[k] for row in rows), max(row[k] - row[k + 1] for row in rows)) for k in range(length - 1)
-        ],
+        sets=[TokenSet(*numbers, steps) for numbers in zip(visible, counts, strict=True)],
+        padded=few_shapes or sampling.forced is not None,
     )
     state.token_buffer = tokens
     return state
 
 
-def next_set(state: MaskedState) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
-    """The positions [B, Q] of the next set, which of them belong to the set of their image, and how many tokens [B]
-    are left for later sets."""
-    before, after = state.masked[state.taken], state.masked[state.taken + 1]
-    ranks = after[:, None] + torch.arange(state.sizes[state.taken][1], device=state.model.device)
+def next_set(
+    state: MaskedState, before: torch.LongTensor, after: torch.LongTensor
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    """The positions [B, Q] of the next set, and which of them belong to the set of their image, with `before` [B]
+    undecided tokens before it and `after` [B] after it."""
+    ranks = after[:, None] + torch.arange(state.sets[state.taken].count, device=state.model.device)
     positions = state.order.gather(1, ranks.clamp(max=state.model.num_tokens - 1))
-    return positions, ranks < before[:, None], after
+    return positions, ranks < before[:, None]
 
 
 def conditions_of(
@@ -106,7 +141,7 @@ def conditions_of(
 ) -> torch.Tensor:
     """Conditioning vectors [G, B, Q, C] of the head of `model` for `positions` [B, Q], given the `known` [B, N]
     tokens, at most `count` per image."""
-    conditions = model.forward(state.tokens, known, count, padded=state.sampling.forced is not None)
+    conditions = model.forward(state.tokens, known, count, padded=state.padded)
     where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
     return conditions.gather(2, where)
 
@@ -129,23 +164,22 @@ def denoise(
     conditions: torch.Tensor,
     positions: torch.LongTensor,
     masked: torch.LongTensor,
-    diffusion_steps: int | tuple[int, ...] | None = None,
+    diffusion_steps: int | tuple[int, ...],
 ) -> tuple[torch.FloatTensor, list[torch.FloatTensor]]:
     """Sample the tokens [B, Q, D] at `positions` [B, Q], given their `conditions` [G, B, Q, C] and how many tokens
     `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
-    denoising steps, the last step first. The last step returns its mean. `diffusion_steps` is by default that of the
-    sampling settings."""
+    denoising steps, the last step first. The last step returns its mean."""
     sampling = state.sampling
     guidance = sampling.guidance_at(1 - masked.clamp(min=1) / model.num_tokens)[:, None, None]
-    steps = sampling.num_diffusion_steps if diffusion_steps is None else diffusion_steps
-    last, stds = sum(steps) if isinstance(steps, tuple) else steps, []
+    last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps
+    stds = []
 
     def noise(step: int) -> torch.FloatTensor:
         return normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), model.dim)
 
     tokens = noise(last)
     for step in reversed(range(last)):
-        tokens, std = model.denoise(step, tokens, conditions, guidance, steps)
+        tokens, std = model.denoise(step, tokens, conditions, guidance, diffusion_steps)
         stds.append(std)
         if step > 0:
             tokens = tokens + sampling.temperature * std * noise(step)
@@ -197,23 +231,23 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds)
+        state = open_masked(model, sampling, seeds, few_shapes=seeds.device.type != "cpu")
+        if self.diffusion_steps is not None:
+            first, last = self.diffusion_steps
+            shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]
+            steps = [round(first + (last - first) * share) for share in shares]
+            state.sets = [each._replace(diffusion_steps=n) for each, n in zip(state.sets, steps, strict=True)]
         self.step(state)
         return state
 
     def step(self, state: MaskedState) -> None:
         if state.over:
             return
-        positions, live, after = next_set(state)
-        conditions = conditions_of(state, state.model, positions, state.decided, state.sizes[state.taken][0])
-        tokens, _ = denoise(state, state.model, conditions, positions, after, self._steps_of(state))
+        before, after = state.masked.gather(0, torch.stack([state.steps, state.steps + 1]))
+        positions, live = next_set(state, before, after)
+        visible, _, diffusion_steps = state.sets[state.taken]
+        conditions = conditions_of(state, state.model, positions, state.decided, visible)
+        tokens, _ = denoise(state, state.model, conditions, positions, after, diffusion_steps)
         write_set(state, positions, live, tokens)
         state.record(live.sum(1))
         torch.eq(after, 0, out=state.finished)
-
-    def _steps_of(self, state: MaskedState) -> int | None:
-        """The denoising steps of the next set."""
-        if self.diffusion_steps is None:
-            return None
-        first, last = self.diffusion_steps
-        return round(first + (last - first) * state.taken / max(len(state.sizes) - 1, 1))

@@ -53,11 +53,12 @@ class PathState(CursorState):
 
     @property
     def step_shape(self) -> Hashable:
-        return None
+        # Where conditions are kept, the host reads how many paths are sampled again.
+        return None if self.conditions is not None else (self.window, self.cache.limit)
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max() - 1, self.window
+        return self.furthest - 1, self.window
 
     def guidance(self, positions: torch.LongTensor) -> torch.FloatTensor:
         """The guidance scales [B, Q, 1] of `positions` [B, Q]."""
@@ -158,7 +159,7 @@ def log_ratio(
     return ((means - others) * (tokens - (means + others) / 2) / stds.square()).sum((-2, -1))
 
 
-def step_window(state: PathState, coupling: Coupling) -> None:
+def step_window(state: PathState, coupling: Coupling | Literal["none"]) -> None:
     """Evaluate the window, couple its paths to their new distributions, and decide the tokens up to and including the
     first one that changed."""
     model, batch = state.model, len(state.seeds)
@@ -166,8 +167,7 @@ def step_window(state: PathState, coupling: Coupling) -> None:
     positions = state.cursor[:, None] + offsets
     live, before = positions < model.num_tokens, positions - 1
     conditions = model.forward(state.row(state.token_buffer, before), torch.where(live, before, -1), state.cache)
-    couple = reflect_paths if coupling == "reflection" else test_paths
-    paths, means, kept = couple(state, positions, live, conditions)
+    paths, means, kept = _COUPLE[coupling](state, positions, live, conditions)
     state.check_paths(paths, live)
     if state.conditions is not None:
         images = torch.arange(batch, device=model.device)[:, None]
@@ -176,6 +176,16 @@ def step_window(state: PathState, coupling: Coupling) -> None:
     end = torch.where(kept, last, positions).amin(1) + 1
     state.write_paths(positions, paths, means)
     state.advance(end.clamp(max=model.num_tokens))
+
+
+def fresh_paths(
+    state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
+) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
+    """As `reflect_paths`, where no path is held."""
+    noise = state.row(state.paths, positions)
+    paths, means, _ = sample_paths(state.model, state.sampling, conditions, state.guidance(positions), noise)
+    state.head_calls += means.shape[2]
+    return paths, means, torch.ones_like(live)
 
 
 def reflect_paths(
@@ -229,6 +239,9 @@ def test_paths(
 
     sample_again(state, positions, conditions, live & ~held, held & ~kept, old_means, paths, new_means)
     return paths, new_means, kept
+
+
+_COUPLE = {"none": fresh_paths, "reflection": reflect_paths, "path": test_paths}
 
 
 def sample_again(

@@ -19,6 +19,14 @@ class PathDraftState(PathState):
 
     draft_cache: Any
 
+    @property
+    def step_shape(self) -> None:
+        return None
+
+    @property
+    def caches(self) -> list[Any]:
+        return [self.cache, self.draft_cache]
+
     def select(self, rows: torch.LongTensor) -> None:
         super().select(rows)
         self.draft_cache.expand(rows)

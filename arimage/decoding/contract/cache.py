@@ -11,6 +11,9 @@ class Cache(Protocol):
 
     Attributes:
         limit: forward passes attend to the first `limit` of the N slots, and may write to those only. All by default.
+
+    The cache of a `compact` model has only the slots that the prefill fills, so that images which are `put` into
+    another cache take little memory of their own; `allocate()` allocates the others. It also has `nbytes`, its size.
     """
 
     limit: int

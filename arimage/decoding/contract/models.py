@@ -95,7 +95,11 @@ class TokenModel(Protocol):
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """Bind `images` [M] to the conditions of `other`, a model of M images with the same network, layout and
         guidance, for later calls of `forward`; the caller puts the cache of `other` into the cache. Returns whether
-        tensors of this model were replaced rather than written in place."""
+        tensors of this model were replaced rather than written in place.
+
+        A model may have a `put_key`, all that such models have in common: then a call may use the memory and the CUDA
+        graphs of an earlier call whose model has an equal one. It may also be `compact`, see `Cache`.
+        """
         ...
 
 
@@ -195,6 +199,10 @@ class ScaleModel(Protocol):
         """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        ...
+
 
 class VectorModel(Protocol):
     """A distilled model that turns noise into the vectors of all N tokens in one forward pass, bound to the conditions
@@ -237,6 +245,10 @@ class VectorModel(Protocol):
         """The same model bound to the conditions of `images` [M], in this order."""
         ...
 
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        ...
+
 
 class LatentModel(Protocol):
     """A model of continuous tokens, bound to the conditions of the B images of one call. A token is a vector [D] that
@@ -271,6 +283,10 @@ class LatentModel(Protocol):
 
     def take(self, images: torch.LongTensor) -> Self:
         """The same model bound to the conditions of `images` [M], in this order."""
+        ...
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
         ...
 
 
@@ -332,10 +348,6 @@ class CausalLatentModel(LatentModel, Protocol):
     ) -> torch.FloatTensor:
         """The means [B, Q, S, D] of `denoise` after each of the S steps, given the tokens before each step, `paths`
         [B, Q, S, D]; index 0 along S is the last step. One call of the head."""
-        ...
-
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
         ...
 
 

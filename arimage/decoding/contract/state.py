@@ -1,7 +1,7 @@
 """The state of a decoding: buffers that its steps write in place."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import torch
@@ -110,8 +110,9 @@ class DecodingState:
 
     @property
     def step_shape(self) -> Hashable:
-        """A key of the shapes of the next step; None where every step has different shapes."""
-        return () if self.reach is None else self.cache.limit
+        """A key of all that the host decides about the next step, such as its shapes: steps with equal keys launch the
+        same kernels. None where the host reads the device, or allocates memory that stays."""
+        return getattr(self.cache, "limit", ())
 
     @property
     def forward_passes(self) -> int:
@@ -165,16 +166,24 @@ class DecodingState:
             ValueError: if the images have settings that cannot be in one batch with these.
         """
         sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
-        model: Any = self.model
-        moved = model.put(rows, other.model)
-        self.cache.put(rows, other.cache)
+        return self._put_images(rows, other) or self.sampling is not sampling
+
+    def restart(self, rows: torch.LongTensor, other: Self) -> bool:
+        """`put` into a state whose images are all finished."""
+        return self.put(rows, other)
+
+    def _put_images(self, rows: torch.LongTensor, other: Self) -> bool:
+        if other.cache is None:
+            self.cache = None
+        else:
+            self.cache.put(rows, other.cache)
         for name, dim, values in self._per_image():
             theirs = getattr(other, name)
             if dim == 0 and values.ndim > 1:
                 # The states may have different numbers of spare columns.
                 values = values[:, : theirs.shape[1]]
             values.index_copy_(dim, rows, theirs)
-        return moved or self.sampling is not sampling
+        return self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
 
     def select(self, rows: torch.LongTensor) -> None:
         """Make image j the former image `rows[j]`, [M], to drop images or to make room for others."""
@@ -183,12 +192,37 @@ class DecodingState:
         self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
         self.cache.expand(rows)
 
+    @property
+    def caches(self) -> list[Any]:
+        """All caches that steps use."""
+        return [] if self.cache is None else [self.cache]
+
+    def allocate(self) -> None:
+        """Allocate what steps need; see `Cache`."""
+        for cache in self.caches:
+            if hasattr(cache, "allocate"):
+                cache.allocate()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the state and its caches."""
+        tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return sum(each.nbytes for each in (*tensors, *self.caches))
+
+    @property
+    def shapes(self) -> tuple:
+        """The shapes of its tensors, but for the number of images, and their dtypes."""
+        return tuple(
+            (name, values.dtype, values.shape[:dim], values.shape[dim + 1 :])
+            for name, dim, values in self._per_image()
+        )
+
     def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
         """The tensors with a batch dimension: name, batch dimension, tensor."""
-        for field in fields(self):
-            values = getattr(self, field.name)
-            if isinstance(values, torch.Tensor) and field.name not in self.shared:
-                yield field.name, self.image_dims.get(field.name, 0), values
+        for item in fields(self):
+            values = getattr(self, item.name)
+            if isinstance(values, torch.Tensor) and item.name not in self.shared:
+                yield item.name, self.image_dims.get(item.name, 0), values
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
@@ -196,12 +230,12 @@ class DecodingState:
         unknown."""
         return None
 
-    def limit_attention(self, steps: int) -> None:
-        """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use. Reads the
-        device."""
+    def limit_attention(self, steps: int, multiple: int = 64) -> None:
+        """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use, rounded up
+        to a `multiple`. Reads the device."""
         if self.reach is not None:
             slot, stride = self.reach
-            self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens)
+            self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 
     def check(self, names: Sequence[Any] | None = None) -> None:
         """Raise an error if any probabilities were not finite. Reads the device.
@@ -239,6 +273,11 @@ class CursorState(DecodingState):
 
     cursor: torch.LongTensor
 
+    @property
+    def furthest(self) -> torch.LongTensor:
+        """The largest cursor [] of an image that is not finished."""
+        return self.cursor.masked_fill(self.finished, 0).max()
+
     def advance(self, end: torch.LongTensor) -> None:
         """Count a step that decided the tokens before `end` [B]."""
         self.record(end - self.cursor)
@@ -246,7 +285,43 @@ class CursorState(DecodingState):
         torch.ge(end, self.model.num_tokens, out=self.finished)
 
 
-def attention_limit(slots: int, most: int) -> int:
-    """The attention limit for `slots` slots: rounded up to a multiple of 64, so that few sizes are compiled, at most
-    `most`."""
-    return min(-(-slots // 64) * 64, most)
+@dataclass
+class LockstepState(DecodingState):
+    """Adds to `DecodingState`: `taken`, the number of steps that all images have taken. They begin and end together,
+    so the host knows where they are."""
+
+    refillable = False
+
+    taken: int = field(default=0, kw_only=True)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of an image."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        return self.taken == self.num_steps
+
+    @property
+    def step_shape(self) -> Hashable:
+        return self.taken
+
+    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+        """Replace all images by others with the same settings, except for `forced` and `allowed`."""
+        for mine, theirs in zip(*((one.forced, one.allowed) for one in (self.sampling, other.sampling)), strict=True):
+            if mine is not None:
+                mine.copy_(theirs)
+        self.taken = other.taken
+        return self._put_images(rows, other)
+
+
+def attention_limit(slots: int, most: int, multiple: int = 64) -> int:
+    """The attention limit for `slots` slots: rounded up to a `multiple`, at most `most`."""
+    return min(-(-slots // multiple) * multiple, most)
+
+
+def captured_multiple(most: int) -> int:
+    """What the attention limits of captured steps are multiples of: a quarter of `most` slots, so that there are few
+    captures."""
+    return -(-most // 256) * 64

@@ -74,6 +74,10 @@ class JacobiState(WindowState):
             self.adaptive.restart()
         return super().put(rows, other)
 
+    def restart(self, rows: torch.LongTensor, other: Self) -> bool:
+        self.window = other.window
+        return super().restart(rows, other)
+
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         if self.levels:
             noise = normals(self.seeds, positions, Purpose.NOISE, None, self.vectors.shape[-1])

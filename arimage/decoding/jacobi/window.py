@@ -51,7 +51,7 @@ class WindowState(CursorState):
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
-        return self.cursor.max() - 1, self.window
+        return self.furthest - 1, self.window
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         """Called after the `positions` [B, W] that `entered` [B, W] the window have been drafted."""

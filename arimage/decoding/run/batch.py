@@ -9,14 +9,15 @@ import torch
 
 from ..contract.distribution import Sampling
 from ..contract.models import Model
-from ..contract.state import DecodingState
+from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
+from .kept import Kept, KeptStates, key_of
 from .watch import INTERVAL, Watch
 
 
 Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
-"""Returns the function that takes the steps of a state; a `CompiledSteps`, for example. Its `str` says how, see
-`DecodingState.time_steps`."""
+"""Returns the function that takes the steps of a state; a `CompiledSteps`, which also keeps states. Its `str` says
+how, see `DecodingState.time_steps`."""
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Batch:
 
     Args:
         size: the largest number of images that run at once.
-        compiled: returns the function that takes the steps; None takes them eagerly.
+        compiled: compiles and captures the steps; None takes them eagerly.
 
     Attributes:
         names: the image in each row, None in an idle one.
@@ -60,7 +61,11 @@ class Batch:
         self.begins = self.steps = 0
         self.calls_per_pass: list[int] = []
         self._compiled = compiled
+        self._kept: KeptStates | None = getattr(compiled, "kept", None)
         self._take_step: Callable[[DecodingState], None] | None = None
+        self._watch: Any = None
+        # What images must have in common with these to use their rows later.
+        self._key: Hashable = None
         # The number of steps taken before the image in each row began.
         self._began: list[int] = []
 
@@ -91,35 +96,59 @@ class Batch:
             raise ValueError(f"{type(self.decoding).__name__} cannot decode this model: {reason}")
         running, count = len(self.running), len(images.names)
         images.sampling.check_forced(count, images.model.num_tokens)
-        decoding = self.decoding
-        if running:
-            decoding = self.state.starter(decoding)
-        else:
+        if not running:
             # Free the memory of the finished images before the prefill.
             self.state = self._take_step = None
-        state = decoding.start(images.model, images.sampling, images.seeds)
+        state = self._start(images)
         self.begins += 1
         self.calls_per_pass.append(state.head_calls)
-        if running:
-            self._resize(max(len(self.names), running + count))
-            rows = [row for row, name in enumerate(self.names) if name is None][:count]
-            moved = self.state.put(torch.tensor(rows, device=images.seeds.device), state)
-        else:
-            moved = True
-            self.state, self.names, self._began = state, [None] * count, [0] * count
-            rows = range(count)
+        rows, moved = self._admit(state, count)
         for row, name in zip(rows, images.names, strict=True):
             self.names[row], self._began[row] = name, self.steps
         if self._fixed and self.state.refillable:
             self._resize(self.size)
-        # Flags that the old watch has copied belong to other images.
-        self._watch = Watch(self.state.finished)
+        self.state.allocate()
+        # Flags that the watch has copied belong to other images.
+        self._watch.restart()
         if moved:
             self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
         if not running:
             assert self._take_step is not None
             self.state.time_steps(self._take_step, "" if self._compiled is None else str(self._compiled))
         self._limit_attention(self._patience - self.steps % self._patience)
+
+    def _start(self, images: Images) -> DecodingState:
+        """Prefill `images`."""
+        model: Any = images.model
+        if hasattr(model, "compact"):
+            model.compact = True
+        decoding = self.state.starter(self.decoding) if self.running else self.decoding
+        try:
+            return decoding.start(images.model, images.sampling, images.seeds)
+        except torch.OutOfMemoryError:
+            # States of other calls may be in the way.
+            if self._kept is None or not self._kept.clear():
+                raise
+        return decoding.start(images.model, images.sampling, images.seeds)
+
+    def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
+        """Assign rows to the `count` images of a state. Returns these rows, and whether tensors that steps use were
+        replaced."""
+        device = state.seeds.device
+        if running := len(self.running):
+            self._resize(max(len(self.names), running + count))
+            rows = [row for row, name in enumerate(self.names) if name is None][:count]
+            return rows, self.state.put(torch.tensor(rows, device=device), state)
+        kept = None
+        if self._kept is not None:
+            self._key = key_of(self.decoding, self.size if state.refillable else count, state)
+            kept = self._kept.take(self._key)
+        if kept is None:
+            self.state, self._watch = state, Watch(state.finished)
+        else:
+            self.state, self._take_step, self._watch = kept.state, kept.take_step, kept.watch
+        self.names, self._began = [None] * len(self.state.seeds), [0] * len(self.state.seeds)
+        return range(count), kept is None or self.state.restart(torch.arange(count, device=device), state)
 
     def step(self) -> None:
         """One forward pass of the running images."""
@@ -158,6 +187,9 @@ class Batch:
             idle = self.steps - max(ends)
             self.steps -= idle
             del self.calls_per_pass[self.forward_passes :]
+            if self._kept is not None and self._key is not None and self.state.finished.all():
+                assert self._take_step is not None
+                self._kept.keep(self._key, Kept(self.state, self._take_step, self._watch))
 
     @property
     def _fixed(self) -> bool:
@@ -180,9 +212,10 @@ class Batch:
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self, steps: int) -> None:
-        # Compiled steps would be compiled again for every limit.
         if self._compiled is None:
             self.state.limit_attention(steps)
+        else:
+            self.state.limit_attention(steps, captured_multiple(self.state.model.num_tokens))
 
 
 def _step_of(decoding: Decoding, state: DecodingState) -> Callable[[DecodingState], None]:
@@ -236,8 +269,7 @@ def decode(
             differently shaped matrix products.
         on_step: called after every forward pass with the state and the number of forward passes so far, prefill
             included.
-        compiled: returns the function that takes the steps of a state (a `CompiledSteps`, for example); by default
-            `decoding.step` takes them.
+        compiled: compiles and captures the steps; by default `decoding.step` takes them.
 
     Returns:
         The state of all B images, in the order of `seeds`.

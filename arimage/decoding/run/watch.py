@@ -27,6 +27,10 @@ class Watch:
             self._copies = torch.zeros(AHEAD, len(finished), dtype=torch.bool, pin_memory=True)
             self._events = [torch.cuda.Event() for _ in range(AHEAD)]
 
+    def restart(self) -> None:
+        """Forget the copies, since other images begin."""
+        self._looks = 0
+
     def look(self) -> torch.BoolTensor:
         """Bool [B] on the CPU, called once after every step: images known to be finished."""
         self._looks += 1
@@ -39,7 +43,7 @@ class Watch:
     def _exchange(self, turn: int) -> torch.BoolTensor:
         """Read a copy of the flags, and start a new copy in its place."""
         self._events[turn].synchronize()
-        seen = self._copies[turn].clone()
+        seen = self._copies[turn].clone() if self._looks > AHEAD else torch.zeros_like(self._copies[turn])
         self._copies[turn].copy_(self._finished, non_blocking=True)
         self._events[turn].record(torch.cuda.current_stream(self._finished.device))
         return seen

@@ -1,0 +1,151 @@
+"""Graphs that outlive a call: further calls of the same kind replay them for other images."""
+
+import card
+import pytest
+from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, pipeline
+from families import flat, seeded
+
+
+# One decoding of every kind of state.
+QUICK = [
+    ("llamagen-text", "ar"),
+    ("llamagen-text", "eagle"),
+    ("arpg", "groups:groups=4"),
+    ("var-text", "next-scale"),
+    ("emu3", "sjd-coupled:window=4"),
+    ("mar", "mar"),
+    ("latent-llama", "ar"),
+    ("llamagen-dd", "few-step:starts=0+3"),
+]
+SLOW = [
+    ("llamagen-text", "sjd-coupled:window=4"),
+    ("llamagen-text", "zipar:window=2"),
+    ("arpg", "sjd-coupled:window=4"),
+    ("lpd", "groups:groups=4"),
+    ("randar", "ar"),
+    ("var-class", "next-scale"),
+    ("janus", "ar"),
+    ("lumina", "ar"),
+    ("cosmos-text", "sjd-coupled:window=4"),
+    ("mar", "mar-disa:diffusion_steps=6+3"),
+    ("latent-llama", "path-jacobi:window=4"),
+    ("llamagen-dd", "flow:window=4"),
+    ("var-dd", "few-step:starts=0+2"),
+]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+def three_calls(pipe, decoding, after_call=lambda: None):
+    """Calls for other images each: other prompts, classes or frames, and other seeds."""
+    found = {}
+    for number in range(3):
+        given = call(pipe, decoding, 3, first=2 * number)
+        found.update({f"{name} of call {number}": value for name, value in given.items()})
+        after_call()
+    return found
+
+
+@pytest.mark.parametrize(("family", "decoding"), CASES)
+def test_further_calls_capture_nothing(family, decoding):
+    expected, pipe, captures = three_calls(pipeline(family, "cpu"), decoding), pipeline(family, "replayed"), []
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        found = three_calls(pipe, decoding, lambda: captures.append(device.captures))
+        replays = device.replays
+    assert differences(expected, found) == []
+    assert 0 < captures[0] == captures[1] == captures[2] < replays
+
+
+def test_images_join_and_leave_kept_rows_without_a_capture():
+    expected = [call(pipeline("llamagen-text", "cpu"), "ar", 7, batch_size=3, first=first) for first in (0, 7)]
+    pipe, captures = pipeline("llamagen-text", "replayed"), []
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        for first, one in zip((0, 7), expected, strict=True):
+            found = call(pipe, "ar", 7, batch_size=3, first=first)
+            assert equal(one["tokens"], found["tokens"])
+            captures.append(device.captures)
+    assert captures == [1, 1]
+
+
+def test_other_settings_are_captured_once_more():
+    expected = [call(pipeline("llamagen-text", "cpu"), "ar", guidance=scale) for scale in (2.0, 3.0, 4.0)]
+    pipe, captures = pipeline("llamagen-text", "replayed"), []
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        for scale, one in zip((2.0, 3.0, 4.0), expected, strict=True):
+            assert equal(one["tokens"], call(pipe, "ar", guidance=scale)["tokens"])
+            captures.append(device.captures)
+    # From the second call on, every row has settings of its own.
+    assert captures == [1, 2, 2]
+
+
+def test_a_window_that_adapts_starts_again_with_every_call():
+    with fixed_step_times():
+        expected = three_calls(pipeline("llamagen-text", "cpu"), "sjd-coupled:window=auto")
+        with card.card():
+            found = three_calls(pipeline("llamagen-text", "replayed"), "sjd-coupled:window=auto")
+    assert differences(expected, found) == []
+
+
+def test_an_image_that_was_interrupted_leaves_its_row():
+    def stop(pipe, step, passes, tensors):
+        pipe._interrupt = step == 5
+
+    expected, pipe = call(pipeline("llamagen-text", "cpu"), "ar", 2), pipeline("llamagen-text", "replayed")
+    with card.card():
+        call(pipe, "ar", 2, callback_on_step_end=stop)
+        assert differences(expected, call(pipe, "ar", 2)) == []
+
+
+def test_sizes_have_graphs_of_their_own():
+    def sizes(pipe):
+        side = pipe.image_sizes[0][0]
+        return [
+            flat(pipe(PROMPTS[:2], height=size, width=side, generator=seeded(i), output_type="latent").tokens)
+            for i, size in enumerate((side, 2 * side, side, 2 * side))
+        ]
+
+    expected, pipe = sizes(pipeline("emu3", "cpu")), pipeline("emu3", "replayed")
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        found = sizes(pipe)
+        assert device.captures == 2
+    assert all(map(equal, expected, found))
+
+
+def test_warm_up_captures_what_calls_need():
+    pipe = pipeline("llamagen-text", "replayed")
+    settings = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
+    expected = call(pipeline("llamagen-text", "cpu"), "ar", 3)
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        pipe.warm_up(batch_sizes=[2, 3], decodings=["ar", "sjd-coupled:window=4"], **settings)
+        assert device.captures == 4
+        assert differences(expected, call(pipe, "ar", 3)) == [] and device.captures == 4
+
+
+def test_weights_that_move_are_captured_again():
+    pipe = pipeline("llamagen-text", "cpu")
+    pipe.compile(backend="eager")
+    try:
+        steps = pipe._steps
+        call(pipe, "ar")
+        assert len(steps.kept) == 1
+        weight = pipe.transformer.head.weight
+        weight.data = weight.data.clone()
+        assert pipe._steps is steps and len(steps.kept) == 0
+    finally:
+        pipe._compiled = None
+
+
+def test_what_is_kept_has_a_limit():
+    pipe = pipeline("llamagen-text", "cpu")
+    pipe.compile(backend="eager", kept_bytes=200_000)
+    try:
+        for count in range(1, 8):
+            call(pipe, "ar", count)
+        kept = pipe._compiled.kept
+        assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 200_000 and len(kept) < 7
+    finally:
+        pipe._compiled = None
