@@ -48,7 +48,8 @@ from step_models import MODELS, TINY, Bound, Published, tiny_llamagen, tiny_var
 
 from arimage import AutoPipeline
 from arimage.auto import packaged_models
-from arimage.decoding import decode, decoding_from_text
+from arimage.decoding import decoding_from_text
+from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import CompiledSteps
 from arimage.eval.bench.measure import machine, measure, take
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
@@ -258,6 +259,16 @@ def steps(day: Day) -> None:
             loaded[model] = models[model].build(models[model].layers)
         return loaded[model](batch)
 
+    def image(bound: Bound, decoding, size: int, compiled: CompiledSteps | None) -> None:
+        """All scales, whose graphs are kept for the next call."""
+        rows, batch = list(range(size)), Batch(decoding, size, compiled)
+        batch.begin(
+            Images(rows, bound.model, bound.sampling, torch.zeros(size, dtype=torch.long, device=bound.model.device))
+        )
+        while not batch.state.over:
+            batch.step()
+        batch.release(rows)
+
     @cache
     def floor(model: str, batch: int) -> int:
         """Bytes of weights, keys and values; of a next-scale model for a whole image."""
@@ -275,14 +286,10 @@ def steps(day: Day) -> None:
             bound = bind(model, batch)
             reset_peak_memory(device)
             if hasattr(bound.model, "scales"):
-                seeds = torch.zeros(batch, dtype=torch.long)
-                call = partial(decode, bound.model, decoding, bound.sampling, seeds, compiled=compiled)
-            elif compiled is None:
-                call = partial(decoding.step, step_cost.half_way(bound, decoding, batch))
+                call = partial(image, bound, decoding, batch, compiled)
             else:
-                # Compiled steps attend to the whole image.
-                state = step_cost.begin(bound, decoding, batch)
-                call = partial(compiled(decoding, state), state)
+                state = step_cost.half_way(bound, decoding, batch)
+                call = partial(decoding.step if compiled is None else compiled(decoding, state), state)
         with replays() as replayed:
             found = spread(milliseconds(call, day.plan.repeats, device), "ms")
         found |= {"peak_mib": max(peak_memory(device), default=0), "replays": len(replayed)}

@@ -157,7 +157,7 @@ def test_steps_and_calls_are_replayed_on_an_accelerator(monkeypatch, tmp_path):
     results = read(tmp_path)["results"]
     assert not [entry for part in results.values() for entry in part.values() if "error" in entry]
     captured = {(entry["model"], entry["form"]) for entry in results["steps"].values() if entry["replays"]}
-    assert {("llamagen-xl-384", "captured"), ("llamagen-xl-384", "compiled")} <= captured
+    assert captured >= {(model, form) for model in models for form in ("captured", "compiled")}
     assert "eager" not in {form for _, form in captured}
     failed = results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]
     assert failed["replays"] == 0 and failed["share_of_equal_tokens"] == 1

@@ -183,7 +183,8 @@ class DecodingState:
                 # The states may have different numbers of spare columns.
                 values = values[:, : theirs.shape[1]]
             values.index_copy_(dim, rows, theirs)
-        return self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
+        # Two calls of `decode` may have one model.
+        return self.model is not other.model and self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
 
     def select(self, rows: torch.LongTensor) -> None:
         """Make image j the former image `rows[j]`, [M], to drop images or to make room for others."""

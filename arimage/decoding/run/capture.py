@@ -146,8 +146,11 @@ class CapturedStep:
         gc.collect()
         gc.disable()
         try:
-            # Other threads may use the device during the capture.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            # `graph` leaves its stream current if it fails. Other threads may use the device during the capture.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 self._step(state)
             self._captures[shape] = Capture(graph, state.head_calls - calls)
         except RuntimeError as error:

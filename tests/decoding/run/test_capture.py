@@ -19,6 +19,7 @@ from arimage.decoding import (
     decoding_from_text,
 )
 from arimage.decoding.jacobi import speculative_jacobi
+from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel
@@ -136,6 +137,18 @@ def test_steps_that_an_image_takes_once_are_captured_right_away(device):
     assert torch.equal(state.tokens.cpu(), expected.tokens)
     # The first scale is the prefill.
     assert (device.captures, device.replays) == (len(tiny.SCALES) - 1, 0)
+
+
+def test_two_calls_may_share_a_model(device):
+    model, steps, found = llamagen("cuda"), CompiledSteps(), []
+    for _ in range(2):
+        batch = Batch(AutoregressiveDecoding(), 2, steps)
+        batch.begin(Images("ab", model, SAMPLING, torch.arange(2, device="cuda")))
+        while len(batch.finished()) < 2:
+            batch.step()
+        found.append(batch.state.tokens.cpu())
+        batch.release([0, 1])
+    assert torch.equal(*found) and device.captures == 1
 
 
 def test_a_callback_reads_the_state_between_replays(device):
