@@ -13,7 +13,7 @@ from ..eval.emoji.motions import CAST, COMBINATIONS, phrases
 from ..pipelines.known import KnownCaptions
 from ..schema import COMPLETE, Count, Seed
 from .captions.scenes import GROUNDS, on_ground
-from .captions.wording import PLAIN_WORDS, with_article
+from .captions.wording import plain_words, with_article
 from .data import ImageCaptions
 
 
@@ -123,7 +123,7 @@ def make_clips(data: ImageCaptions, settings: ClipSettings, *, held_out: bool = 
 
 def words_of(name: str) -> list[str]:
     """What people call an object, without articles."""
-    return list(dict.fromkeys((name, *PLAIN_WORDS.get(name, name).split(", "), WORDS.get(name, name))))
+    return list(dict.fromkeys((name, *plain_words(name), WORDS.get(name, name))))
 
 
 def captions_of_clip(name: str, motions: tuple[str, ...], ground: str | None) -> list[str]:
@@ -131,7 +131,7 @@ def captions_of_clip(name: str, motions: tuple[str, ...], ground: str | None) ->
     on = "" if ground is None else f" on {with_article(ground)} background"
     things = [text + on for word in words_of(name) for text in dict.fromkeys((with_article(word), word))]
     said = phrases(motions)
-    plainest = f"{with_article(PLAIN_WORDS.get(name, name).split(', ')[0])}{on}, {said[0]}"
+    plainest = f"{with_article(plain_words(name)[0])}{on}, {said[0]}"
     return [plainest, *(f"{thing}{comma} {words}" for thing in things for words in said for comma in (",", ""))]
 
 

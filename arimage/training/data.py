@@ -40,6 +40,8 @@ class Row(BaseModel):
 
 OPTIONAL = ["keywords"]
 COLUMNS = [name for name in Row.model_fields if name not in OPTIONAL]
+# How CLDR names of flags of countries begin.
+COUNTRY_FLAG = "flag: "
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
@@ -81,9 +83,12 @@ def load_captioned_images(
     styles: list[str] | None = None,
     skin_tones: bool = True,
     groups: list[str] | None = None,
+    flags: str | None = None,
+    weighted: bool = True,
 ) -> ImageCaptions:
     """Read a parquet file, keep the rows of `styles` and of the Unicode `groups` (all of them if `None`), without
-    toned variants if `skin_tones` is false, and box-resize the images to `image_size` pixels.
+    toned variants if `skin_tones` is false, and box-resize the images to `image_size` pixels. Flags of countries are
+    also kept in the style `flags`. Unless `weighted`, all images have the same weight.
 
     Raises:
         ValueError: if the file does not exist or lacks a column, no row is left, or a row has no picture, no caption,
@@ -102,7 +107,11 @@ def load_captioned_images(
     rows = [
         _row(row, f"{path}, row {number}")
         for number, row in enumerate(table.to_pylist(), 1)
-        if (styles is None or row["style"] in styles)
+        if (
+            styles is None
+            or row["style"] in styles
+            or (row["style"] == flags and row["name"].startswith(COUNTRY_FLAG))
+        )
         and (skin_tones or not row["skin_tones"])
         and (groups is None or row["group"] in groups)
     ]
@@ -121,7 +130,7 @@ def load_captioned_images(
         captions=[[row.caption, *row.captions] for row in rows],
         names=[row.name for row in rows],
         bases=[row.base for row in rows],
-        weights=torch.tensor([row.weight for row in rows]),
+        weights=torch.tensor([row.weight if weighted else 1.0 for row in rows]),
         groups=[row.group for row in rows],
         keywords=[row.keywords or [] for row in rows],
     )

@@ -34,6 +34,8 @@ class DataTable(Table):
     styles: Annotated[list[Text], Field(min_length=1)] | None = None
     skin_tones: Flag = True
     groups: Annotated[list[Text], Field(min_length=1)] | None = None
+    flags: Text | None = None
+    weighted: Flag = True
 
 
 class TrainingTable(Table):

@@ -98,6 +98,23 @@ def test_the_row_that_is_wrong_is_counted_in_the_file(tmp_path):
     assert len(load_captioned_images(path, SIZE, styles=["flat"])) == 1
 
 
+def test_weights_may_be_left_out(tmp_path):
+    path = captioned(tmp_path / "a.parquet", photo("plain"), photo("plain"))
+    row = pq.read_table(path).to_pylist()[0]
+    pq.write_table(pa.Table.from_pylist([row | {"weight": 0.5}, row]), path)
+    assert load_captioned_images(path, SIZE).weights.tolist() == [0.5, 1.0]
+    assert load_captioned_images(path, SIZE, weighted=False).weights.tolist() == [1.0, 1.0]
+
+
+def test_flags_of_countries_come_from_a_style_of_their_own(tmp_path):
+    path = captioned(tmp_path / "a.parquet", photo("plain"), photo("plain"))
+    row = pq.read_table(path).to_pylist()[0]
+    flat = [row | {"style": "flat", "name": name} for name in ("flag: France", "white flag")]
+    pq.write_table(pa.Table.from_pylist([row, *flat]), path)
+    assert load_captioned_images(path, SIZE, styles=["disc"]).names == ["disc"]
+    assert load_captioned_images(path, SIZE, styles=["disc"], flags="flat").names == ["disc", "flag: France"]
+
+
 def test_a_file_that_is_not_parquet_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as parquet \(.*\): get the file again"):

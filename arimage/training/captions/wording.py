@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ..data import COUNTRY_FLAG
+
 
 # CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name
 # several.
@@ -202,6 +204,22 @@ PLAIN_WORDS = {
     "seven o’clock": "clock, seven o'clock",
     "three o’clock": "clock, three o'clock",
 }
+# What people call flags of countries.
+FLAG_WORDS = {
+    "Argentina": "Argentine", "Australia": "Australian", "Austria": "Austrian", "Belgium": "Belgian",
+    "Brazil": "Brazilian", "Canada": "Canadian", "Chile": "Chilean", "China": "Chinese", "Colombia": "Colombian",
+    "Croatia": "Croatian", "Cuba": "Cuban", "Czechia": "Czech", "Denmark": "Danish", "Egypt": "Egyptian",
+    "England": "English", "Estonia": "Estonian", "European Union": "EU", "Finland": "Finnish", "France": "French",
+    "Germany": "German", "Greece": "Greek", "Hungary": "Hungarian", "Iceland": "Icelandic", "India": "Indian",
+    "Indonesia": "Indonesian", "Iran": "Iranian", "Ireland": "Irish", "Israel": "Israeli", "Italy": "Italian",
+    "Jamaica": "Jamaican", "Japan": "Japanese", "Kenya": "Kenyan", "Mexico": "Mexican", "Morocco": "Moroccan",
+    "Netherlands": "Dutch", "Nigeria": "Nigerian", "North Korea": "North Korean", "Norway": "Norwegian",
+    "Pakistan": "Pakistani", "Peru": "Peruvian", "Poland": "Polish", "Portugal": "Portuguese", "Romania": "Romanian",
+    "Russia": "Russian", "Scotland": "Scottish", "South Africa": "South African", "South Korea": "Korean",
+    "Spain": "Spanish", "Sweden": "Swedish", "Switzerland": "Swiss", "Thailand": "Thai", "Türkiye": "Turkish",
+    "Ukraine": "Ukrainian", "United Kingdom": "British", "United States": "American", "Vietnam": "Vietnamese",
+    "Wales": "Welsh",
+}  # fmt: skip
 COLOUR_WORDS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "grey")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 TEMPLATES = ("{a}", "{a}", "an emoji of {a}", "{n} emoji", "a picture of {a}", "a drawing of {a}", "{n}, noto style")
@@ -241,9 +259,18 @@ _IRREGULAR = {"mouse": "mice", "goose": "geese", "ox": "oxen", "fish": "fish", "
 }  # fmt: skip
 
 
+def plain_words(name: str) -> list[str]:
+    """The words that people use for what an emoji shows."""
+    if name.startswith(COUNTRY_FLAG):
+        country = name.removeprefix(COUNTRY_FLAG)
+        words = [f"flag of {country}", f"the flag of {country}", f"{country} flag"]
+        return words + [f"{FLAG_WORDS[country]} flag"] if country in FLAG_WORDS else words
+    return PLAIN_WORDS.get(name, name).split(", ")
+
+
 def noun_of(name: str) -> str:
     """What an emoji shows, without its colour: the word for counts, pairs and recoloured sprites."""
-    noun = PLAIN_WORDS.get(name, name).split(", ")[0]
+    noun = plain_words(name)[0]
     return re.sub(rf"^(light )?({'|'.join(COLOUR_WORDS)}) (?=\w)", "", noun)
 
 
@@ -293,8 +320,10 @@ def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
 
 def captions_of(name: str, keywords: list[str]) -> list[str]:
     """Captions of one image, the plain name first; a caption that is listed twice is used twice as often."""
-    words = PLAIN_WORDS.get(name, name).split(", ")
-    captions = [name, *(template.format(a=with_article(name), n=name) for template in TEMPLATES)]
+    words = plain_words(name)
+    # "a flag: France" is no sentence.
+    called = words[0] if name.startswith(COUNTRY_FLAG) else name
+    captions = [name, *(template.format(a=with_article(called), n=called) for template in TEMPLATES)]
     for word in words:
         captions += [word, with_article(word), f"a picture of {with_article(word)}"]
     captions += written_captions().get(name, ())

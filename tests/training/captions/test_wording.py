@@ -50,6 +50,15 @@ def test_written_captions_are_of_pictures_that_exist():
     assert set(written["tomato"]) <= set(captions_of("tomato", []))
 
 
+def test_flags_are_called_as_people_call_them():
+    captions = captions_of("flag: France", ["flag"])
+    assert captions[0] == "flag: France" and {"a flag of France", "the flag of France", "a French flag"} <= set(
+        captions
+    )
+    assert not any("a flag: " in caption for caption in captions)
+    assert "a Chad flag" in captions_of("flag: Chad", [])
+
+
 def test_sentences_are_never_what_the_checks_ask_for():
     held_out = HeldOut.of_checks().prompts
     words = {"adjective": frozenset(map(as_words, (*ADJECTIVES, "")))}
