@@ -29,8 +29,8 @@ PARAPHRASES = Path(__file__).with_name("paraphrases.tsv")
 
 def make_rows(data: ImageCaptions, judge: Judge) -> list[dict]:
     """The rows of the file, the same for the same data."""
-    chance, generator = random.Random(0), torch.Generator().manual_seed(0)
-    words = make_scenes(data, SceneSettings(grounds=0, counted=0, pairs=0), NOTHING)
+    chance = random.Random(0)
+    words = make_scenes(data, SceneSettings(grounds=0, counted=False, pairs=0), NOTHING)
     plain = {caption.lower() for captions in words.captions[: len(data)] for caption in captions}
     names_of: dict[str, list[str]] = {}
     for name in judge.names:
@@ -73,7 +73,7 @@ def make_rows(data: ImageCaptions, judge: Judge) -> list[dict]:
         text, parts = f"{NUMBERS[number]} {plural(noun)}", [names_of[noun]] * number
         row = {"prompt": text, "check": "counts", "noun": noun, "parts": parts}
         if len(counted) < SIZES["counts"] and noun not in counted and text not in plain:
-            if passes(arrange([data.images[i]] * number, [data.alpha[i]] * number, generator)[0], row):
+            if passes(arrange([data.images[i]] * number, [data.alpha[i]] * number)[0], row):
                 counted.add(noun)
                 rows.append(row)
     paired = 0
@@ -87,7 +87,7 @@ def make_rows(data: ImageCaptions, judge: Judge) -> list[dict]:
             "parts": [names_of[noun] for noun in nouns],
         }
         if paired < SIZES["pairs"] and nouns[0] != nouns[1]:
-            if passes(arrange([data.images[k] for k in (i, j)], [data.alpha[k] for k in (i, j)], generator)[0], row):
+            if passes(arrange([data.images[k] for k in (i, j)], [data.alpha[k] for k in (i, j)])[0], row):
                 paired += 1
                 rows.append(row)
     return rows

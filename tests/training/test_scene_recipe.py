@@ -57,7 +57,7 @@ def tiny(monkeypatch):
     small = copy.deepcopy(recipe.load_recipe(NAME))
     small["image_size"] = 32
     for part in ("tokenizer", "transformer"):
-        small[part]["scenes"] |= {"counted": 1, "pairs": 12}
+        small[part]["scenes"] |= {"pairs": 12}
         small[part]["optimizer"] |= {"steps": 6, "warmup_steps": 2}
         small[part]["training"]["batch_size"] = 4
     small["tokenizer"]["model"] |= {"channels": 8, "latent_channels": 8, "codebook_size": 16, "codebook_dim": 4}

@@ -14,7 +14,7 @@ from ...eval.emoji.colours import COLOURS, colour_shares, main_hues, recolour
 from ...eval.emoji.composition import ONE_COLOUR, connected_parts, foreground
 from ...eval.runs.prompts import EMOJI_CHECKS, read_prompts
 from ...pipelines.known import Words, as_words
-from ...schema import COMPLETE, Seed, Share
+from ...schema import COMPLETE, Flag, Seed, Share
 from ..data import ImageCaptions
 from .wording import NUMBERS, captions_of, is_countable, noun_of, plural, rare_keywords, with_article
 
@@ -41,12 +41,8 @@ NOT_OBJECTS = (
     "unlocked", "pouring liquid", "building construction", "chart increasing", "chart decreasing", "party popper",
     "low battery", "level slider",
 )  # fmt: skip
-# Centres of the parts, as shares of the side.
-PLACES = {
-    2: ((0.25, 0.5), (0.75, 0.5)),
-    3: ((0.25, 0.26), (0.75, 0.26), (0.5, 0.75)),
-    4: ((0.25, 0.26), (0.75, 0.26), (0.25, 0.75), (0.75, 0.75)),
-}
+# Centres of the parts, in quarters of the side from the left and from the top.
+PLACES = {2: ((1, 2), (3, 2)), 3: ((1, 1), (3, 1), (2, 3)), 4: ((1, 1), (3, 1), (1, 3), (3, 3))}
 
 
 # The captions that `make_scenes` writes, for the list of what a model knows; `scene_words` has their words.
@@ -60,12 +56,12 @@ SCENE_PATTERNS = (
 
 @dataclass(frozen=True)
 class SceneSettings:
-    """How many pictures are made: `grounds` of each image on coloured backgrounds, `counted` of each noun and number,
-    `pairs` in all, and one of each sprite of one colour in every other colour. The shares of the draws are those of
-    images as they are, of `recoloured`, ... each."""
+    """How many pictures are made: `grounds` of each image on coloured backgrounds, if `counted` one of each noun and
+    number, `pairs` in all, and one of each sprite of one colour in every other colour. The shares of the draws are
+    those of each kind; images as they are get the rest."""
 
     grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
-    counted: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
+    counted: Flag = True
     pairs: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 12_000
     ground_share: Share = 0.08
     recoloured_share: Share = 0.16
@@ -152,26 +148,23 @@ def on_ground(image: torch.Tensor, alpha: torch.Tensor, colour: str) -> torch.Te
     return (image + (1 - alpha.float() / 255) * ground).round().clamp(0, 255).byte()
 
 
-def arrange(
-    images: list[torch.Tensor], alphas: list[torch.Tensor], generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two to four images uint8 [3, S, S] and their alphas [1, S, S], small and apart on one of the same size."""
+def arrange(images: list[torch.Tensor], alphas: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two to four images uint8 [3, S, S] and their alphas [1, S, S], small and apart on one of the same size.
+
+    Of 64 pixels, each fits 24 and lies in a square of 32 whose corner is a multiple of 16. So an image has much the
+    same tokens in all places, which a model must learn only once, and its edges are those of tokens.
+    """
     side = images[0].shape[-1]
     canvas = torch.full((4, side, side), 255, dtype=torch.uint8)
     canvas[3] = 0
-    places = PLACES[len(images)]
-    # All of a picture are equally large, and a gap of two pixels in 64 is left.
-    size = round(side * (0.40 + 0.04 * float(torch.rand((), generator=generator))))
-    for image, alpha, (across, down) in zip(images, alphas, places, strict=True):
+    for image, alpha, (across, down) in zip(images, alphas, PLACES[len(images)], strict=True):
         rows, columns = ((alpha[0] > 20).any(axis).nonzero() for axis in (1, 0))
         box = (slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
         layers = torch.cat([image, alpha])[:, *box].float()
-        scale = size / max(layers.shape[1:])
+        scale = side * 3 / 8 / max(layers.shape[1:])
         shape = [max(1, round(length * scale)) for length in layers.shape[1:]]
         layers = F.interpolate(layers[None], size=shape, mode="bilinear", antialias=True, align_corners=False)[0]
-        jitter = torch.randint(-1, 2, (2,), generator=generator) * side // 64
-        top, left = (round(side * middle - length / 2) for middle, length in zip((down, across), shape, strict=True))
-        top, left = top + int(jitter[0]), left + int(jitter[1])
+        top, left = (side * middle // 4 - length // 2 for middle, length in zip((down, across), shape, strict=True))
         canvas[:, top : top + shape[0], left : left + shape[1]] = layers.round().clamp(0, 255).byte()
     return canvas[:3], canvas[3:]
 
@@ -225,7 +218,7 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
                 image = recolour(data.images[i : i + 1], [hue], colour)[0]
                 kinds["recoloured"].add(image, data.alpha[i], _coloured(colour, noun), data.names[i])
     objects = countable(data)
-    for i in objects:
+    for i in objects if settings.counted else ():
         noun = noun_of(data.names[i])
         for number, word in NUMBERS.items():
             if (number, noun) in held_out.counts:
@@ -236,9 +229,8 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
             ]
             if is_countable(data.names[i]) and data.names[i] != noun:
                 texts.append(f"{word} {plural(data.names[i])}")
-            for _ in range(settings.counted):
-                image, alpha = arrange([data.images[i]] * number, [data.alpha[i]] * number, generator)
-                kinds["counted"].add(image, alpha, texts, f"{word} {data.names[i]}")
+            image, alpha = arrange([data.images[i]] * number, [data.alpha[i]] * number)
+            kinds["counted"].add(image, alpha, texts, f"{word} {data.names[i]}")
     for _ in range(settings.pairs if len(objects) > 1 else 0):
         i, j = (objects[k] for k in torch.randperm(len(objects), generator=generator)[:2].tolist())
         first, second = noun_of(data.names[i]), noun_of(data.names[j])
@@ -246,7 +238,7 @@ def make_scenes(data: ImageCaptions, settings: SceneSettings, held_out: HeldOut 
             continue
         a, b = with_article(first), with_article(second)
         texts = [f"{a} and {b}", f"{first} and {second}", f"{a} next to {b}", f"{a} to the left of {b}"]
-        image, alpha = arrange([data.images[i], data.images[j]], [data.alpha[i], data.alpha[j]], generator)
+        image, alpha = arrange([data.images[i], data.images[j]], [data.alpha[i], data.alpha[j]])
         kinds["pair"].add(image, alpha, texts, f"{data.names[i]} and {data.names[j]}")
     shares = {
         "ground": settings.ground_share, "recoloured": settings.recoloured_share,

@@ -51,7 +51,7 @@ def test_without_scenes_it_lists_the_captions_of_the_data_set(data):
 
 
 def test_with_scenes_it_covers_every_caption_and_what_is_made_of_the_same_words(data):
-    trained = make_scenes(data, SceneSettings(grounds=2, counted=1, pairs=30), NOTHING)
+    trained = make_scenes(data, SceneSettings(grounds=2, pairs=30), NOTHING)
     known = collect_captions(data, trained)
     captions = {text for texts in trained.captions for text in texts}
     lists = {text for text in captions if text.startswith(tuple(f"{name}, " for name in RGB))}
