@@ -190,7 +190,7 @@ def any_order_transformer(family: str, conditioning: str = "class", grid: int = 
     if conditioning == "text":
         settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
     if family == "arpg with places":
-        settings |= {"place_embeddings": True, "condition_copies": 3}
+        settings |= {"place_embeddings": True, "condition_copies": 3, "reads_words": conditioning == "text"}
     return randomise(ANY_ORDER[family][0](**{**settings, **changes}), seed)
 
 

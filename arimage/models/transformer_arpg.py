@@ -59,9 +59,14 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         place_embeddings (`bool`): whether queries start with an embedding of their place. Without it, as published,
             all places get the same first logits, since queries see only the condition. That is enough for a class, but
             not for a caption that says what is where.
-        condition_copies (`int`): how often the prefix repeats the condition, 1 as published. Each copy has an
-            embedding of its own added, so that copies can describe different parts of the image and a query can attend
-            to those of its place.
+        condition_copies (`int`): how often the prefix repeats the last token of the condition, 1 as published. Each
+            copy has an embedding of its own added.
+        reads_words (`bool`): whether attention can choose among the tokens of a text. Without it, as published, they
+            have zero keys and attention averages them, which does not tell "a cat and a dog" from "a dog and a cat".
+            With it they have keys, and embeddings of their places in the text.
+
+    Raises:
+        ValueError: if heads or layers do not fit each other, or `reads_words` is given for classes.
     """
 
     _no_split_modules = ["Block", "QueryBlock"]
@@ -87,12 +92,16 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         dropout: Share = 0.0,
         place_embeddings: Flag = False,
         condition_copies: Count = 1,
+        reads_words: Flag = False,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)
         if num_layers % 2:
             raise ValueError(f"num_layers is {num_layers}: give an even number, half of it for each half")
+        if reads_words and conditioning == "class":
+            raise ValueError("reads_words is true, and a class has no words: leave it out")
         self.add_condition()
+        self.word_embedding = nn.Embedding(num_condition_tokens, hidden_size) if reads_words else None
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
         self.place_embedding = nn.Embedding(grid_size**2, hidden_size) if place_embeddings else None
@@ -112,17 +121,21 @@ class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
         nn.init.zeros_(self.head.weight)
 
     def embed_condition(self, **condition) -> torch.Tensor:
-        """See `ClassOrTextCondition.embed_condition`. The copies of a token follow each other."""
+        """See `ClassOrTextCondition.embed_condition`. The copies of the last token follow each other."""
         embedded = super().embed_condition(**condition)
+        if self.word_embedding is not None:
+            places = condition["prompt_attention_mask"].long().cumsum(1) - 1
+            embedded = embedded + self.word_embedding(places.clamp(min=0))
         if self.copy_embedding is None:
             return embedded
         # A look-up, not the weight itself, which offloading brings only for the forward pass of its module.
         copies = torch.arange(self.config.condition_copies, device=embedded.device)
-        return (embedded[:, :, None] + self.copy_embedding(copies)).flatten(1, 2)
+        return torch.cat([embedded[:, :-1], embedded[:, -1:] + self.copy_embedding(copies)], dim=1)
 
     def prefix_mask(self, **condition) -> torch.BoolTensor:
         """See `ClassOrTextCondition.prefix_mask`."""
-        return super().prefix_mask(**condition).repeat_interleave(self.config.condition_copies, dim=1)
+        mask = super().prefix_mask(**condition)
+        return torch.cat([mask[:, :-1], mask[:, -1:].expand(-1, self.config.condition_copies)], dim=1)
 
     def forward(
         self,
@@ -215,8 +228,10 @@ class ARPGTokenModel(PrefixModel):
     def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
         check_image(layout, "ARPG")
         super().__init__(transformer, condition, layout, **settings)
-        theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
+        config, length = transformer.config, self.conditions.length
+        self._rotary = rotary_table(
+            transformer.head_dim, layout.shape, length, config.rope_theta, self.device, config.reads_words
+        )
 
     def _per_row(self, ranks: torch.LongTensor) -> torch.Tensor:
         """The rotations [rows, Q, head_dim / 2, 2] of ranks [B, Q]."""

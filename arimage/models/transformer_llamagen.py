@@ -18,11 +18,11 @@ from .prefix import PrefixModel
 
 
 def rotary_table(
-    head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device
+    head_dim: int, grid: tuple[int, int], prefix: int, theta: float, device: torch.device, prefix_keys: bool = False
 ) -> torch.Tensor:
     """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on
-    the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and
-    keys."""
+    the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys
+    and attention averages them; with `prefix_keys` they rotate by nothing."""
     quarter = head_dim // 4
     frequencies = theta ** (-torch.arange(quarter, device=device) * 2.0 / (head_dim // 2))
     row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
@@ -34,7 +34,7 @@ def rotary_table(
         dim=-1,
     ).flatten(0, 1)
     table = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    return F.pad(table, (0, 0, 0, 0, prefix, 0))
+    return torch.cat([table.new_tensor([prefix_keys, 0]).expand(prefix, 2 * quarter, 2), table])
 
 
 class RMSNorm(nn.Module):
@@ -160,7 +160,8 @@ class ClassOrTextCondition:
         `rotary_table` of the prefix and the whole grid, and the `causal_mask`."""
         grid = (self.config.grid_size,) * 2
         theta, device = self.config.rope_theta, prefix_mask.device
-        table = rotary_table(self.head_dim, grid, prefix_mask.shape[1], theta, device)
+        keys = self.config.get("reads_words", False)
+        table = rotary_table(self.head_dim, grid, prefix_mask.shape[1], theta, device, keys)
         return table, causal_mask(prefix_mask, count)
 
 

@@ -269,6 +269,28 @@ def test_with_place_embeddings_the_first_logits_depend_on_the_place():
         assert torch.allclose(first[0], first[1], atol=1e-5) != differ
 
 
+@torch.no_grad()
+def test_only_a_model_that_reads_words_attends_to_them_by_place():
+    order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
+    embeds, mask = torch.randn(1, 8, tiny.TEXT_WIDTH).expand(2, -1, -1), torch.ones(2, 8)
+    for reads_words in (False, True):
+        transformer = tiny.any_order_transformer("arpg", "text", num_condition_tokens=8, reads_words=reads_words)
+        text = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        first = transformer.predict(torch.zeros(2, N).long(), order=order, **text)[:, 0]
+        assert torch.allclose(first[0], first[1], atol=1e-5) != reads_words
+    with pytest.raises(ValueError, match="^reads_words is true, and a class has no words: leave it out$"):
+        tiny.any_order_transformer("arpg", "class", reads_words=True)
+
+
+def test_only_the_last_token_of_a_text_is_copied():
+    transformer = tiny.any_order_transformer("arpg with places", "text", num_condition_tokens=3)
+    text = {"prompt_embeds": torch.randn(1, 3, tiny.TEXT_WIDTH), "prompt_attention_mask": torch.tensor([[0, 1, 1]])}
+    embedded = transformer.embed_condition(**text)
+    copies = embedded[:, 2:] - transformer.copy_embedding.weight
+    assert embedded.shape[1] == 2 + 3 and torch.allclose(copies, copies[:, :1].expand_as(copies), atol=1e-6)
+    assert transformer.prefix_mask(**text).tolist() == [[False, True, True, True, True]]
+
+
 def test_without_an_image_tokenizer_calls_return_tokens():
     pipe = tiny.any_order_pipeline("arpg")
     bare = type(pipe)(pipe.transformer)

@@ -60,13 +60,16 @@ SHARES = {
 }  # fmt: skip
 LEGAL = {
     "0": SHARES | {
-        "grounds", "counted", "pairs", "seed", "top_k", "start", "max_shift", "codebook_start", "samples_per_image",
+        "grounds", "pairs", "seed", "top_k", "start", "max_shift", "codebook_start", "samples_per_image",
         "first_scale", "num_condition_tokens", "num_phi", "drafter_steps",
     },
-    "True": {"skin_tones", "train_text", "fine_tune", "place_embeddings", "shared_adaln"},
+    "True": {
+        "skin_tones", "counted", "train_text", "fine_tune", "place_embeddings", "shared_adaln", "reads_words",
+        "weighted",
+    },
     "[]": {"restarts", "muon", "stages"},
     "{}": {"data", "scenes", "training", "sampling", "model", "clips", "text_encoder"},
-    "'x'": {"start_from"},
+    "'x'": {"start_from", "flags"},
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage.pipelines.class_or_text import last_state
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.captions import captions as captions_module
@@ -733,11 +734,13 @@ def test_another_caption_is_mixed_into_the_embeddings(trained, data):
     settings = TransformerSettings(OptimizerSettings(1, 1e-3), caption_length=8, mixed_share=0.5)
     task = TransformerTask(pipe, images, images, settings).eval()
     prompts = ["a red square", "blue"] * 200
-    alone = task.embed(prompts)[0]
-    # How much of the other caption is in each embedding.
+    # The captions differ in length, and the last state is mixed with the last one.
+    alone = last_state(*task.embed(prompts))[0]
     task.train().text_encoder.eval()
-    mixed = task.embed(prompts)[0] - alone
-    share = (mixed.norm(dim=(1, 2)) / (alone.roll(1, 0) - alone).norm(dim=(1, 2))).detach()
+    mixed = last_state(*task.embed(prompts))[0] - alone
+    other = alone.roll(1, 0) - alone
+    share = (mixed.norm(dim=(1, 2)) / other.norm(dim=(1, 2))).detach()
+    torch.testing.assert_close(mixed, share[:, None, None] * other, rtol=0, atol=1e-5)
     assert 0.4 < (share > 1e-6).float().mean() < 0.6
     assert 0.4 < share.max() <= 0.5 + 1e-6
 

@@ -146,7 +146,11 @@ class CaptionTask(nn.Module):
         if self.training:
             each = (len(hidden), 1, 1)
             share = (torch.rand(each) < self.settings.mixed_share) * torch.rand(each) / 2
-            hidden = hidden.lerp(hidden.roll(1, 0), share.to(hidden))
+            # Captions end together, as where they are prefixes: the last state is that of a whole caption.
+            lengths = mask.sum(1, keepdim=True)
+            places = torch.arange(hidden.shape[1], device=hidden.device) - lengths + lengths.roll(1, 0)
+            places = places.clamp(0, hidden.shape[1] - 1)[..., None].expand_as(hidden)
+            hidden = hidden.lerp(hidden.roll(1, 0).gather(1, places), share.to(hidden))
         return hidden, mask
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
