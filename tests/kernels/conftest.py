@@ -1,4 +1,4 @@
-"""Runs Triton kernels in the interpreter, and on a GPU if there is one, and compiles them for an H100 without one."""
+"""Runs Triton kernels in the interpreter, and on a GPU if there is one, and compiles them for several GPUs."""
 
 import importlib
 import re
@@ -29,10 +29,10 @@ def on_triton(request):
     return lambda operation, function, *arguments: interpreter.call(operation, function, arguments)
 
 
-@pytest.fixture
-def compile_for_hopper(tmp_path):
-    """`compile_for_hopper("coupling", "sample_kernel", signature, constants, num_warps)` compiles a kernel for an
-    H100, and asserts that it spills no registers where cuobjdump is there to tell."""
+@pytest.fixture(params=[80, 90, pytest.param(100, marks=pytest.mark.slow)], ids="sm_{}".format)
+def compile_kernel(request, tmp_path):
+    """`compile_kernel("coupling", "sample_kernel", signature, constants, num_warps)` compiles a kernel for an A100, an
+    H100 or a B200, and asserts that it spills no registers where cuobjdump is there to report it."""
     triton = pytest.importorskip("triton", reason="triton is not installed")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -42,9 +42,8 @@ def compile_for_hopper(tmp_path):
     def compile_kernel(operation, kernel, signature, constants, num_warps=4):
         kernel = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), kernel)
         source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants)
-        compiled = triton.compile(
-            source, GPUTarget("cuda", 90, 32), {"num_warps": num_warps, "enable_fp_fusion": False}
-        )
+        options = {"num_warps": num_warps, "enable_fp_fusion": False}
+        compiled = triton.compile(source, GPUTarget("cuda", request.param, 32), options)
         file = tmp_path / "kernel.cubin"
         file.write_bytes(compiled.asm["cubin"])
         if tool.exists():

@@ -129,7 +129,7 @@ def test_arguments_need_not_be_contiguous(on_triton):
 
 
 @pytest.mark.parametrize(("size", "counts"), [(9, False), (65536, True)])
-def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
+def test_couple_compiles_without_spills(compile_kernel, size, counts):
     floats, longs = ["p_ptr", "q_ptr", "noise_ptr"], ["x_ptr", "y_ptr"]
     signature = dict.fromkeys(floats, "*fp32") | dict.fromkeys(longs, "*i64") | {"kept_ptr": "*u8"}
     signature |= dict.fromkeys(["window", "vocab_size", "noise_stride"], "i32")
@@ -138,10 +138,10 @@ def test_couple_compiles_without_spills(compile_for_hopper, size, counts):
     block = min(4096, 1 << (size - 1).bit_length())
     constants = {"counts": counts, "block": block, "blocks": max(1, size // block)}
     constants |= {} if counts else {"live_ptr": None, "leading_ptr": None}
-    compile_for_hopper("coupling", "couple_kernel", signature, constants, num_warps=8)
+    compile_kernel("coupling", "couple_kernel", signature, constants, num_warps=8)
 
 
-def test_sample_compiles_without_spills(compile_for_hopper):
+def test_sample_compiles_without_spills(compile_kernel):
     signature = {"weights_ptr": "*fp32", "uniform_ptr": "*fp32", "out_ptr": "*i64", "vocab_size": "i32"}
     signature |= {"uniform_stride": "i32"}
-    compile_for_hopper("coupling", "sample_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)
+    compile_kernel("coupling", "sample_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)

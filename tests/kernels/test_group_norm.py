@@ -89,12 +89,12 @@ def test_what_is_not_finite_stays_in_its_group(on_triton):
     ("channels_last", "blocks"),
     [(False, (1024, 1, 4)), (False, (256, 1, 16)), (True, (64, 16, 4)), (True, (64, 8, 8))],
 )
-def test_the_kernels_compile_without_spills(compile_for_hopper, dtype, channels_last, blocks):
+def test_the_kernels_compile_without_spills(compile_kernel, dtype, channels_last, blocks):
     pointers = {"hidden_ptr": f"*{dtype}", "moments_ptr": "*fp32"}
     sizes = dict.fromkeys(["pixels", "channels", "size"], "i32")
     constants = dict(zip(["block_pixels", "block_groups", "block_size"], blocks, strict=True))
     constants["channels_last"] = channels_last
-    compile_for_hopper("group_norm", "moments_kernel", pointers | sizes, constants)
+    compile_kernel("group_norm", "moments_kernel", pointers | sizes, constants)
     pointers |= dict.fromkeys(["weight_ptr", "bias_ptr", "out_ptr"], f"*{dtype}")
     signature = pointers | sizes | {"eps": "fp32"}
-    compile_for_hopper("group_norm", "apply_kernel", signature, constants | {"block_parts": 64})
+    compile_kernel("group_norm", "apply_kernel", signature, constants | {"block_parts": 64})

@@ -92,7 +92,7 @@ def test_triton_reaches_the_bound(on_triton):
     assert mass.tolist() == [[0, 0, 0.25, 0.25, 0.875]]
 
 
-def test_neighbour_mass_compiles_without_spills(compile_for_hopper):
+def test_neighbour_mass_compiles_without_spills(compile_kernel):
     signature = {
         "p_ptr": "*fp32",
         "x_ptr": "*i64",
@@ -101,4 +101,4 @@ def test_neighbour_mass_compiles_without_spills(compile_for_hopper):
         "mass_ptr": "*fp32",
     }
     signature |= {"vocab_size": "i32", "count": "i32"}
-    compile_for_hopper("neighbours", "neighbour_mass_kernel", signature, {"block": 1024})
+    compile_kernel("neighbours", "neighbour_mass_kernel", signature, {"block": 1024})

@@ -38,9 +38,9 @@ def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
 
 @pytest.mark.parametrize("ones", [False, True], ids=["", "one position, one number"])
 @pytest.mark.parametrize("exponential", [False, True])
-def test_noise_compiles_without_spills(compile_for_hopper, exponential, ones):
+def test_noise_compiles_without_spills(compile_kernel, exponential, ones):
     signature = dict.fromkeys(("seeds_ptr", "positions_ptr", "steps_ptr"), "*i64")
     signature |= {"out_ptr": "*fp32", "queries": "i32", "key": "i64", "count": "i32"}
     constants = {"exponential": exponential, "block": 512}
     # Triton compiles an argument that is 1 as a constant.
-    compile_for_hopper("noise", "noise_kernel", signature, constants | ({"queries": 1, "count": 1} if ones else {}))
+    compile_kernel("noise", "noise_kernel", signature, constants | ({"queries": 1, "count": 1} if ones else {}))

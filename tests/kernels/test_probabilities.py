@@ -218,7 +218,7 @@ def test_what_is_not_allowed_may_be_anything(on_triton):
 
 
 @pytest.mark.parametrize(("by_row", "ones"), [(False, False), (False, True), (True, False)])
-def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row, ones):
+def test_the_kernel_compiles_without_spills(compile_kernel, by_row, ones):
     signature = {"logits_ptr": "*bf16", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     kinds = {"scale": "fp32", "temperature": "fp32", "top_k": "i64" if by_row else "i32", "top_p": "fp32"}
     signature |= {name: f"*{kind}" if by_row else kind for name, kind in kinds.items()}
@@ -228,4 +228,4 @@ def test_the_kernel_compiles_without_spills(compile_for_hopper, by_row, ones):
     constants |= {"by_place": by_row, "by_row": by_row}
     # Triton compiles an argument that is 1 as a constant.
     constants |= {"queries": 1, "top_k": 1} if ones else {}
-    compile_for_hopper("probabilities", "probabilities_kernel", signature, constants, num_warps=8)
+    compile_kernel("probabilities", "probabilities_kernel", signature, constants, num_warps=8)

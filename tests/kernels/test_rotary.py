@@ -45,8 +45,8 @@ def test_the_compiled_form_is_the_same():
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_kernel_compiles_without_spills(compile_for_hopper, dtype):
+def test_the_kernel_compiles_without_spills(compile_kernel, dtype):
     signature = {"states_ptr": f"*{dtype}", "table_ptr": "*fp32", "out_ptr": f"*{dtype}"}
     signature |= dict.fromkeys(["length", "heads", "width"], "i32")
     signature |= dict.fromkeys(["stride_row", "stride_token", "stride_head", "table_row", "table_token"], "i32")
-    compile_for_hopper("rotary", "rotate_kernel", signature, {"block_heads": 16, "block_pairs": 32})
+    compile_kernel("rotary", "rotate_kernel", signature, {"block_heads": 16, "block_pairs": 32})

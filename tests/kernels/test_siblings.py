@@ -55,14 +55,14 @@ def test_what_is_no_draft_changes_nothing(on_triton):
 
 
 @pytest.mark.parametrize("size", [9, 8192, pytest.param(65536, marks=pytest.mark.slow)])
-def test_siblings_compile_without_spills(compile_for_hopper, size):
+def test_siblings_compile_without_spills(compile_kernel, size):
     sizes = dict.fromkeys(["vocab_size", "count", "noise_stride"], "i32")
     block = min(4096, 1 << (size - 1).bit_length())
     constants = {"block": block, "blocks": max(1, size // block)}
     floats = dict.fromkeys(["q_ptr", "noise_ptr", "left_ptr"], "*fp32")
     longs = dict.fromkeys(["first_ptr", "out_ptr"], "*i64")
     begun = constants | {"begun": True}
-    compile_for_hopper("siblings", "sample_siblings_kernel", floats | longs | sizes, begun, num_warps=8)
+    compile_kernel("siblings", "sample_siblings_kernel", floats | longs | sizes, begun, num_warps=8)
     floats |= dict.fromkeys(["p_ptr", "rest_ptr"], "*fp32")
     longs = dict.fromkeys(["x_ptr", "y_ptr", "which_ptr"], "*i64")
-    compile_for_hopper("siblings", "couple_siblings_kernel", floats | longs | sizes, constants, num_warps=8)
+    compile_kernel("siblings", "couple_siblings_kernel", floats | longs | sizes, constants, num_warps=16)
