@@ -86,6 +86,7 @@ def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: 
         ("probabilities", "probabilities", (logits, *rows, None), probabilities_bytes),
         ("noise", "uniforms", (seeds, x, steps, 1, 2), 8 * drafts),
         ("noise", "exponentials", (seeds, x, steps, 4, vocab_size), p.nbytes),
+        ("noise", "normals", (seeds, x, steps, 8, 16), 64 * drafts),
         ("coupling", "sample", (p, noise[..., 1].contiguous()), p.nbytes),
         ("coupling", "couple", (p, q, x, noise), 8 * vocab_size * rejected),
         ("coupling", "couple_window", (p, q, x, noise, live), 8 * vocab_size * rejected),

@@ -323,7 +323,7 @@ def kernels() -> dict:
     from arimage.kernels.coupling.reference import couple, sample
     from arimage.kernels.group_norm.reference import group_norm_silu
     from arimage.kernels.neighbours.reference import neighbour_mass
-    from arimage.kernels.noise.reference import exponentials, uniforms
+    from arimage.kernels.noise.reference import exponentials, normals, uniforms
     from arimage.kernels.probabilities.reference import probabilities
     from arimage.kernels.rotary.reference import rotate
     from arimage.kernels.siblings.reference import couple_siblings, sample_siblings
@@ -334,8 +334,9 @@ def kernels() -> dict:
             leading.copy_((kept & live).long().cumprod(-1).sum(-1))
         return y, kept
 
-    def numbers(seeds, positions, steps, purpose, count, exponential):
-        return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
+    def numbers(seeds, positions, steps, purpose, count, kind):
+        function = {"uniform": uniforms, "exponential": exponentials, "normal": normals}[kind]
+        return function(seeds, positions, steps, purpose, count)
 
     def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed):
         settings = rows or (temperature, top_k, top_p)

@@ -1,9 +1,11 @@
 """The random numbers in Triton equal the reference, which tests/decoding/contract/test_noise.py examines."""
 
+import math
+
 import pytest
 import torch
 
-from arimage.kernels.noise import exponentials, uniforms
+from arimage.kernels.noise import exponentials, normals, uniforms
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, 2**63 - 1, -(2**63)])
@@ -36,11 +38,28 @@ def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 2049])
+def test_normal_numbers_are_the_same_up_to_rounding(on_triton, count):
+    (actual,) = on_triton("noise", "normals", *arguments(count))
+    expected = normals(*arguments(count))
+    # The reference rounds its angle of up to 2 pi.
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_normal_numbers_are_those_of_box_and_muller(count):
+    pairs = (count + 1) // 2
+    radius = (2 * exponentials(*arguments(pairs))).sqrt()
+    angle = 2 * math.pi * uniforms(*arguments(2 * pairs))[..., pairs:]
+    expected = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]
+    assert torch.equal(normals(*arguments(count)), expected)
+
+
 @pytest.mark.parametrize("ones", [False, True], ids=["", "one position, one number"])
-@pytest.mark.parametrize("exponential", [False, True])
-def test_noise_compiles_without_spills(compile_kernel, exponential, ones):
+@pytest.mark.parametrize("kind", ["uniform", "exponential", "normal"])
+def test_noise_compiles_without_spills(compile_kernel, kind, ones):
     signature = dict.fromkeys(("seeds_ptr", "positions_ptr", "steps_ptr"), "*i64")
     signature |= {"out_ptr": "*fp32", "queries": "i32", "key": "i64", "count": "i32"}
-    constants = {"exponential": exponential, "block": 512}
+    constants = {"kind": kind, "block": 512}
     # Triton compiles an argument that is 1 as a constant.
     compile_kernel("noise", "noise_kernel", signature, constants | ({"queries": 1, "count": 1} if ones else {}))

@@ -1,7 +1,6 @@
 """Counter-based random numbers, keyed by where they are used, so that an image never depends on the rest of its
 batch."""
 
-import math
 from enum import IntEnum
 
 import torch
@@ -54,13 +53,8 @@ def normals(
     steps: torch.LongTensor | None,
     count: int,
 ) -> torch.FloatTensor:
-    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller; the arguments are those of
-    `uniforms`."""
-    pairs = (count + 1) // 2
-    # They come from different random words, so that radius and angle are independent.
-    radii = (2 * exponentials(seeds, positions, purpose, steps, pairs)).sqrt()
-    angles = 2 * math.pi * uniforms(seeds, positions, purpose, steps, 2 * pairs)[..., pairs:]
-    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]
+    """Standard normal numbers [B, Q, count], float32; the arguments are those of `uniforms`."""
+    return noise.normals(seeds, positions, steps, purpose, count)
 
 
 def random_orders(seeds: torch.LongTensor, count: int) -> torch.LongTensor:

@@ -43,3 +43,11 @@ def exponentials(
     Their resolution is 2 ** -32, so that in a race of p / e tokens far rarer than float32's 2 ** -24 can also win.
     """
     return _operations(seeds).exponentials(seeds, positions, steps, purpose, count)
+
+
+def normals(
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
+) -> torch.FloatTensor:
+    """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller. The arguments are those of
+    `uniforms`. They depend on `count`."""
+    return _operations(seeds).normals(seeds, positions, steps, purpose, count)

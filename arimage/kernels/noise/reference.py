@@ -1,5 +1,7 @@
 """The reference of the random numbers in torch."""
 
+import math
+
 import torch
 from torch import library
 
@@ -40,17 +42,33 @@ def _(seeds, positions, steps, purpose, count):
     return positions.new_empty(*positions.shape, count, dtype=torch.int32)
 
 
+def _uniform(words: torch.IntTensor) -> torch.FloatTensor:
+    return words.bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
+
+
+def _exponential(words: torch.IntTensor) -> torch.FloatTensor:
+    # The last of the 2 ** 31 values would round to 1, where the logarithm is infinite.
+    uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_()
+
+
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    words = _words(seeds, positions, steps, int(purpose), count)
-    return words.bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
+    return _uniform(_words(seeds, positions, steps, int(purpose), count))
 
 
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    words = _words(seeds, positions, steps, int(purpose), count)
-    # The last of the 2 ** 31 values would round to 1, where the logarithm is infinite.
-    uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_()
+    return _exponential(_words(seeds, positions, steps, int(purpose), count))
+
+
+def normals(
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
+) -> torch.FloatTensor:
+    pairs = (count + 1) // 2
+    # Different words for radius and angle, so that they are independent.
+    radii, angles = _words(seeds, positions, steps, int(purpose), 2 * pairs).split(pairs, dim=-1)
+    radii, angles = (2 * _exponential(radii)).sqrt(), 2 * math.pi * _uniform(angles)
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]

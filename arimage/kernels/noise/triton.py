@@ -1,4 +1,4 @@
-"""The random numbers in Triton: each program computes up to 2 * `block` numbers of one position."""
+"""The random numbers in Triton: each program computes up to 2 * `block` numbers for one position."""
 
 import torch
 import triton
@@ -13,18 +13,49 @@ _BLOCK, _FIRST, _SECOND = (tl.constexpr(c) for c in (constants.BLOCK, constants.
 
 
 @triton.jit
-def _store(out_ptr, words, index, count, exponential: tl.constexpr):
-    words = words.to(tl.uint32)
-    if exponential:
-        uniform = ((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
-        uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
-        # log1p(-u): the division corrects the rounding of 1 - u.
-        rest = 1 - uniform
-        exact = tl.where(rest == 1, 1.0, 1 - rest)
-        values = tl.where(rest == 1, uniform, -tl.log(rest) * tl.math.div_rn(uniform, exact))
-    else:
-        values = (words >> 8).to(tl.float32) * 5.9604644775390625e-08
-    tl.store(out_ptr + index, values, mask=index < count)
+def _mix(words):
+    """The finaliser of SplitMix64."""
+    words = (words ^ (words >> 30)) * _FIRST
+    words = (words ^ (words >> 27)) * _SECOND
+    return words ^ (words >> 31)
+
+
+@triton.jit
+def _word(place, index):
+    """Word `index` of 32 bits of a place, given the sum of its key, seed, position and step."""
+    words = _mix(place + (index >> 1).to(tl.uint64) * _BLOCK)
+    return (words >> ((index & 1) * 32).to(tl.uint64)).to(tl.uint32)
+
+
+@triton.jit
+def _uniform(words):
+    return (words >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def _exponential(words):
+    uniform = ((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    uniform = tl.minimum(uniform, 1 - 5.9604644775390625e-08)
+    # log1p(-u): the division corrects the rounding of 1 - u.
+    rest = 1 - uniform
+    exact = tl.where(rest == 1, 1.0, 1 - rest)
+    return tl.where(rest == 1, uniform, -tl.log(rest) * tl.math.div_rn(uniform, exact))
+
+
+@triton.jit
+def _cos_sin(words):
+    """Cosine and sine of 2 pi `_uniform(words)`, by polynomials of Cephes for [-pi / 4, pi / 4]. Triton's own reduce
+    angles of any size, for which they need a stack."""
+    turn = (words >> 8).to(tl.int32)
+    quarter = (turn + (1 << 21)) >> 22
+    x = (turn - (quarter << 22)).to(tl.float32) * 3.7450702829239286e-07
+    square = x * x
+    sin = x + x * square * (-1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
+    cos = square * square * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
+    cos = 1 - 0.5 * square + cos
+    odd = (quarter & 1) == 1
+    cos, sin = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
+    return tl.where(((quarter + 1) & 2) == 2, -cos, cos), tl.where((quarter & 2) == 2, -sin, sin)
 
 
 @triton.jit
@@ -36,24 +67,30 @@ def noise_kernel(
     queries,
     key,
     count,
-    exponential: tl.constexpr,
+    kind: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`key` is the key of the purpose."""
+    """`key` is the key of the purpose. `kind`: "uniform", "exponential" or "normal" numbers."""
     place = tl.program_id(0).to(tl.int64)
     image = place // queries
-    blocks = tl.program_id(1) * block + tl.arange(0, block)
-    words = blocks.to(tl.uint64) * _BLOCK + key.to(tl.uint64)
-    words += tl.load(seeds_ptr + image).to(tl.uint64) * _SEED
-    words += tl.load(positions_ptr + place).to(tl.uint64) * _POSITION
-    if steps_ptr is not None:
-        words += tl.load(steps_ptr + image).to(tl.uint64) * _STEP
-    words = (words ^ (words >> 30)) * _FIRST
-    words = (words ^ (words >> 27)) * _SECOND
-    words ^= words >> 31
+    index = tl.program_id(1) * block + tl.arange(0, block)
     out_ptr += place * count
-    _store(out_ptr, words, 2 * blocks, count, exponential)
-    _store(out_ptr, words >> 32, 2 * blocks + 1, count, exponential)
+    sums = tl.load(seeds_ptr + image).to(tl.uint64) * _SEED + key.to(tl.uint64)
+    sums += tl.load(positions_ptr + place).to(tl.uint64) * _POSITION
+    if steps_ptr is not None:
+        sums += tl.load(steps_ptr + image).to(tl.uint64) * _STEP
+    if kind == "normal":
+        pairs = (count + 1) // 2
+        radius = tl.sqrt_rn(2 * _exponential(_word(sums, index)))
+        cos, sin = _cos_sin(_word(sums, pairs + index))
+        tl.store(out_ptr + index, radius * cos, mask=index < pairs)
+        tl.store(out_ptr + pairs + index, radius * sin, mask=pairs + index < count)
+    else:
+        words = _mix(sums + index.to(tl.uint64) * _BLOCK)
+        for half in tl.static_range(2):
+            numbers = (words >> 32 * half).to(tl.uint32)
+            numbers = _exponential(numbers) if kind == "exponential" else _uniform(numbers)
+            tl.store(out_ptr + 2 * index + half, numbers, mask=2 * index + half < count)
 
 
 @library.custom_op("arimage::noise", mutates_args=())
@@ -63,7 +100,7 @@ def _noise(
     steps: torch.Tensor | None,
     purpose: int,
     count: int,
-    exponential: bool,
+    kind: str,
 ) -> torch.Tensor:
     numbers = torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
     pairs = triton.cdiv(count, 2)
@@ -77,29 +114,35 @@ def _noise(
             positions.shape[1],
             constants.signed((purpose + 1) * constants.PURPOSE),
             count,
-            exponential=exponential,
+            kind=kind,
             block=block,
         )
     return numbers
 
 
 @_noise.register_fake
-def _(seeds, positions, steps, purpose, count, exponential):
+def _(seeds, positions, steps, purpose, count, kind):
     return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
 
 
-def _numbers(seeds, positions, steps, purpose, count, exponential) -> torch.FloatTensor:
+def _numbers(seeds, positions, steps, purpose, count, kind: str) -> torch.FloatTensor:
     steps = None if steps is None else steps.contiguous()
-    return _noise(seeds.contiguous(), positions.contiguous(), steps, int(purpose), count, exponential)
+    return _noise(seeds.contiguous(), positions.contiguous(), steps, int(purpose), count, kind)
 
 
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, False)
+    return _numbers(seeds, positions, steps, purpose, count, "uniform")
 
 
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, True)
+    return _numbers(seeds, positions, steps, purpose, count, "exponential")
+
+
+def normals(
+    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
+) -> torch.FloatTensor:
+    return _numbers(seeds, positions, steps, purpose, count, "normal")
