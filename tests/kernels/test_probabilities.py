@@ -217,15 +217,56 @@ def test_what_is_not_allowed_may_be_anything(on_triton):
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("by_row", "ones"), [(False, False), (False, True), (True, False)])
-def test_the_kernel_compiles_without_spills(compile_kernel, by_row, ones):
+def long_rows(size):
+    """Rows of which the registers do not hold what a threshold may be among, or only after some sweeps."""
+    normal = random_logits(size)
+    return {
+        "normal": normal,
+        "nearly equal": normal / 50 + 20,
+        "far from zero and close to it": torch.where(normal > 4, normal, normal * 1e-30),
+        "with ties": normal.mul(8).round() / 8,
+        "few values": (normal > 4).float() * 9 + (normal > 8).float(),
+        "equal": torch.zeros(size),
+        "mostly -inf": normal.masked_fill(torch.arange(size) % 50 > 0, -torch.inf),
+    }
+
+
+@pytest.mark.parametrize("size", [16385, pytest.param(64000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("k", "top_p"), [(0, 0.9), (100, 1.0), (9000, 0.3)])
+def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p, size):
+    arguments = torch.stack(list(long_rows(size).values()))[None, :, None], 1.0, 1.0, k, top_p, None
+    (actual,) = on_triton("probabilities", "probabilities", *arguments)
+    for ours, theirs in zip(actual[:, 0], probabilities(*arguments)[:, 0], strict=True):
+        differs = (ours > 0) != (theirs > 0)
+        # Rounding may decide over the last.
+        assert differs.sum() <= (top_p < 1)
+        rounding = 1e-5 + 2 * float((ours + theirs)[differs].sum())
+        torch.testing.assert_close(ours[~differs], theirs[~differs], atol=1e-7, rtol=rounding)
+
+
+@pytest.mark.parametrize(
+    ("size", "by_row", "ones"),
+    [
+        (4096, True, False),
+        (16384, False, True),
+        (16384, True, False),
+        (65536, True, False),
+        pytest.param(65536, False, False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones):
     signature = {"logits_ptr": "*bf16", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     kinds = {"scale": "fp32", "temperature": "fp32", "top_k": "i64" if by_row else "i32", "top_p": "fp32"}
     signature |= {name: f"*{kind}" if by_row else kind for name, kind in kinds.items()}
     signature |= dict.fromkeys(["group_stride", "queries", "vocab_size"], "i32")
     signature |= {"scale_strides": ("i32", "i32"), "allowed_stride": "i32"}
-    constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": 4096}
+    block = min(size, 16384)
+    constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": block, "chunk": block // 4}
     constants |= {"by_place": by_row, "by_row": by_row}
     # Triton compiles an argument that is 1 as a constant.
     constants |= {"queries": 1, "top_k": 1} if ones else {}
-    compile_kernel("probabilities", "probabilities_kernel", signature, constants, num_warps=8)
+    if size > block:
+        signature["gathered_ptr"] = "*fp32"
+    else:
+        constants["gathered_ptr"] = None
+    compile_kernel("probabilities", "probabilities_kernel", signature, constants, num_warps=block // 1024)

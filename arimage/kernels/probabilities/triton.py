@@ -1,10 +1,14 @@
-"""The sampling distribution in Triton: one program per position finds the cut of its row bit by bit, without
-sorting."""
+"""The sampling distribution in Triton: one program per position finds the cut of its row bit by bit, in registers and
+without sorting."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import library
+
+
+# The numbers, and their weights, that fit into the registers of 16 warps.
+_BLOCK = 1 << 14
 
 
 @triton.jit
@@ -21,40 +25,118 @@ def _value(key):
 
 
 @triton.jit
-def _load(row_ptr, tokens, vocab_size, largest, smallest, weighted: tl.constexpr):
-    """Keys of tokens, 0 outside of the row, and their weights, or ones, where the key is at least `smallest`."""
-    values = tl.load(row_ptr + tokens, mask=tokens < vocab_size, other=0.0)
-    keys = tl.where(tokens < vocab_size, _keys(values), 0)
-    weights = tl.exp(values - largest) if weighted else tl.full(values.shape, 1.0, tl.float32)
-    return keys, tl.where((keys >= smallest) & (keys > 0), weights, 0.0)
+def _load(row_ptr, index, size, largest, smallest):
+    """Keys of numbers, 0 outside of the row, and their weights, 0 where the key is less than `smallest`."""
+    values = tl.load(row_ptr + index, mask=index < size, other=0.0)
+    keys = tl.where(index < size, _keys(values), 0)
+    return keys, tl.where(keys >= smallest, tl.exp(values - largest), 0.0)
 
 
 @triton.jit
-def _threshold(row_ptr, vocab_size, target, largest, smallest, weighted: tl.constexpr, block: tl.constexpr):
-    """The largest key such that the weights of the keys at least as large sum to more than `target`, two bits per
-    sweep."""
+def _narrow(
+    row_ptr,
+    vocab_size,
+    target,
+    largest,
+    smallest,
+    count,
+    weighted: tl.constexpr,
+    block: tl.constexpr,
+    chunk: tl.constexpr,
+    pivots: tl.constexpr = 8,
+):
+    """Bounds [low, high) of `_threshold` such that at most `block` keys lie between them, or only equal ones; and the
+    number of keys above."""
+    low, high = smallest, _keys(largest) + 1
+    above = 0
+    sweeps = 0
+    while (count - above > block) & (high - low > 1):
+        # Equal steps of logits, and if that does not suffice of keys, since logits may lie close together anywhere.
+        part = tl.arange(0, pivots) + 1
+        top = _value(high - 1)
+        by_value = _keys(top - tl.minimum(top - _value(low), 32.0) / (pivots + 1) * part)
+        by_key = low + (high - low) // (pivots + 1) * part.to(tl.uint32)
+        pivot = tl.where(sweeps < 4, by_value, by_key)
+        pivot = tl.minimum(tl.maximum(pivot, low + 1), high - 1)
+        sums = tl.full([pivots], 0.0, tl.float32)
+        counts = tl.full([pivots], 0, tl.int32)
+        for start in range(0, vocab_size, chunk):
+            keys, weights = _load(row_ptr, start + tl.arange(0, chunk), vocab_size, largest, smallest)
+            reached = keys[None, :] >= pivot[:, None]
+            sums += tl.sum(tl.where(reached, weights[None, :], 0.0), axis=1)
+            counts += tl.sum(reached.to(tl.int32), axis=1)
+        enough = (sums if weighted else counts) > target
+        low = tl.maximum(low, tl.max(tl.where(enough, pivot, 0)))
+        high = tl.minimum(high, tl.min(tl.where(enough, 0xFFFFFFFF, pivot)))
+        count = tl.minimum(count, tl.min(tl.where(enough, counts, vocab_size)))
+        above = tl.maximum(above, tl.max(tl.where(enough, 0, counts)))
+        sweeps += 1
+    return low, high, above
+
+
+@triton.jit
+def _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, block: tl.constexpr, chunk: tl.constexpr):
+    """Copy the first `block` of the numbers whose keys lie in [low, high). Returns how many there are, and the sum of
+    the weights above."""
+    # All threads have read what was gathered before.
+    tl.debug_barrier()
+    size = 0
+    above = tl.full([], 0.0, tl.float32)
+    for start in range(0, vocab_size, chunk):
+        tokens = start + tl.arange(0, chunk)
+        values = tl.load(row_ptr + tokens, mask=tokens < vocab_size, other=0.0)
+        keys = tl.where(tokens < vocab_size, _keys(values), 0)
+        inside = ((keys >= low) & (keys < high)).to(tl.int32)
+        place = size + tl.cumsum(inside) - 1
+        tl.store(gathered_ptr + place, values, mask=(inside == 1) & (place < block))
+        size += tl.sum(inside)
+        above += tl.sum(tl.where(keys >= high, tl.exp(values - largest), 0.0))
+    tl.debug_barrier()
+    return size, above
+
+
+@triton.jit
+def _threshold(
+    row_ptr,
+    gathered_ptr,
+    vocab_size,
+    target,
+    largest,
+    smallest,
+    count,
+    weighted: tl.constexpr,
+    block: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """The largest key such that the sum of the weights of the keys at least as large, or their number if not
+    `weighted`, exceeds `target`; `smallest` if there is none. Also returns the sum of the weights of larger keys, and
+    the number of equal ones. At most `count` keys are at least `smallest`, and others have no weight."""
+    low, above, more, size = smallest, 0.0, 0, vocab_size
+    if gathered_ptr is not None:
+        low, high, more = _narrow(row_ptr, vocab_size, target, largest, smallest, count, weighted, block, chunk // 2)
+        size, above = _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, block, chunk)
+        row_ptr = gathered_ptr
+    keys, weights = _load(row_ptr, tl.arange(0, block), tl.minimum(size, block), largest, low)
+    # Sums in another order may be rounded to more, and below to no more, than `target`.
+    target = tl.maximum(target - (above if weighted else more), 0)
     found = tl.full([], 0, tl.uint32)
-    step = tl.full([], 1 << 30, tl.uint32)
-    for _ in range(16):
-        sum1 = tl.full([block], 0.0, tl.float32)
-        sum2 = tl.full([block], 0.0, tl.float32)
-        sum3 = tl.full([block], 0.0, tl.float32)
-        for start in range(0, vocab_size, block):
-            tokens = start + tl.arange(0, block)
-            keys, weights = _load(row_ptr, tokens, vocab_size, largest, smallest, weighted)
-            sum1 += tl.where(keys >= found + step, weights, 0.0)
-            sum2 += tl.where(keys >= found + 2 * step, weights, 0.0)
-            sum3 += tl.where(keys >= found + 3 * step, weights, 0.0)
-        passed = (tl.sum(sum1) > target).to(tl.uint32) + (tl.sum(sum2) > target) + (tl.sum(sum3) > target)
-        found += passed * step
-        step = step >> 2
-    return found
+    step = tl.full([], 1 << 31, tl.uint32)
+    for _ in range(32):
+        enough = tl.sum(tl.where(keys >= found + step, weights if weighted else 1.0, 0.0)) > target
+        found = tl.where(enough, found + step, found)
+        step = step >> 1
+    found = tl.maximum(found, low)
+    above += tl.sum(tl.where(keys > found, weights, 0.0))
+    # Those that were not gathered are equal.
+    tied = tl.where(size > block, size, tl.sum((keys == found).to(tl.int32)))
+    return found, above, tied
 
 
 @triton.jit
 def probabilities_kernel(
     logits_ptr,
     allowed_ptr,
+    gathered_ptr,
     out_ptr,
     scale,
     temperature,
@@ -72,8 +154,15 @@ def probabilities_kernel(
     by_place: tl.constexpr,
     by_row: tl.constexpr,
     block: tl.constexpr,
+    chunk: tl.constexpr,
 ):
-    """`by_place`: whether `scale` points to one number per position. `by_row`: whether the other settings point to one
+    """Up to `block` numbers fit into registers. The logits are read once; the row of float32 numbers in `out_ptr` once
+    for each cut, once for the sum of all weights unless top-k cuts, and once for the probabilities.
+
+    Of a longer row a cut needs more: it reads the row until at most `block` numbers are left among which the threshold
+    may be (usually once or twice, after top-k hardly ever), and once more to gather those in `gathered_ptr` [block].
+
+    `by_place`: whether `scale` points to one number per position. `by_row`: whether the other settings point to one
     per row. `cuts_k` and `cuts_p` are False if no row cuts."""
     place = tl.program_id(0).to(tl.int64)
     row = place // queries
@@ -85,10 +174,12 @@ def probabilities_kernel(
         top_p = tl.load(top_p + row)
     logits_ptr += place * vocab_size
     out_ptr += place * vocab_size
-    highest = tl.full([block], -float("inf"), tl.float32)
-    nan = tl.full([block], 0, tl.int32)
-    for start in range(0, vocab_size, block):
-        tokens = start + tl.arange(0, block)
+    if gathered_ptr is not None:
+        gathered_ptr += place * block
+    highest = tl.full([chunk], -float("inf"), tl.float32)
+    nan = tl.full([chunk], 0, tl.int32)
+    for start in range(0, vocab_size, chunk):
+        tokens = start + tl.arange(0, chunk)
         inside = tokens < vocab_size
         logits = tl.load(logits_ptr + tokens, mask=inside, other=0.0).to(tl.float32)
         if guided:
@@ -108,39 +199,41 @@ def probabilities_kernel(
     # The output row holds the logits until the probabilities overwrite them.
     tl.debug_barrier()
 
-    smallest = tl.full([], 0, tl.uint32)
-    if cuts_k:
-        if (top_k > 0) & (top_k < vocab_size):
-            smallest = _threshold(out_ptr, vocab_size, top_k - 1, largest, smallest, False, block)
-    total = tl.full([block], 0.0, tl.float32)
-    for start in range(0, vocab_size, block):
-        tokens = start + tl.arange(0, block)
-        total += _load(out_ptr, tokens, vocab_size, largest, smallest, True)[1]
-    kept = tl.sum(total)
-    # How many of the tokens at the threshold are kept, in order.
+    # The key of -inf.
+    smallest = tl.full([], 0x007FFFFF, tl.uint32)
+    # How many tokens are left at most, and how many of those at the threshold are kept, in order.
+    count = vocab_size
     ties = vocab_size
+    cut = False
+    if cuts_k:
+        cut = (top_k > 0) & (top_k < vocab_size)
+    if cut:
+        smallest, above, tied = _threshold(
+            out_ptr, gathered_ptr, vocab_size, top_k - 1, largest, smallest, count, False, block, chunk
+        )
+        kept = above + tied * tl.exp(_value(smallest) - largest)
+        count = top_k - 1 + tied
+    else:
+        total = tl.full([chunk], 0.0, tl.float32)
+        for start in range(0, vocab_size, chunk):
+            total += _load(out_ptr, start + tl.arange(0, chunk), vocab_size, largest, smallest)[1]
+        kept = tl.sum(total)
     if cuts_p:
         if top_p < 1:
             target = top_p * kept
-            smallest = tl.maximum(_threshold(out_ptr, vocab_size, target, largest, smallest, True, block), smallest)
-            total = tl.full([block], 0.0, tl.float32)
-            tied = tl.full([block], 0, tl.int32)
-            for start in range(0, vocab_size, block):
-                tokens = start + tl.arange(0, block)
-                keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest + 1, True)
-                total += weights
-                tied += (keys == smallest).to(tl.int32)
-            above = tl.sum(total)
+            smallest, above, tied = _threshold(
+                out_ptr, gathered_ptr, vocab_size, target, largest, smallest, count, True, block, chunk
+            )
             # They have equal weights: they are kept while the sum before them is small enough.
             one = tl.exp(_value(smallest) - largest)
             room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
-            ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tl.sum(tied))
+            ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tied)
             kept = above + ties * one
     kept = tl.where(broken, float("nan"), kept)
     seen = 0
-    for start in range(0, vocab_size, block):
-        tokens = start + tl.arange(0, block)
-        keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest, True)
+    for start in range(0, vocab_size, chunk):
+        tokens = start + tl.arange(0, chunk)
+        keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest)
         if cuts_p:
             at = (keys == smallest).to(tl.int32)
             weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
@@ -162,10 +255,17 @@ def _probabilities(
     """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k and top_p, [B] each."""
     groups, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
+    block = min(_BLOCK, triton.next_power_of_2(vocab_size))
+    num_warps = max(4, block // 1024)
+    cuts = bool(rows) or 0 < top_k < vocab_size, bool(rows) or top_p < 1
+    gathered = None
+    if vocab_size > block and any(cuts):
+        gathered = torch.empty(batch * queries, block, dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):
         probabilities_kernel[(batch * queries,)](
             logits,
             None if allowed is None else allowed.view(torch.uint8),
+            gathered,
             probabilities,
             scale if scales is None else scales,
             *(rows or (temperature, top_k, top_p)),
@@ -176,12 +276,13 @@ def _probabilities(
             vocab_size if allowed is not None and allowed.ndim == 2 else 0,
             guided=groups == 2,
             masked=allowed is not None,
-            cuts_k=bool(rows) or 0 < top_k < vocab_size,
-            cuts_p=bool(rows) or top_p < 1,
+            cuts_k=cuts[0],
+            cuts_p=cuts[1],
             by_place=scales is not None,
             by_row=bool(rows),
-            block=min(4096, triton.next_power_of_2(vocab_size)),
-            num_warps=8,
+            block=block,
+            chunk=min(256 * num_warps, block),
+            num_warps=num_warps,
             # Fused multiplication and addition would round differently from the reference, and break or make ties.
             enable_fp_fusion=False,
         )
