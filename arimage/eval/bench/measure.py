@@ -17,7 +17,7 @@ from ...decoding import (
     parse_decoding,
 )
 from ...decoding.presets import needs_of_preset
-from ...decoding.run.step_seconds import device_name
+from ...kernels.timings import device_name
 from ...pipelines.base import ARImagePipeline, ARPipeline
 from .memory import peak_memory, reset_peak_memory
 

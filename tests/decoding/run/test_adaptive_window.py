@@ -12,8 +12,9 @@ from arimage.decoding.jacobi.window import resize_window
 from arimage.decoding.run import batch
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.run.capture import WARM_UP, CompiledSteps
-from arimage.decoding.run.step_seconds import SIZES, _time, step_seconds, table_path
+from arimage.decoding.run.step_seconds import SIZES, TABLE, _time, step_seconds
 from arimage.decoding.run.watch import INTERVAL
+from arimage.kernels.timings import table_path
 
 
 def decode_with(seconds, kept, num_tokens=2048):
@@ -168,9 +169,9 @@ def test_seconds_are_remembered_on_disk(table_model, timed):
     seconds = timed(model(), lambda size: 1.0, made)
     made.clear()
     assert timed(model(), lambda size: 1.0, made) == seconds and not made
-    table_path().write_text("not a table")
+    table_path(TABLE).write_text("not a table")
     timed(model(), lambda size: 1.0, made)
-    assert made and "Linear, 20 parameters, torch.float32" in table_path().read_text()
+    assert made and "Linear, 20 parameters, torch.float32" in table_path(TABLE).read_text()
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed, monkeypatch, tmp_path, caplog):
