@@ -104,7 +104,7 @@ class LazyJacobiDecoding(DecodingMethod):
         noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
         # A draft may only be decided if everything between the cursor and the draft is evaluated too.
         run = used & (queried == cursor + torch.arange(count, device=slots.device))
-        y, _, leading = couple_window(p, q, x, noise, run)
+        y, leading = couple_window(p, q, x, noise, run)
         end = state.cursor + torch.minimum(leading + 1, run.sum(1))
         state.token_buffer.scatter_(1, queried, y)
         if self.chain == "auto":

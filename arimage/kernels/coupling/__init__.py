@@ -50,7 +50,7 @@ def couple_window(
     x: torch.LongTensor,
     noise: torch.FloatTensor,
     live: torch.BoolTensor,
-) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+) -> tuple[torch.LongTensor, torch.LongTensor]:
     """`couple` for windows [B, W], and how many leading drafts of each window are live and kept.
 
     Args:
@@ -60,6 +60,6 @@ def couple_window(
         live: bool [B, W], the positions that count.
 
     Returns:
-        y [B, W], kept [B, W] (bool, as in `couple`), leading [B] in 0 .. W.
+        y [B, W], and the numbers of drafts [B], 0 .. W.
     """
     return _operations(p).couple_window(p, q, x, noise, live)

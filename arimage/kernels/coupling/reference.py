@@ -52,6 +52,6 @@ def couple_window(
     x: torch.LongTensor,
     noise: torch.FloatTensor,
     live: torch.BoolTensor,
-) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+) -> tuple[torch.LongTensor, torch.LongTensor]:
     y, kept = couple(p, q, x, noise)
-    return y, kept, (kept & live).long().cumprod(-1).sum(-1)
+    return y, (kept & live).long().cumprod(-1).sum(-1)

@@ -174,7 +174,7 @@ def couple_window(
     x: torch.LongTensor,
     noise: torch.FloatTensor,
     live: torch.BoolTensor,
-) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor]:
+) -> tuple[torch.LongTensor, torch.LongTensor]:
     leading = torch.full_like(x[:, 0], x.shape[1])
-    y, kept = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading)
-    return y, kept, leading
+    y, _ = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading)
+    return y, leading
