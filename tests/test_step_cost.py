@@ -14,6 +14,7 @@ import arimage.models
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
 from arimage.decoding.names import PRESETS
 from arimage.kernels.coupling import couple, couple_window, sample
+from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
@@ -97,6 +98,11 @@ KERNELS = {
         lambda p, logits, x, noise: probabilities(logits, noise[:, 0, 0], 0.9, x[:, 0], 0.9),
         3,
         2 * P + 2 * (5 * FLOAT + LONG),
+    ),
+    "normals": (
+        lambda p, logits, x, noise: normals(x[0, :2], x, None, 3, 5),
+        1,
+        (2 + DRAFTS) * LONG + 5 * DRAFTS * FLOAT,
     ),
 }
 
