@@ -34,7 +34,10 @@ def rotary_table(
         dim=-1,
     ).flatten(0, 1)
     table = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    return torch.cat([table.new_tensor([prefix_keys, 0]).expand(prefix, 2 * quarter, 2), table])
+    table = F.pad(table, (0, 0, 0, 0, prefix, 0))
+    if prefix_keys:
+        table[:prefix, :, 0] = 1
+    return table
 
 
 class RMSNorm(nn.Module):
