@@ -20,10 +20,10 @@ counted:
 `captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
 step that reads the device, are not captured. Attention is limited as in captured steps.
 
-`model` is the forward passes of the model (and of its refiner or teacher), and its denoising head; `outside` is
-everything else. The floor reads every weight that the forward pass uses once, and the keys and values of the prompt
-and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor. Launches
-are the same at every batch size.
+`model` is the forward passes of the model (and of its refiner, teacher or drafter) and their denoising heads;
+`outside` is everything else. The floor reads every weight that the forward pass uses once, and the keys and values of
+the prompt and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor.
+Launches are the same at every batch size.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
 python benchmarks/step_cost.py --write-table    # writes step_cost.tsv, which the tests compare with
@@ -67,10 +67,10 @@ COMMITTED = {
     ),
     "llamagen-t2i-512": ("sjd-coupled",),
     "var-d30": ("next-scale", "code"),
-    "janus-pro-7b": ("ar", "sjd-coupled"),
-    "lumina-mgpt-7b-768": ("sjd-coupled",),
+    "janus-pro-7b": ("ar", "sjd-coupled", "sjd-tree"),
+    "lumina-mgpt-7b-768": ("sjd-coupled", "sjd-tree"),
     "anole-7b": ("sjd-coupled",),
-    "emu3-gen": ("sjd-coupled",),
+    "emu3-gen": ("sjd-coupled", "sjd-tree"),
     "cosmos-4b": ("sjd-coupled:init=previous",),
     "cosmos-5b": ("ar",),
     "arpg-l-256": ("sjd-coupled", "groups:groups=4"),
@@ -150,11 +150,11 @@ class StepCounter(TorchDispatchMode):
         """`function`, counted as the model."""
 
         def counted(*args, **kwargs):
-            self._place = "model"
+            before, self._place = self._place, "model"
             try:
                 return function(*args, **kwargs)
             finally:
-                self._place = "outside"
+                self._place = before
 
         return counted
 
@@ -236,13 +236,13 @@ def fake_cuda():
         yield
 
 
-def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int]) -> Cost:
+def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int], drafter=None) -> Cost:
     """The cost of `run`, which yields after each step whether it can be captured. Attention has to read `filled()`
-    bytes of keys and values."""
+    bytes of keys and values. `drafter` is the `DraftModel` of a state."""
     counter = StepCounter(parameter for network in bound.networks for parameter in network.parameters())
-    # Those that decode the rest of an image that the model begins.
-    others = (getattr(bound.model, name, None) for name in ("refiner", "teacher"))
-    for model in filter(None, (bound.model, *others)):
+    # Those that draft an image, or decode the rest of it.
+    others = (getattr(bound.model, name, None) for name in ("refiner", "teacher", "drafter"))
+    for model in filter(None, (bound.model, *others, drafter)):
         for name in FORWARDS:
             if hasattr(type(model), name):
                 setattr(model, name, counter.inside(getattr(type(model), name).__get__(model)))
@@ -284,7 +284,7 @@ def token_cost(bound: Bound, decoding, batch: int) -> Cost:
     """The cost of a step, half-way through the image."""
     state = half_way(bound, decoding, batch)
     filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
-    return count(bound, step(decoding, state), lambda: filled)
+    return count(bound, step(decoding, state), lambda: filled, getattr(state, "drafter", None))
 
 
 def step(decoding, state) -> Iterator[bool]:

@@ -91,7 +91,7 @@ class GroupAcceptance:
             above = torch.where(p > p_x, -p, -torch.inf).topk(side, dim=-1)
             below = torch.where((p > 0) & (p <= p_x), p, -torch.inf).scatter(-1, x, -torch.inf).topk(side, dim=-1)
             tokens = torch.cat([above.indices, below.indices], dim=-1)
-            found = torch.cat([above.values, below.values], dim=-1).isfinite()
+            found = torch.cat([above.values, below.values], dim=-1) > -torch.inf
             p_near, q_near = p.gather(-1, tokens), q.gather(-1, tokens)
             distance = (codebook[tokens] - codebook[x]).norm(dim=-1)
             group = found & ((p_near - p_x).abs() < self.max_probability_gap) & (distance < self.max_distance)

@@ -54,10 +54,10 @@ def block_from(first: torch.LongTensor, block: int) -> torch.LongTensor:
 
 
 def _sample(
-    state: DecodingState, logits: torch.FloatTensor, positions: torch.LongTensor, live: torch.BoolTensor | None = None
+    state: DecodingState, logits: torch.FloatTensor, positions: torch.LongTensor, ended: torch.BoolTensor | None = None
 ) -> torch.LongTensor:
     """Sample tokens [B, Q] at `positions` [B, Q] from logits [G, B, Q, V]."""
-    probabilities = state.probabilities(logits, positions, live)
+    probabilities = state.probabilities(logits, positions, ended)
     return sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
 
 
@@ -107,11 +107,11 @@ class AutoregressiveDecoding(DecodingMethod):
         if isinstance(state, PathState):
             step_window(state, "none")
             return
-        block, running = state.model.block, ~state.finished
+        block, ended = state.model.block, state.finished[:, None]
         positions = block_from(state.cursor, block)
         before = positions - block
-        fed = torch.where(running[:, None], before, -1)
-        logits = state.model.forward(state.token_buffer.gather(1, before), fed, state.cache)
+        previous = state.token_buffer.gather(1, before)
+        logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache)
         # The tokens of finished images are discarded.
-        state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, running[:, None]))
-        state.advance(torch.add(state.cursor, running, alpha=block))
+        state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, ended))
+        state.advance((state.cursor + block).clamp_(max=state.model.num_tokens))

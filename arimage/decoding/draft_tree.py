@@ -143,8 +143,8 @@ class DraftTreeDecoding(DecodingMethod):
             slots=torch.cat([root, size + drafts], dim=1),
             return_features=True,  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
         )
-        live = (positions >= 0) & (positions < size - 1)
-        probabilities = state.probabilities(logits, (positions + 1).clamp(max=size - 1), live)
+        ended = (positions < 0) | (positions >= size - 1)
+        probabilities = state.probabilities(logits, (positions + 1).clamp(max=size - 1), ended)
         tokens, path, reached = self._walk(state, tree, probabilities, drafted)
 
         offsets = torch.arange(self.depth + 1, device=cursor.device)
@@ -181,7 +181,7 @@ class DraftTreeDecoding(DecodingMethod):
         grown = []
         for depth in range(1, self.depth + 1):
             at = (cursor + depth - 1).clamp(max=size - 1)[:, None]
-            probabilities = state.probabilities(logits, at.expand_as(live), live)
+            probabilities = state.probabilities(logits, at.expand_as(live), ~live)
             probabilities = torch.where(live[..., None], probabilities, 0)
             tokens, gains = self._children(state, probabilities, at, width)
             scores = scores[..., None] + gains

@@ -46,16 +46,17 @@ def flow(
         return (logarithms + scores.unflatten(0, noise.shape[:-1])).softmax(-1)
 
     def velocity(x: torch.FloatTensor, t: float) -> torch.FloatTensor:
-        return torch.addmm(x, tokens_at(x, t).flatten(0, -2), codebook, beta=-1) / (1 - t)
+        return torch.addmm(x, tokens_at(x, t).flatten(0, -2), codebook, beta=-1 / (1 - t), alpha=1 / (1 - t))
 
     x, times = noise.flatten(0, -2), [1 - (1 - END) ** (step / steps) for step in range(steps + 1)]
     for start, end in itertools.pairwise(times):
         size, middle = end - start, (start + end) / 2
         first = velocity(x, start)
-        second = velocity(x + size / 2 * first, middle)
-        third = velocity(x + size / 2 * second, middle)
-        fourth = velocity(x + size * third, end)
-        x = x + size / 6 * (first + 2 * second + 2 * third + fourth)
+        second = velocity(torch.add(x, first, alpha=size / 2), middle)
+        third = velocity(torch.add(x, second, alpha=size / 2), middle)
+        fourth = velocity(torch.add(x, third, alpha=size), end)
+        change = torch.add(first, second, alpha=2).add_(third, alpha=2).add_(fourth)
+        x = torch.add(x, change, alpha=size / 6)
     return tokens_at(x, END)
 
 
@@ -68,10 +69,14 @@ def _teacher(model: TokenModel | VectorModel) -> TokenModel | None:
 
 @dataclass
 class FlowState(CursorState):
-    """Adds to `CursorState`: `noise` float32 [B, N, D], and the `window`. With a student, `model` is its teacher."""
+    """Adds to `CursorState`: `noise` float32 [B, N, D], the `codebook` of the flow, float32 [V, D], and the `window`.
+    With a student, `model` is its teacher."""
+
+    shared = frozenset({"codebook"})
 
     model: TokenModel
     noise: torch.FloatTensor
+    codebook: torch.FloatTensor
     window: int
     student_passes: int
 
@@ -141,6 +146,8 @@ class FlowDecoding(DecodingMethod):
         teacher = _teacher(model)
         assert teacher is not None
         cache, logits = teacher.prefill(len(seeds))
+        assert teacher.codebook is not None
+        codebook = teacher.codebook.float()
         state = FlowState.open(
             teacher,
             sampling,
@@ -149,6 +156,7 @@ class FlowDecoding(DecodingMethod):
             spare=self.window,
             cursor=torch.zeros_like(seeds),
             noise=noise,
+            codebook=codebook / codebook.square().sum(-1).mean().sqrt(),
             window=self.window,
             student_passes=passes,
         )
@@ -176,10 +184,10 @@ class FlowDecoding(DecodingMethod):
     def step(self, state: FlowState) -> None:
         offsets = torch.arange(state.window, device=state.seeds.device)
         positions = state.cursor[:, None] + offsets
-        live, before = positions < state.model.num_tokens, positions - 1
-        guesses = state.token_buffer.gather(1, positions)
-        logits = state.model.forward(state.token_buffer.gather(1, before), torch.where(live, before, -1), state.cache)
-        tokens = self._tokens(state, state.probabilities(logits, positions, live), positions)
+        ended, before = positions >= state.model.num_tokens, positions - 1
+        guesses, previous = state.token_buffer.gather(1, positions), state.token_buffer.gather(1, before)
+        logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache)
+        tokens = self._tokens(state, state.probabilities(logits, positions, ended), positions)
         end = decided_end(state, positions, tokens == guesses, positions[:, -1:])
         state.token_buffer.scatter_(1, positions, tokens)
         state.advance(end)
@@ -189,10 +197,7 @@ class FlowDecoding(DecodingMethod):
     ) -> torch.LongTensor:
         """The tokens [B, Q] that the flow assigns to the noise at `positions` [B, Q], given their `probabilities`
         [B, Q, V]."""
-        assert state.model.codebook is not None
-        codebook = state.model.codebook.float()
-        codebook = codebook / codebook.square().sum(-1).mean().sqrt()
         images = torch.arange(len(positions), device=positions.device)[:, None]
         noise = state.noise[images, positions.clamp(max=state.model.num_tokens - 1)]
-        weights = flow(probabilities, noise, codebook)
+        weights = flow(probabilities, noise, state.codebook)
         return sample(weights, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])

@@ -51,14 +51,14 @@ class RowStep:
 
     Attributes:
         positions: int64 [B, L, W].
-        live: bool [B, L, W], the positions that may be decided now; values at the others are undefined.
+        ended: bool [B, L, W], the positions that may not be decided now; values there are undefined.
         opening: bool [B, L], whether the row has no token yet and the row above is not complete.
         count, end: int64 [B, L], how many tokens of the row are decided, and how many may be decided now.
         probabilities: float32 [B, L, W, V].
     """
 
     positions: torch.LongTensor
-    live: torch.BoolTensor
+    ended: torch.BoolTensor
     opening: torch.BoolTensor
     count: torch.LongTensor
     end: torch.LongTensor
@@ -112,13 +112,14 @@ def forward_rows(state: RowState, column: torch.LongTensor | None, context: int)
     layout, size = state.model.layout, state.model.num_tokens
     above, count = state.counts.gather(1, state.row), state.counts[:, 1:].gather(1, state.row)
     column = count[..., None] if column is None else column
-    is_open = (state.row < layout.rows) & ((count > 0) | (above >= context))
-    opening = is_open & (count == 0) & (above < layout.columns)
+    begun = count > 0
+    is_open = (state.row < layout.rows) & (begun | (above >= context))
+    opening = (is_open > begun) & (above < layout.columns)
     begin = (state.row * layout.columns)[..., None]
     positions, end = begin + column, above * is_open
-    live, first = column < end[..., None], column == count[..., None]
+    ended, first = column >= end[..., None], column == count[..., None]
     # The last token of a row is fed even if no token after it may be decided, so that others can attend to it.
-    fed = (live | (is_open[..., None] & first)).flatten(1)
+    left_out = (ended > (is_open[..., None] & first)).flatten(1)
     stands_in = (opening[..., None] & first).flatten(1)
     at = positions - 1
     slots = torch.arange(size, device=at.device)
@@ -128,24 +129,25 @@ def forward_rows(state: RowState, column: torch.LongTensor | None, context: int)
         visible = torch.cat([visible, stands_in[..., None]], dim=-1)
     logits = state.model.forward(
         state.token_buffer.gather(1, at).masked_fill(stands_in, -1),
-        torch.where(fed, at, -1),
+        at.masked_fill(left_out, -1),
         state.cache,
         visible=visible,
         slots=at.masked_fill(stands_in, size),
     )
-    probabilities = state.probabilities(logits, positions.flatten(1), live.flatten(1))
-    return RowStep(positions, live, opening, count, end, probabilities.unflatten(1, positions.shape[1:]))
+    probabilities = state.probabilities(logits, positions.flatten(1), ended.flatten(1))
+    return RowStep(positions, ended, opening, count, end, probabilities.unflatten(1, positions.shape[1:]))
 
 
 def decide(state: RowState, step: RowStep, tokens: torch.LongTensor, accepted: torch.LongTensor) -> torch.BoolTensor:
-    """Write `tokens` [B, L, W] at the live positions, decide the first `accepted` [B, L] of each row and count the
-    step.
+    """Write `tokens` [B, L, W] at the positions that have not `ended`, decide the first `accepted` [B, L] of each row
+    and count the step.
 
     Returns:
         Bool [B, L], whether a slot moved on to another row.
     """
     layout, columns = state.model.layout, state.model.layout.columns
-    state.write_tokens(step.positions.flatten(1), step.live.flatten(1), tokens.flatten(1))
+    written = step.positions.masked_fill(step.ended, state.model.num_tokens)
+    state.token_buffer.scatter_(1, written.flatten(1), tokens.flatten(1))
     state.counts[:, 1:].scatter_add_(1, state.row, accepted)
     state.record(accepted.sum(1))
     torch.eq(state.counts[:, layout.rows], columns, out=state.finished)

@@ -58,19 +58,19 @@ class ZipARDecoding(DecodingMethod):
 
     def step(self, state: ZipARState) -> None:
         step = forward_rows(state, None, self._context(state.model))
-        positions, live, p = (values.squeeze(2) for values in (step.positions, step.live, step.probabilities))
+        positions, ended, p = (values.squeeze(2) for values in (step.positions, step.ended, step.probabilities))
         tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
-        accepted = live
+        accepted = ~ended
         if self.adaptive:
             # Only the lowest open row can be without a token, so at most one row per image has a pending draft.
             q = state.draft_probabilities[:, None].expand_as(p)
-            begins = live & (positions % state.model.layout.columns == 0)
+            begins = accepted & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)
             noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
             verified, kept = couple(p, q, state.token_buffer.gather(1, positions).clamp(min=0), noise)
             tokens = torch.where(drafted, verified, tokens)
             waits = step.opening & ~(drafted & kept)
-            accepted = live & ~waits
+            accepted = accepted & ~waits
             state.draft_probabilities.copy_(torch.where(waits[..., None], p, 0).sum(1))
         decide(state, step, tokens[..., None], accepted.long())
 

@@ -162,10 +162,11 @@ class StackedCache(RowCache):
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
-        source, target = self.index(source), self.index(target)
-        rows = torch.arange(len(source), device=source.device)[:, None]
+        images = torch.arange(len(source), device=source.device)[:, None]
+        source, target = self.places[source], self.places[target]
         for states in (self.keys, self.values):
-            states[:, rows, :, target] = states[:, rows, :, source]
+            groups = states.unflatten(1, (self.groups, -1))
+            groups[:, :, images, :, target] = groups[:, :, images, :, source]
 
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]."""

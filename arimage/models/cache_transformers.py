@@ -96,11 +96,12 @@ class LanguageCache(PlacedCache, Cache):
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
         nowhere."""
-        source, target = (torch.cat([self.index(at), self.row_end_index(at)], dim=1) for at in (source, target))
-        rows = torch.arange(len(source), device=source.device)[:, None]
+        images = torch.arange(len(source), device=source.device)[:, None]
+        source, target = (torch.cat([self.places[at], self._row_end_of[at]], dim=1) for at in (source, target))
         for stack in self._stacks:
-            at, source_at, target_at = (index.to(stack.device) for index in (rows, source, target))
-            stack[:, at, :, target_at] = stack[:, at, :, source_at]
+            at, source_at, target_at = (index.to(stack.device) for index in (images, source, target))
+            groups = stack.unflatten(1, (self.groups, -1))
+            groups[:, :, at, :, target_at] = groups[:, :, at, :, source_at]
 
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]."""

@@ -128,18 +128,19 @@ class DecodingState:
         self,
         logits: torch.Tensor,
         positions: torch.LongTensor,
-        live: torch.BoolTensor | None = None,
+        ended: torch.BoolTensor | None = None,
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
-        """`Sampling.probabilities` with `sampling`, by default the state's. An image with probabilities at a `live`
-        position [B, Q] that are not finite becomes `invalid`; positions after the end of the image are never live."""
+        """`Sampling.probabilities` with `sampling`, by default the state's. An image with probabilities that are not
+        finite becomes `invalid`, but where `ended` [B, Q], at positions that were not fed and at those after the end
+        of the image."""
         sampling = sampling or self.sampling
         if sampling.forced is not None:
             positions = positions.clamp(max=self.model.num_tokens - 1)
         probabilities = sampling.probabilities(logits, positions)
         # Logits that are not finite make the whole row NaN.
         broken = probabilities[..., 0].isnan()
-        self.invalid |= (broken if live is None else broken & live).any(1)
+        self.invalid |= (broken if ended is None else broken > ended).any(1)
         return probabilities
 
     def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:

@@ -94,16 +94,16 @@ class LazyJacobiDecoding(DecodingMethod):
         # The first `count` candidates: whether a draft is evaluated must not depend on later drafts.
         wanted = state.outdated.gather(1, state.positions) | (state.positions < cursor + state.chain)
         queried, slots = (values[:, :count] for values in torch.where(wanted, state.positions, behind).sort(1))
-        used, before = queried < size, queried - 1
+        ended, before = queried >= size, queried - 1
         previous, x = state.token_buffer.gather(1, before), state.token_buffer.gather(1, queried)
-        fed = torch.where(used, before, -1)
+        fed = before.masked_fill_(ended, -1)
         logits = state.model.forward(previous, fed, state.cache, slots=fed)
-        p = state.probabilities(logits, queried, used)
+        p = state.probabilities(logits, queried, ended)
         images = torch.arange(len(slots), device=slots.device)[:, None]
         q = state.draft_probabilities[images, slots]
         noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
         # A draft may only be decided if everything between the cursor and the draft is evaluated too.
-        run = used & (queried == cursor + torch.arange(count, device=slots.device))
+        run = (queried == cursor + torch.arange(count, device=slots.device)) > ended
         y, leading = couple_window(p, q, x, noise, run)
         end = state.cursor + torch.minimum(leading + 1, run.sum(1))
         state.token_buffer.scatter_(1, queried, y)
@@ -113,8 +113,8 @@ class LazyJacobiDecoding(DecodingMethod):
         state.outdated.scatter_(1, queried, False)
         later = state.later.gather(1, queried[..., None].expand(-1, -1, state.later.shape[2]))
         state.outdated.scatter_(1, torch.where((y != x)[..., None], later, behind).flatten(1), True)
-        state.draft_probabilities[images, slots] = torch.where(used[..., None], p, q)
-        slide_window(state, end, state.draft_probabilities)
+        state.draft_probabilities[images, slots] = torch.where(ended[..., None], q, p)
+        slide_window(state, end, state.token_buffer.gather(1, state.positions), state.draft_probabilities)
 
 
 def _later_neighbours(layout: Layout, batch_size: int, size: int, device: torch.device) -> torch.LongTensor:

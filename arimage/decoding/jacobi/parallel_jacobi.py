@@ -114,7 +114,7 @@ class ParallelJacobiDecoding(DecodingMethod):
         if self.refresh == "independent":
             redrafted = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1).view_as(column))
             tokens = torch.where(decided, verified, redrafted)
-        torch.where(step.live[..., None], p, q, out=q)
+        torch.where(step.ended[..., None], q, p, out=q)
         closed = decide(state, step, tokens, accepted)[..., None]
         slots = torch.arange(window, device=at.device)
         torch.where(closed, slots, column.add_(decided, alpha=window), out=column)

@@ -242,11 +242,11 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             return
         positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
         block = state.model.block
-        live, before = positions < state.model.num_tokens, positions - block
+        ended, before = positions >= state.model.num_tokens, positions - block
         previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
         noisy = state.noisy(before) if self.levels else {}
-        logits = state.model.forward(previous, torch.where(live, before, -1), state.cache, **noisy)
-        p, q = state.probabilities(logits, positions, live), state.draft_probabilities[:, : state.window]
+        logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache, **noisy)
+        p, q = state.probabilities(logits, positions, ended), state.draft_probabilities[:, : state.window]
         noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
         verified, kept = couple(p, q, drafts, noise[..., :2])
         redrafted = self._refresh(state, positions, drafts, verified, p, q)
@@ -265,7 +265,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         state.token_buffer.scatter_(1, positions, tokens)
         if self.levels:
             state.denoise(positions, end, tokens)
-        slide_window(state, end, p, noise[..., 2])
+        slide_window(state, end, tokens, p, noise[..., 2])
 
     def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:
         """The drafts [B, W] of the next step at positions that this step does not decide."""

@@ -136,7 +136,7 @@ class TreeJacobiDecoding(DecodingMethod):
         moved = (end[:, None] - 1) * won
         state.cache.move(branch + (size - window), fed.masked_fill(fed >= moved, -1))
         state.token_buffer.scatter_(1, positions, tokens)
-        slide_window(state, end, p, noise[..., 2])
+        slide_window(state, end, tokens, p, noise[..., 2])
 
     def _evaluate(self, state, last, siblings, image) -> tuple[torch.LongTensor, torch.FloatTensor]:
         """The ranks [B, W + S] of the tokens that are fed, and the probabilities [B, W + S, V] of the tokens after
@@ -146,13 +146,13 @@ class TreeJacobiDecoding(DecodingMethod):
         sibling = siblings.gather(1, state.sibling)
         tokens = torch.where(state.first, sibling, state.token_buffer.gather(1, ranks))
         # A branch ends before the last position, which has no successor.
-        live = (ranks < size - 1) & (sibling >= 0)
+        ended = (ranks >= size - 1) | (sibling < 0)
         visible = torch.cat([image <= (ranks - state.past)[..., None], state.own], dim=-1)
         logits = state.model.forward(
             tokens,
-            torch.where(live, ranks, -1),
+            ranks.masked_fill(ended, -1),
             state.cache,
             visible=visible,
             slots=torch.maximum(ranks, state.slots),
         )
-        return ranks, state.probabilities(logits, ranks + 1, live)
+        return ranks, state.probabilities(logits, ranks + 1, ended)

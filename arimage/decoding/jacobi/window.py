@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 
 from ..autoregressive import decide_first, prefill
 from ..contract.distribution import Sampling
@@ -32,7 +33,8 @@ class WindowState(CursorState):
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
         start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
-        neighbour: int64 [B, N], the rank whose token `init` copies, -1 outside of the grid; None for "uniform".
+        neighbour: int64 [B, N + 1], the rank whose token `init` copies; N outside of the grid, and for rank N. None
+            for "uniform".
     """
 
     model: TokenModel
@@ -99,8 +101,6 @@ def open_window(
     """
     cache, logits, known = prefill(model, sampling, len(seeds), scratch)
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
-    ranks = torch.arange(model.num_tokens, device=model.device)
-    layout = model.layout
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
     # The slot follows from the position: the positions that share a slot differ by multiples of the window.
@@ -120,11 +120,12 @@ def open_window(
         init=init,
         start=start,
         start_sums=start_sums,
-        neighbour=None if init == "uniform" else layout.neighbours(ranks.repeat(len(seeds), 1), _OFFSETS[init]),
+        neighbour=None if init == "uniform" else _neighbours(model, len(seeds), init),
         **buffers,
     )
     decide_first(state, logits, known)
-    _draft(state, fresh[:, :window], state.draft_probabilities[:, :window])
+    drafts = state.token_buffer.gather(1, state.positions[:, :window])
+    _draft(state, fresh[:, :window], drafts, state.draft_probabilities[:, :window], state.cursor[:, None] - 1)
     return state
 
 
@@ -142,12 +143,14 @@ def decided_end(
 def slide_window(
     state: WindowState,
     end: torch.LongTensor,
+    tokens: torch.LongTensor,
     probabilities: torch.FloatTensor,
     uniform: torch.FloatTensor | None = None,
 ) -> None:
     """Decide the drafts before `end` [B], count the step, and draft what enters the window.
 
     Args:
+        tokens: [B, W], those in the window before.
         probabilities: [B, W, V], the distributions that the other drafts were sampled from.
         uniform: [B, W] in [0, 1), unused random numbers of the positions of this step; each is used for the draft that
             takes the slot, which is safe since a position is decided once. None generates numbers for the new
@@ -156,8 +159,9 @@ def slide_window(
     positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
     _into(entered, torch.lt, positions, end[:, None])
     positions.add_(entered, alpha=state.window)
+    last = None if state.neighbour is None else state.cursor[:, None] + (state.window - 1)
     state.advance(end)
-    _draft(state, entered, probabilities, uniform)
+    _draft(state, entered, tokens, probabilities, last, uniform)
 
 
 def resize_window(state: WindowState, window: int) -> None:
@@ -172,28 +176,33 @@ def resize_window(state: WindowState, window: int) -> None:
         values[:, :before] = values[images, order]
     state.window = window
     if window > before:
-        offsets = torch.arange(window, device=order.device)
-        state.positions[:, before:window] = (state.cursor[:, None] + offsets)[:, before:]
+        offsets, cursor = torch.arange(window, device=order.device), state.cursor[:, None]
+        state.positions[:, before:window] = (cursor + offsets)[:, before:]
         state.fresh[:, before:window] = True
-        _draft(state, (offsets >= before).expand(len(order), -1), state.draft_probabilities[:, :window])
+        tokens = state.token_buffer.gather(1, state.positions[:, :window])
+        entered, probabilities = (offsets >= before).expand(len(order), -1), state.draft_probabilities[:, :window]
+        _draft(state, entered, tokens, probabilities, cursor + (before - 1))
 
 
 def _draft(
     state: WindowState,
     entered: torch.BoolTensor,
+    tokens: torch.LongTensor,
     probabilities: torch.FloatTensor,
+    last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None = None,
 ) -> None:
-    """Draft the positions that `entered` [B, W] the window; the other drafts were sampled from `probabilities`
-    [B, W, V]."""
+    """Draft the positions that `entered` [B, W] the window, which come after `last` [B, 1]; the other drafts are
+    `tokens` [B, W], and were sampled from `probabilities` [B, W, V]."""
     positions = state.positions[:, : state.window]
     if state.neighbour is None:
         drafts, start = draft_uniformly(state, positions, uniform)
     else:
-        drafts = _copies(state, positions, entered)
+        assert last is not None
+        drafts = _copies(state, positions, last)
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
         drafts, start = _force(state, positions, drafts, start)
-    state.write_tokens(positions, entered, drafts)
+    state.token_buffer.scatter_(1, positions, torch.where(entered, drafts, tokens))
     _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
     state.enter(positions, entered)
 
@@ -227,23 +236,29 @@ def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.Flo
     return torch.where(known < 0, drafts, known), start
 
 
-def _copies(state: WindowState, positions: torch.LongTensor, entered: torch.BoolTensor) -> torch.LongTensor:
-    """The tokens [B, W] that are copied to `positions`: the nearest ones in the direction of `init` that come before
-    all positions that `entered` [B, W]. Where there is none, the token at the same place in the given frame is copied
-    if `init` is "previous" and there is one; otherwise the last token before these positions."""
+def _neighbours(model: TokenModel, batch_size: int, init: Init) -> torch.LongTensor:
+    """The ranks [B, N + 1] whose tokens `init` copies, see `WindowState`."""
+    size = model.num_tokens
+    ranks = torch.arange(size, device=model.device).repeat(batch_size, 1)
+    around = model.layout.neighbours(ranks, _OFFSETS[init])
+    return F.pad(around.masked_fill(around < 0, size), (0, 1), value=size)
+
+
+def _copies(state: WindowState, positions: torch.LongTensor, last: torch.LongTensor) -> torch.LongTensor:
+    """The tokens [B, W] that are copied to those of `positions` [B, W] that come after `last` [B, 1]: the nearest ones
+    in the direction of `init` that do not. Where there is none, the token at the same place in the given frame is
+    copied if `init` is "previous" and there is one; otherwise the token at `last`."""
     assert state.neighbour is not None
-    model, last = state.model, state.model.num_tokens - 1
-    first = torch.where(entered, positions, last + 1).amin(1, keepdim=True).clamp(max=last + 1)
-    at = positions.clamp(max=last)
-    rank = at
+    model, size = state.model, state.model.num_tokens
     *_, rows, columns = model.layout.shape
     # The neighbour may be among the positions being drafted; after this many jumps it is not.
     jumps = {"left": 1, "above": -(-state.window // columns), "previous": -(-state.window // (rows * columns))}
-    for _ in range(jumps[state.init]):
-        rank = torch.where(rank >= first, state.neighbour.gather(1, rank.clamp(min=0)), rank)
-    found = (rank >= 0) & (rank < first)
-    tokens = state.token_buffer.gather(1, torch.where(found, rank, first - 1))
+    rank = state.neighbour.gather(1, positions.clamp(max=size))
+    for _ in range(jumps[state.init] - 1):
+        rank = torch.where(rank > last, state.neighbour.gather(1, rank), rank)
+    tokens = state.token_buffer.gather(1, torch.minimum(rank, last))
     if state.init == "previous" and model.context is not None:
-        given = model.context.gather(1, model.layout.places(at) % model.context.shape[1])
-        tokens = torch.where(found, tokens, given)
+        # A video is generated in raster order.
+        given = model.context.gather(1, positions % model.context.shape[1])
+        tokens = torch.where(rank == size, given, tokens)
     return tokens
