@@ -228,10 +228,12 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
         rotary = rotary_table(config.head_dim, shape, config.rope_theta, config.yarn, device)
         if not self.reads_text:
             return rotary, None
-        absolute = position_table(config.hidden_size, shape, device)
-        if block > 1:
-            # The tokens that start a video are equal: their positions say which token each predicts.
-            return torch.cat([rotary[:block], rotary]), torch.cat([absolute[:block], absolute])
+        # Under torch.autocast with float16, tensors in bfloat16 cannot be concatenated.
+        with torch.autocast(device.type, enabled=False):
+            absolute = position_table(config.hidden_size, shape, device)
+            if block > 1:
+                # The tokens that start a video are equal: their positions say which token each predicts.
+                return torch.cat([rotary[:block], rotary]), torch.cat([absolute[:block], absolute])
         begin = torch.zeros_like(rotary[:1])
         begin[..., 0] = 1
         return torch.cat([begin, rotary]), F.pad(absolute, (0, 0, 1, 0))

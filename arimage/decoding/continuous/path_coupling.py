@@ -171,7 +171,8 @@ def step_window(state: PathState, coupling: Coupling | Literal["none"]) -> None:
     state.check_paths(paths, live)
     if state.conditions is not None:
         images = torch.arange(batch, device=model.device)[:, None]
-        state.conditions[:, images, positions] = conditions
+        # Under torch.autocast they may have another dtype than those of the prefill.
+        state.conditions[:, images, positions] = conditions.to(state.conditions.dtype)
     last = positions[:, -1:]
     end = torch.where(kept, last, positions).amin(1) + 1
     state.write_paths(positions, paths, means)
