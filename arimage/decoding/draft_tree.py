@@ -16,7 +16,7 @@ from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
 from .contract.state import CursorState
 from .contract.supports import DecodingMethod, Need, Needs
-from .tree import DraftTree, ancestors, select
+from .tree import DraftTree, Level, TreeShape, follow, verify_drafts
 
 
 Tree = Literal["dynamic", "static"]
@@ -24,13 +24,24 @@ Tree = Literal["dynamic", "static"]
 
 @dataclass
 class DraftTreeState(CursorState):
-    """Adds to `CursorState`: `entered` [B], how many tokens the last step decided; `features` [G, B, depth + 1, D],
-    from which these tokens were sampled; the drafter and its cache; and the test of drafts."""
+    """Adds to `CursorState`, for steps that decide up to L tokens:
+
+    Attributes:
+        shape: the size of the trees.
+        fed_tokens: int64 [B, L], the tokens that the last step decided, which the drafter is fed in the next step; the
+            last one at the end.
+        places: int64 [B, 2, L], their positions, and those of the tokens before them; -1 before the first one.
+        features: [G, B, L, D], from which these tokens were sampled.
+        drafter, drafter_cache: the drafter and its cache.
+        accepts: the test of a draft.
+    """
 
     image_dims = {**CursorState.image_dims, "features": 1}
 
     model: TokenModel
-    entered: torch.LongTensor
+    shape: TreeShape
+    fed_tokens: torch.LongTensor
+    places: torch.LongTensor
     features: torch.FloatTensor
     drafter: DraftModel
     drafter_cache: Any
@@ -107,7 +118,9 @@ class DraftTreeDecoding(DecodingMethod):
         return model.drafter if self.drafter is None else self.drafter
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
-        cache, logits, features = model.prefill(len(seeds), self.nodes, return_features=True)  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
+        width = min(self.width, model.vocab_size)
+        shape = TreeShape(self.depth, width, self.nodes, model.num_tokens, model.device)
+        cache, logits, features = model.prefill(len(seeds), shape.nodes, return_features=True)  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
         trained = self._drafter(model)
         assert trained is not None
         drafter = trained.bind(model)
@@ -117,146 +130,143 @@ class DraftTreeDecoding(DecodingMethod):
             seeds,
             cache,
             cursor=torch.ones_like(seeds),
-            entered=torch.ones_like(seeds),
-            features=F.pad(features[:, :, None], (0, 0, 0, self.depth)),
+            shape=shape,
+            fed_tokens=seeds.new_zeros(len(seeds), shape.length),
+            places=F.pad(seeds.new_tensor([[0], [-1]]), (shape.length - 1, 0), value=-1).repeat(len(seeds), 1, 1),
+            features=F.pad(features[:, :, None], (0, 0, shape.length - 1, 0)),
             drafter=drafter,
-            drafter_cache=drafter.open_cache(len(seeds), self.depth * self.width),
+            drafter_cache=drafter.open_cache(len(seeds), shape.scratch),
             accepts=self.acceptance.bind(model),
         )
         decide_first(state, logits)
+        state.fed_tokens[:, -1] = state.tokens[:, 0]
         return state
 
     def step(self, state: DraftTreeState) -> None:
-        size, cursor = state.model.num_tokens, state.cursor
-        tree, drafted = self._grow(state)
-        root = (cursor - 1)[:, None]
-        drafts = torch.arange(tree.tokens.shape[1], device=cursor.device).expand_as(tree.tokens)
-        positions = torch.cat([root, torch.where(tree.tokens < 0, -1, root + tree.depths)], dim=1)
-        positions = torch.where(state.finished[:, None], -1, positions)
-        past = (torch.arange(size, device=cursor.device) < cursor[:, None])[:, None]
-        scratch = F.pad(ancestors(tree, self.depth), (0, self.nodes - tree.tokens.shape[1]))
+        size, shape, cursor = state.model.num_tokens, state.shape, state.cursor[:, None]
+        positions = cursor + shape.levels
+        # Nothing comes after the last token.
+        fed = positions.masked_fill(positions >= size - 1, -1)
+        seen = shape.seen < cursor[..., None]
+        levels, drafted = self._grow(state, positions, fed, seen)
+        tree = shape.select(state.fed_tokens[:, -1:], levels, fed)
+        state.invalid |= tree.broken
+        ancestors = shape.ancestors(tree.parents)
+        # The last decided token has a slot of its own.
+        slots = torch.cat([positions[:, :1], shape.slots[:, : shape.nodes].expand(len(cursor), -1)], dim=1)
         logits, features = state.model.forward(
-            torch.cat([state.tokens.gather(1, root), tree.tokens.clamp(min=0)], dim=1),
-            positions,
+            tree.tokens,
+            tree.positions,
             state.cache,
-            visible=torch.cat([past.expand(-1, scratch.shape[1], -1), scratch], dim=2),
-            slots=torch.cat([root, size + drafts], dim=1),
+            visible=torch.cat([seen[:, :1, :size].expand(-1, shape.nodes + 1, -1), ancestors[..., 1:]], dim=2),
+            slots=slots,
             return_features=True,  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
         )
-        ended = (positions < 0) | (positions >= size - 1)
-        probabilities = state.probabilities(logits, (positions + 1).clamp(max=size - 1), ended)
-        tokens, path, reached = self._walk(state, tree, probabilities, drafted)
+        after = tree.positions + 1
+        probabilities = state.probabilities(logits, after, tree.ended)
+        accepted, sampled = self._verify(state, tree, after, probabilities, drafted)
+        path, counts = follow(tree, accepted, ancestors, shape.length)
+        tokens = torch.gather(sampled, 1, path, out=state.fed_tokens)
+        if self._tests_at_once:
+            # What is sampled after a node with an accepted child does not count.
+            tokens[:, :-1] = tree.tokens.gather(1, path[:, 1:])
 
-        offsets = torch.arange(self.depth + 1, device=cursor.device)
-        ahead = cursor[:, None] + offsets
-        accepted = torch.minimum(reached.sum(1), size - cursor)
-        state.write_tokens(ahead, offsets < accepted[:, None], tokens)
-        source = torch.where(reached, size + path - 1, size)[:, 1:]
-        state.cache.move(source, torch.where(reached[:, 1:], ahead[:, :-1], -1))
+        state.advance_by(counts[:, -1])
+        torch.add(state.cursor[:, None, None], shape.columns, out=state.places)
+        decided, nodes = state.places.masked_fill_((counts == 0)[:, None], -1).unbind(1)
+        state.token_buffer.scatter_(1, decided.remainder(size + 1), tokens)
+        state.cache.move(slots.gather(1, path), nodes)
         index = path[None, :, :, None].expand(len(features), -1, -1, features.shape[-1])
-        torch.gather(features, 2, index, out=state.features)
-        state.entered.copy_(accepted)
-        state.advance(cursor + accepted)
+        # Under torch.autocast, features may have another dtype than those of the prefill.
+        torch.gather(features.to(state.features.dtype), 2, index, out=state.features)
 
-    def _grow(self, state: DraftTreeState) -> tuple[DraftTree, torch.FloatTensor]:
-        """The drafts of a step, and the probabilities [B, L, V] that the groups of children were sampled from."""
-        size, cursor = state.model.num_tokens, state.cursor
-        width = min(self.width, state.model.vocab_size)
-        past = (torch.arange(size, device=cursor.device) < cursor[:, None])[:, None].expand(-1, width, -1)
-        # The drafter is fed the tokens decided since its last turn, with the model's features.
-        offsets = torch.arange(self.depth + 1, device=cursor.device)
-        positions = (cursor - state.entered)[:, None] + offsets
-        entered = offsets < state.entered[:, None]
-        tokens = state.tokens.gather(1, positions.clamp(max=size - 1))
+    def _grow(
+        self, state: DraftTreeState, positions: torch.LongTensor, fed: torch.LongTensor, seen: torch.BoolTensor
+    ) -> tuple[list[Level], list[torch.FloatTensor]]:
+        """The candidates of a step, and the probabilities [B, F, V] that each level was sampled from.
+
+        Args:
+            positions, fed: int64 [B, depth + 1], the positions of the last decided token and of each level, and where
+                tokens are fed, see `TreeShape.select`.
+            seen: bool [B, width, N + scratch], what candidates of the first level attend to.
+        """
+        shape, size = state.shape, state.model.num_tokens
+        width, best = shape.width, shape.all
         logits, features = state.drafter.forward(
-            tokens, state.features, torch.where(entered, positions, -1), state.drafter_cache
+            state.fed_tokens, state.features, state.places[:, 0], state.drafter_cache
         )
-        last = (state.entered - 1).clamp(min=0)[None, :, None, None]
-        logits, features = (
-            values.gather(2, last.expand(len(values), -1, -1, values.shape[-1])) for values in (logits, features)
-        )
-        live = ~state.finished[:, None]
-        parents, scores = torch.full_like(cursor, -1)[:, None], torch.zeros_like(cursor, dtype=torch.float)[:, None]
-        seen = torch.zeros(len(cursor), 1, self.depth * self.width, dtype=torch.bool, device=cursor.device)
-        grown = []
-        for depth in range(1, self.depth + 1):
-            at = (cursor + depth - 1).clamp(max=size - 1)[:, None]
-            probabilities = state.probabilities(logits, at.expand_as(live), ~live)
-            probabilities = torch.where(live[..., None], probabilities, 0)
-            tokens, gains = self._children(state, probabilities, at, width)
-            scores = scores[..., None] + gains
-            level = torch.full_like(parents[0], depth)
-            grown.append((tokens, scores, parents, probabilities, level))
-            if depth == self.depth:
+        logits, features = logits[:, :, -1:], features[:, :, -1:]
+        levels, drafted, weights = [], [], None
+        for depth in range(1, shape.depth + 1):
+            at = positions[:, depth, None]
+            probabilities = state.distribution(logits, at.expand(-1, logits.shape[2]))
+            tokens, shares = self._children(state, probabilities, at, width)
+            scores = shares if weights is None else shares * weights[..., None]
+            levels.append(Level(tokens, scores, best))
+            drafted.append(probabilities)
+            if depth == shape.depth:
                 break
-            # The nodes with the highest scores get children.
-            scores, best = (
-                values[:, :width] for values in scores.flatten(1).sort(dim=1, descending=True, stable=True)
-            )
-            tokens, origin = tokens.flatten(1).gather(1, best), best // width
-            parents = width * sum(len(row[4]) for row in grown[:-1]) + best
-            # The last position has no successor.
-            live = (tokens >= 0) & (cursor + depth < size)[:, None]
-            slots = torch.arange(width, device=cursor.device).expand_as(tokens) + (depth - 1) * width
-            seen = seen.gather(1, origin[..., None].expand(-1, -1, seen.shape[2])).scatter(2, slots[..., None], True)
+            if depth == 1:
+                tokens, weights = tokens[:, 0], scores[:, 0]
+                features = features.expand(-1, -1, width, -1)
+            else:
+                # The candidates with the highest scores get children.
+                weights, best = (values[:, :width] for values in scores.flatten(1).sort(descending=True, stable=True))
+                tokens, origin = tokens.flatten(1).gather(1, best), (best // width)[..., None]
+                seen = seen.gather(1, origin.expand(-1, -1, seen.shape[2]))
+                seen.diagonal(size + (depth - 1) * width, 1, 2).fill_(True)
+                features = features.gather(2, origin[None].expand(len(features), -1, -1, features.shape[-1]))
             logits, features = state.drafter.forward(
-                tokens.clamp(min=0),
-                features.gather(2, origin[None, ..., None].expand(len(features), -1, -1, features.shape[-1])),
-                torch.where(live, at, -1),
+                tokens,
+                features,
+                fed[:, depth, None].expand(-1, width),
                 state.drafter_cache,
-                visible=torch.cat([past, seen], dim=2),
-                slots=size + slots,
+                visible=seen,
+                slots=shape.slots[:, (depth - 1) * width : depth * width].expand(len(tokens), -1),
             )
-        tokens, scores, parents, drafted, depths = (
-            torch.cat(values, dim=0 if values[0].ndim == 1 else 1) for values in zip(*grown, strict=True)
-        )
-        return select(tokens, scores, parents, depths, self.nodes), drafted
+        return levels, drafted
 
     def _children(self, state, probabilities, at, width) -> tuple[torch.LongTensor, torch.FloatTensor]:
-        """Tokens [B, F, width] that may follow each of F nodes, and what they add to the node's score."""
+        """Tokens [B, F, width] that may follow each of F nodes, and the factors on the node's score, each at most
+        1."""
         if self.tree == "dynamic":
             values, tokens = probabilities.topk(width, dim=-1)
-            return torch.where(values > 0, tokens, -1), values.log()
+            return tokens, values
         count = probabilities.shape[1] * width
         noise = uniforms(state.seeds, at, Purpose.SIBLING, state.steps, count)
         # The shape of the tree must not depend on the sampled tokens.
-        gains = -torch.arange(1.0, width + 1, device=probabilities.device)
+        factors = 0.5 ** torch.arange(1, width + 1, device=probabilities.device)
         tokens = sample_siblings(probabilities, noise.unflatten(-1, (-1, width))[:, 0])
-        return tokens, gains.expand(*probabilities.shape[:2], -1)
+        return tokens, factors.expand(*probabilities.shape[:2], -1)
 
-    def _walk(
-        self, state: DraftTreeState, tree: DraftTree, probabilities: torch.FloatTensor, drafted: torch.FloatTensor
-    ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
-        """Walk down the tree, given the probabilities [B, M + 1, V] after its nodes. Returns the sampled tokens
-        [B, depth + 1], the nodes after which they were sampled, and whether there was such a node."""
-        cursor, width = state.cursor, tree.children.shape[2]
-        at = (cursor[:, None] + torch.arange(self.depth + 1, device=cursor.device)).clamp(
-            max=state.model.num_tokens - 1
-        )
-        chosen = self.tree == "dynamic" and isinstance(self.acceptance, ExactAcceptance)
-        if chosen:
-            noise = uniforms(state.seeds, at, Purpose.SAMPLE, None, 1)
-        else:
-            noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, width + 1)
-        drafts_of = F.pad(tree.tokens, (1, 0), value=-1)
-        node, going = torch.zeros_like(cursor), ~state.finished
-        tokens, path, reached = [], [], []
-        for depth in range(self.depth + 1):
-            p = probabilities.gather(1, node[:, None, None].expand(-1, 1, probabilities.shape[2]))[:, 0]
-            children = tree.children.gather(1, node[:, None, None].expand(-1, 1, width))[:, 0]
-            drafts = drafts_of.gather(1, children)
-            if chosen:
-                token = sample(p, noise[:, depth, 0])
-                child = torch.where(drafts == token[:, None], children, 0).amax(1)
-            else:
-                group = tree.groups.gather(1, node[:, None])[..., None]
-                q = None
-                if self.tree == "static":
-                    q = drafted.gather(1, group.expand(-1, 1, drafted.shape[2]))[:, 0]
-                token, which = couple_siblings(p, q, drafts, noise[:, depth], state.accepts)
-                child = torch.where(which < 0, 0, children.gather(1, which.clamp(min=0)[:, None])[:, 0])
-            tokens.append(token)
-            path.append(node)
-            reached.append(going)
-            node, going = child, going & (child > 0)
-        return torch.stack(tokens, dim=1), torch.stack(path, dim=1), torch.stack(reached, dim=1)
+    @property
+    def _samples_first(self) -> bool:
+        """Whether the token that is sampled from the model decides which child is followed."""
+        return self.tree == "dynamic" and isinstance(self.acceptance, ExactAcceptance)
+
+    @property
+    def _tests_at_once(self) -> bool:
+        return self.tree == "dynamic" and not self._samples_first
+
+    def _verify(
+        self,
+        state: DraftTreeState,
+        tree: DraftTree,
+        after: torch.LongTensor,
+        probabilities: torch.FloatTensor,
+        drafted: list[torch.FloatTensor],
+    ) -> tuple[torch.BoolTensor, torch.LongTensor]:
+        """Which drafts [B, M] are accepted if their parents are, at most one child of a node, and the tokens
+        [B, M + 1] that are sampled after each node, from `probabilities` [B, M + 1, V] at the positions `after` it.
+        `drafted` are the distributions that each level was sampled from."""
+        if self._samples_first:
+            tokens = sample(probabilities, uniforms(state.seeds, after, Purpose.SAMPLE, None, 1)[..., 0])
+            return tokens.gather(1, tree.parents[:, 1:]) == tree.tokens[:, 1:], tokens
+        noise = uniforms(state.seeds, after, Purpose.VERIFY, state.steps, state.shape.width + 1)
+        if self._tests_at_once:
+            return verify_drafts(probabilities, tree, noise, state.accepts)
+        children, groups = state.shape.children(tree)
+        groups = groups[..., None].expand(-1, -1, probabilities.shape[2])
+        q = torch.cat(drafted, dim=1).gather(1, groups)
+        tokens, which = couple_siblings(probabilities, q, children, noise, state.accepts)
+        return which.gather(1, tree.parents[:, 1:]) == tree.ranks[:, 1:], tokens

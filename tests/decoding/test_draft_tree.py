@@ -15,13 +15,15 @@ import arimage.decoding.draft_tree as draft_tree
 from arimage.decoding import (
     AutoregressiveDecoding,
     DraftTreeDecoding,
+    ExactAcceptance,
+    GroupAcceptance,
     NeighbourAcceptance,
     Sampling,
     decode,
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.tree import ancestors, select
+from arimage.decoding.tree import DraftTree, Level, TreeShape, follow, verify_drafts
 from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
@@ -39,35 +41,90 @@ def steps(state):
     return state.steps.tolist()
 
 
-# Two groups of three: the children of node 0, and those of its second child.
-def tree_of(scores, nodes):
-    tokens = torch.tensor([[[5, 6, 7], [8, 9, -1]]])
-    return select(tokens, torch.tensor(scores)[None], torch.tensor([[-1, 1]]), torch.tensor([1, 2]), nodes)
+def tree_of(scores, nodes, positions=(3, 4, 5)):
+    """Of a root 4, its children 5, 6 and 7, and three children of each of them."""
+    scores, shape = torch.tensor(scores)[None], TreeShape(2, 3, nodes, 16, torch.device("cpu"))
+    tokens = torch.arange(5, 17).view(1, 4, 3)
+    levels = [Level(tokens[:, :1], scores[:, :1], shape.all), Level(tokens[:, 1:], scores[:, 1:], shape.all)]
+    tree = shape.select(torch.tensor([[4]]), levels, torch.tensor([positions]))
+    return shape, tree
+
+
+FEW = [[0.9, 0.5, 0.1], [0.3, 0.2, 0.0], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 def test_the_candidates_with_the_highest_scores_are_verified():
-    tree = tree_of([[-1.0, -2.0, -5.0], [-3.0, -4.0, -torch.inf]], 4)
-    assert tree.tokens.tolist() == [[5, 6, 8, 9]]
-    assert tree.depths.tolist() == [[1, 1, 2, 2]] and tree.parents.tolist() == [[0, 0, 2, 2]]
-    assert tree.children[0].tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 0], [0, 0, 0], [0, 0, 0]]
-    assert tree.groups[0, [0, 2]].tolist() == [0, 1]
-    led = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
-    assert ancestors(tree, 2)[0].int().tolist() == led
+    shape, tree = tree_of(FEW, 5)
+    assert tree.tokens.tolist() == [[4, 5, 6, 11, 8, 9]] and not tree.ended.any()
+    assert tree.parents.tolist() == [[0, 0, 0, 2, 1, 1]] and tree.positions.tolist() == [[3, 4, 4, 5, 5, 5]]
+    assert tree.depths.tolist() == [[1, 2, 2, 3, 3, 3]] and tree.ranks.tolist() == [[0, 0, 1, 0, 0, 1]]
+    seen = [[0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
+    assert shape.ancestors(tree.parents)[0, :, 1:].int().tolist() == seen
+    children, groups = shape.children(tree)
+    assert children[0, :3].tolist() == [[5, 6, -1], [8, 9, -1], [11, -1, -1]] and (children[0, 3:] == -1).all()
+    assert groups[0, :3].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("nodes", range(1, 7))
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, 1024])
+def test_a_chain_has_all_its_ancestors(depth):
+    shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
+    parents = torch.arange(-1, depth).clamp(min=0)[None]
+    assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])
+
+
+@pytest.mark.parametrize("nodes", range(1, 10))
 def test_no_draft_is_verified_without_its_parent(nodes):
-    tree = tree_of([[0.0, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]], nodes)
-    assert (
-        tree.tokens[0].tolist()
-        == [[5], [5, 6], [5, 6, 8], [5, 6, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, -1]][nodes - 1]
-    )
-    deep = tree.depths[0] == 2
-    assert (tree.parents[0][deep] == 2).all() and (tree.parents[0][~deep] == 0).all()
+    shape, tree = tree_of([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], nodes)
+    there = tree.ended.logical_not().sum()
+    assert there == min(nodes, 6) + 1 and tree.tokens[0, :there].tolist() == [4, 5, 6, 8, 9, 11, 12][:there]
+    assert tree.parents[0, :there].tolist() == [0, 0, 0, 1, 1, 2, 2][:there]
 
 
 def test_a_small_tree_is_verified_whole():
-    assert tree_of([[-1.0, -2.0, -5.0], [-3.0, -4.0, -9.0]], 100).tokens.shape == (1, 6)
+    shape, tree = tree_of(FEW, 100)
+    assert shape.nodes == 12 and tree.tokens.shape == (1, 13) and tree.ended.sum() == 13 - 7
+
+
+def test_no_candidate_after_the_end_of_the_image_is_verified():
+    _, tree = tree_of(FEW, 5, (14, -1, -1))
+    assert tree.ended.tolist() == [[False] + [True] * 5]
+    _, tree = tree_of(FEW, 5, (-1, -1, -1))
+    assert tree.ended.all()
+
+
+def test_a_path_ends_with_the_last_accepted_draft():
+    shape, tree = tree_of(FEW, 5)
+    for accepted, path in (
+        ([0, 0, 1, 1, 0], [0]),
+        ([1, 0, 1, 0, 0], [0, 1]),
+        ([0, 1, 1, 0, 1], [0, 2, 3]),
+        ([1, 0, 0, 0, 1], [0, 1, 5]),
+    ):
+        nodes, counts = follow(tree, torch.tensor([accepted]).bool(), shape.ancestors(tree.parents), 3)
+        assert nodes[0, 3 - len(path) :].tolist() == path
+        assert counts.tolist() == [[0] * (3 - len(path)) + list(range(1, len(path) + 1))]
+
+
+@pytest.mark.parametrize("acceptance", [ExactAcceptance(), NeighbourAcceptance(4, 0.4), GroupAcceptance(4)])
+def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance):
+    model, (shape, tree) = table_model(vocab_size=17, grid=(1, 2)), tree_of(FEW, 8)
+    accepts, images = acceptance.bind(model), 400
+    tree = DraftTree(**{name: values.expand(images, *values.shape[1:]) for name, values in vars(tree).items()})
+    generator = torch.Generator().manual_seed(0)
+    # Some tokens are excluded, and some nodes are certain of a draft.
+    p = torch.rand(images, 9, 17, generator=generator) ** 6
+    p *= torch.rand(images, 9, 17, generator=generator) < 0.7
+    p[::7, :2] = 0
+    p[::7, :2, 5] = 1
+    p[::7, 1, 8] = 1
+    p /= p.sum(-1, keepdim=True)
+    noise = torch.rand(images, 9, 4, generator=generator)
+    accepted, sampled = verify_drafts(p, tree, noise, accepts)
+    children, _ = shape.children(tree)
+    tokens, which = couple_siblings(p, None, children, noise, accepts)
+    expected = which.gather(1, tree.parents[:, 1:]) == tree.ranks[:, 1:]
+    assert torch.equal(accepted, expected & ~tree.ended[:, 1:]) and accepted.any() and not accepted.all()
+    assert torch.equal(sampled[which < 0], tokens[which < 0])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -182,7 +239,7 @@ class ChosenByProbability(DraftTreeDecoding):
 
     def _children(self, state, probabilities, at, width):
         tokens, _ = super()._children(state, probabilities, at, width)
-        return tokens, probabilities.gather(2, tokens.clamp(min=0)).log().where(tokens >= 0, -torch.inf)
+        return tokens, probabilities.gather(2, tokens.clamp(min=0)).where(tokens >= 0, 0)
 
 
 FLAWS = {

@@ -131,17 +131,23 @@ class DecodingState:
         ended: torch.BoolTensor | None = None,
         sampling: Sampling | None = None,
     ) -> torch.FloatTensor:
-        """`Sampling.probabilities` with `sampling`, by default the state's. An image with probabilities that are not
-        finite becomes `invalid`, but where `ended` [B, Q], at positions that were not fed and at those after the end
-        of the image."""
-        sampling = sampling or self.sampling
-        if sampling.forced is not None:
-            positions = positions.clamp(max=self.model.num_tokens - 1)
-        probabilities = sampling.probabilities(logits, positions)
+        """The `distribution`. An image with probabilities that are not finite becomes `invalid`, but where `ended`
+        [B, Q], at positions that were not fed and at those after the end of the image."""
+        probabilities = self.distribution(logits, positions, sampling)
         # Logits that are not finite make the whole row NaN.
         broken = probabilities[..., 0].isnan()
         self.invalid |= (broken if ended is None else broken > ended).any(1)
         return probabilities
+
+    def distribution(
+        self, logits: torch.Tensor, positions: torch.LongTensor, sampling: Sampling | None = None
+    ) -> torch.FloatTensor:
+        """`Sampling.probabilities` with `sampling`, by default the state's; positions may be after the end of the
+        image."""
+        sampling = sampling or self.sampling
+        if sampling.forced is not None:
+            positions = positions.clamp(max=self.model.num_tokens - 1)
+        return sampling.probabilities(logits, positions)
 
     def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
         """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
@@ -282,9 +288,13 @@ class CursorState(DecodingState):
 
     def advance(self, end: torch.LongTensor) -> None:
         """Count a step that decided the tokens before `end` [B]."""
-        self.record(end - self.cursor)
-        self.cursor.copy_(end)
-        torch.ge(end, self.model.num_tokens, out=self.finished)
+        self.advance_by(end - self.cursor)
+
+    def advance_by(self, count: torch.LongTensor) -> None:
+        """Count a step that decided the next `count` [B] tokens."""
+        self.record(count)
+        self.cursor.add_(count)
+        torch.ge(self.cursor, self.model.num_tokens, out=self.finished)
 
 
 @dataclass
