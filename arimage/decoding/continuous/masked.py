@@ -173,15 +173,16 @@ def denoise(
     guidance = sampling.guidance_at(1 - masked.clamp(min=1) / model.num_tokens)[:, None, None]
     last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps
     stds = []
-    # The noise of all steps at once, from the first step to the last.
-    turns = torch.arange(last, 0, -1, device=positions.device).repeat_interleave(len(positions))
-    seeds, places = state.seeds.repeat(last), positions.repeat(last, 1)
-    tokens, *noise = normals(seeds, places, Purpose.DENOISE, turns, model.dim).unflatten(0, (last, -1))
+
+    def noise(step: int) -> torch.FloatTensor:
+        return normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), model.dim)
+
+    tokens = noise(last)
     for step in reversed(range(last)):
         tokens, std = model.denoise(step, tokens, conditions, guidance, diffusion_steps)
         stds.append(std)
         if step > 0:
-            tokens = tokens + sampling.temperature * std * noise[-step]
+            tokens = tokens + sampling.temperature * std * noise(step)
     state.head_calls += last
     return tokens, stds[::-1]
 
@@ -242,7 +243,8 @@ class MaskedDecoding(DecodingMethod):
     def step(self, state: MaskedState) -> None:
         if state.over:
             return
-        before, after = state.masked.gather(0, torch.stack([state.steps, state.steps + 1]))
+        at = torch.stack([state.steps, state.steps + 1]).clamp(max=state.num_steps)
+        before, after = state.masked.gather(0, at)
         positions, live = next_set(state, before, after)
         visible, _, diffusion_steps = state.sets[state.taken]
         conditions = conditions_of(state, state.model, positions, state.decided, visible)
