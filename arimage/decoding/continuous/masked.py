@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
-from ..contract.state import LockstepState
+from ..contract.state import LockstepState, not_finite
 from ..contract.supports import DecodingMethod
 
 
@@ -151,7 +151,7 @@ def write_set(
 ) -> None:
     """Decide the tokens [B, Q, D] of the next set, and advance to the set after it."""
     model = state.model
-    state.invalid |= (~tokens.isfinite().all(-1) & live).any(1)
+    state.invalid |= (not_finite(tokens) & live).any(1)
     places = torch.where(live, positions, model.num_tokens)
     state.token_buffer.scatter_(1, places[..., None].expand(-1, -1, model.dim), tokens)
     state.known_buffer.scatter_(1, places, True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling
 from ..contract.models import CausalLatentModel
 from ..contract.noise import Purpose, normals, uniforms
-from ..contract.state import CursorState
+from ..contract.state import CursorState, not_finite
 
 
 Coupling = Literal["reflection", "path"]
@@ -66,14 +66,15 @@ class PathState(CursorState):
 
     def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
         """The `values` [B, P, ...] at `positions` [B, Q]."""
-        return values[torch.arange(len(positions), device=positions.device)[:, None], positions]
+        index = positions.view(*positions.shape, *[1] * (values.ndim - 2))
+        return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
 
     def write_paths(self, positions: torch.LongTensor, paths: torch.FloatTensor, means: torch.FloatTensor) -> None:
         """Store `paths` [B, Q, S + 1, D], sampled with `means` [B, Q, S, D], at `positions` [B, Q]. The positions
         after the window are initialised with copies of its last token."""
         images = torch.arange(len(positions), device=positions.device)[:, None]
         self.paths[images, positions], self.means[images, positions] = paths, means
-        self.held[images, positions] = torch.ones_like(positions, dtype=torch.bool)
+        self.held.scatter_(1, positions, True)
         self.token_buffer[images, positions] = paths[:, :, 0]
         behind = positions[:, -1:] + torch.arange(1, self.window + 1, device=positions.device)
         self.token_buffer[images, behind] = paths[:, -1:, 0].expand(-1, self.window, -1)
@@ -81,7 +82,7 @@ class PathState(CursorState):
     def check_paths(self, paths: torch.FloatTensor, live: torch.BoolTensor) -> None:
         """Mark images as `invalid` where the tokens of `paths` [B, Q, S + 1, D] are not finite at `live` positions
         [B, Q]."""
-        self.invalid |= (~paths[:, :, 0].isfinite().all(-1) & live).any(1)
+        self.invalid |= (not_finite(paths[:, :, 0]) & live).any(1)
 
 
 def start_paths(

@@ -328,6 +328,12 @@ class LockstepState(DecodingState):
         return self._put_images(rows, other)
 
 
+def not_finite(vectors: torch.Tensor) -> torch.BoolTensor:
+    """Which `vectors` [..., D] have values that are not finite, in fewer launches than with `isfinite`."""
+    # Only the difference of finite numbers is 0.
+    return (vectors - vectors).sum(-1) != 0
+
+
 def attention_limit(slots: int, most: int, multiple: int = 64) -> int:
     """The attention limit for `slots` slots: rounded up to a `multiple`, at most `most`."""
     return min(-(-slots // multiple) * multiple, most)

@@ -18,6 +18,7 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
 )
+from arimage.decoding.contract.state import not_finite
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
@@ -208,3 +209,11 @@ def test_steps_stay_below_the_limit_of_attention(preset, interval):
             state.limit_attention(interval)
         decoding.step(state)
     assert min(limits) < 100 <= max(limits)
+
+
+def test_vectors_that_are_not_finite_are_found():
+    vectors = torch.tensor(
+        [[1e38, -1e38, 3e38], [0.0, torch.nan, 1.0], [torch.inf, 1.0, -torch.inf], [0.0, 0.0, 1e-40]]
+    )
+    assert not_finite(vectors).tolist() == [False, True, True, False]
+    assert not_finite(vectors.to(torch.float16)).tolist() == [True, True, True, False]
