@@ -54,7 +54,7 @@ from arimage.decoding.run.watch import INTERVAL
 
 SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")
 DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32", "sjd-coupled:window=64")
-DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar")
+DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar", "line-cache")
 # The rows of the committed table: every decoding, and every family. path-jacobi and path-speculative read the device
 # in a step, which fake tensors cannot.
 TABLE = Path(__file__).with_name("step_cost.tsv")
@@ -63,7 +63,7 @@ COLUMNS += ("launches in the model", "launches outside", "launches captured", "b
 COMMITTED = {
     "llamagen-xl-256": (
         *("ar", "sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "sjd-tree", "sjd-lazy", "sjd++", "gsd", "lantern"),
-        *("lantern++", "eagle", "eagle-lantern", "zipar", "pjd"),
+        *("lantern++", "eagle", "eagle-lantern", "zipar", "pjd", "line-cache"),
     ),
     "llamagen-t2i-512": ("sjd-coupled",),
     "var-d30": ("next-scale", "code"),
@@ -276,7 +276,9 @@ def half_way(bound: Bound, decoding, batch: int):
     state = begin(bound, decoding, batch)
     if state.reach is not None:
         size = bound.model.num_tokens
-        state.cache.limit = attention_limit(size // 2 + INTERVAL * state.reach[1], size, captured_multiple(size))
+        end = size // 2 + INTERVAL * state.reach[1]
+        # Some caches have fewer slots than the image has tokens.
+        state.cache.limit = attention_limit(end, min(size, state.cache.slots), captured_multiple(size))
     return state
 
 

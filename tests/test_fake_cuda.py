@@ -301,6 +301,7 @@ VARIANTS = [
     "zipar:window=1,adaptive=true",
     "zipar:window=2",
     "pjd:context=1,refresh=independent",
+    "line-cache:lines=2",
     "eagle:tree=static",
     "next-scale:more_smooth=true",
     "code:drafter_scales=1",

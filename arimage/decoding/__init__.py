@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .jacobi.parallel_jacobi import ParallelJacobiDecoding
     from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
     from .jacobi.tree_jacobi import TreeJacobiDecoding
+    from .line_cache import LineCacheDecoding
     from .names import PRESETS, Order, parse_decoding
     from .next_scale import NextScaleDecoding
     from .presets import (
@@ -66,6 +67,7 @@ _MODULES = {
     "LatentModel": ".contract.models",
     "LatentSampling": ".contract.distribution",
     "LazyJacobiDecoding": ".jacobi.lazy_jacobi",
+    "LineCacheDecoding": ".line_cache",
     "MaskedDecoding": ".continuous.masked",
     "MaskedLatentModel": ".contract.models",
     "NeighbourAcceptance": ".acceptance",
@@ -111,6 +113,7 @@ __all__ = [
     "LatentModel",
     "LatentSampling",
     "LazyJacobiDecoding",
+    "LineCacheDecoding",
     "MaskedDecoding",
     "MaskedLatentModel",
     "NeighbourAcceptance",

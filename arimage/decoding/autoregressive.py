@@ -82,6 +82,18 @@ class AutoregressiveState(CursorState):
         return self.furthest, self.model.block
 
 
+def step_token(state: AutoregressiveState, **where: torch.Tensor) -> None:
+    """Feed the newest token, or block, of every image and sample the next; `where` goes to the model."""
+    block, ended = state.model.block, state.finished[:, None]
+    positions = block_from(state.cursor, block)
+    before = positions - block
+    previous = state.token_buffer.gather(1, before)
+    logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache, **where)
+    # The tokens of finished images are discarded.
+    state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, ended))
+    state.advance((state.cursor + block).clamp_(max=state.model.num_tokens))
+
+
 @dataclass(frozen=True)
 class AutoregressiveDecoding(DecodingMethod):
     """Sample the tokens one after another: N forward passes per image. A model that predicts blocks of tokens takes
@@ -106,12 +118,5 @@ class AutoregressiveDecoding(DecodingMethod):
     def step(self, state: AutoregressiveState | PathState) -> None:
         if isinstance(state, PathState):
             step_window(state, "none")
-            return
-        block, ended = state.model.block, state.finished[:, None]
-        positions = block_from(state.cursor, block)
-        before = positions - block
-        previous = state.token_buffer.gather(1, before)
-        logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache)
-        # The tokens of finished images are discarded.
-        state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, ended))
-        state.advance((state.cursor + block).clamp_(max=state.model.num_tokens))
+        else:
+            step_token(state)

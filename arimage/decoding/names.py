@@ -102,6 +102,9 @@ PRESETS = {
     "pjd": Preset(
         "ParallelJacobiDecoding", {}, False, "speculative Jacobi decoding in several rows at once", "2606.05703"
     ),
+    "line-cache": Preset(
+        "LineCacheDecoding", {}, False, "one token per forward pass, with a cache of a few rows", "2512.04857"
+    ),
     "groups": Preset(
         "GroupDecoding", {}, False, "all tokens of a group in one forward pass, of a model for any order", "2503.10568"
     ),
@@ -164,6 +167,7 @@ DEFAULTS = {
     "LazyJacobiDecoding": {"window": 64, "chain": 16, "tokens": 32, "init": "uniform"},
     "ZipARDecoding": {"window": None, "adaptive": False},
     "ParallelJacobiDecoding": {"window": 16, "context": None, "refresh": "coupled"},
+    "LineCacheDecoding": {"lines": None},
     "DraftTreeDecoding": {
         "drafter": None,
         "tree": "dynamic",

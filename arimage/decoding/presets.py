@@ -19,6 +19,7 @@ from .jacobi.lazy_jacobi import LazyJacobiDecoding
 from .jacobi.parallel_jacobi import ParallelJacobiDecoding
 from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
 from .jacobi.tree_jacobi import TreeJacobiDecoding
+from .line_cache import LineCacheDecoding
 from .names import PRESETS, check_setting_names, parse_decoding, preset_settings
 from .next_scale import NextScaleDecoding
 from .zipar import ZipARDecoding
@@ -33,6 +34,7 @@ _METHODS: dict[str, type[DecodingMethod]] = {
         LazyJacobiDecoding,
         ZipARDecoding,
         ParallelJacobiDecoding,
+        LineCacheDecoding,
         DraftTreeDecoding,
         GroupDecoding,
         NextScaleDecoding,

@@ -63,7 +63,12 @@ class PlacedCache(RowCache):
         size: how many places there are. After a prefill that fills no image slots, only the first `first` are
             allocated, see `allocate`.
         limit: to how many of the image slots forward passes attend, all by default. They may feed lower slots only.
+        key_stacks: the keys of all layers, [layers, rows, heads, size, head_dim] each.
     """
+
+    @property
+    def key_stacks(self) -> Sequence[torch.Tensor]:
+        raise NotImplementedError
 
     def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
         self.prompt, self.slots, self.scratch, self.owners = prompt, slots, scratch, owners
@@ -108,6 +113,18 @@ class PlacedCache(RowCache):
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
+
+    def likeness(self, slots: torch.LongTensor) -> torch.FloatTensor:
+        """See `arimage.decoding.contract.cache.Cache`."""
+        index = self.index(slots)[None, :, None, :, None]
+        likeness = torch.zeros(index.shape[1], index.shape[3], device=index.device)
+        for stack in self.key_stacks:
+            layers, _, heads, _, width = stack.shape
+            at = index.to(stack.device).expand(layers, -1, heads, -1, width)
+            keys = F.normalize(stack.gather(3, at), dim=-1)
+            cosines = keys @ keys.sum(-2)[..., None]
+            likeness += cosines.sum((0, 2, 4), dtype=torch.float32).to(index.device)
+        return likeness.unflatten(0, (self.groups, -1)).sum(0)
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not
@@ -207,6 +224,10 @@ class SlotCache(StackedCache, PlacedCache):
         if self.keys.shape[3] < self.size:
             super().allocate()
             self.limit = self._all
+
+    @property
+    def key_stacks(self) -> Sequence[torch.Tensor]:
+        return (self.keys,)
 
 
 class GrowingCache(StackedCache):

@@ -29,6 +29,7 @@ class LanguageCache(PlacedCache, Cache):
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
         places: how many places there are for a prompt. Shorter prompts lie at their end.
+        slots: how many slots the image has, whole rows.
         compact: allocate no image slots yet.
         together: how many layers are allocated at once: all if they have one shape and device, else 1.
 
@@ -45,6 +46,7 @@ class LanguageCache(PlacedCache, Cache):
         places: int,
         batch_size: int,
         layout,
+        slots: int,
         scratch: int,
         groups: int,
         has_row_ends: bool,
@@ -53,11 +55,11 @@ class LanguageCache(PlacedCache, Cache):
         device: torch.device,
     ):
         Cache.__init__(self, layers=[])
-        columns, count = layout.columns, layout.num_tokens
+        columns, inner = layout.columns, min(slots, layout.num_tokens - 1)
         self.groups = groups
-        inner_ends = torch.arange(columns - 1, count - 1, columns, device=device)[: None if has_row_ends else 0]
-        in_scratch = torch.arange(count, count + scratch if has_row_ends else count, device=device)
-        self.lay_out(places, count, scratch, torch.cat([inner_ends, in_scratch]))
+        inner_ends = torch.arange(columns - 1, inner, columns, device=device)[: None if has_row_ends else 0]
+        in_scratch = torch.arange(slots, slots + scratch if has_row_ends else slots, device=device)
+        self.lay_out(places, slots, scratch, torch.cat([inner_ends, in_scratch]))
         # The place of each slot's row end; nowhere if it has none.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
         self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
@@ -73,6 +75,10 @@ class LanguageCache(PlacedCache, Cache):
     def _set_stacks(self, stacks: list[torch.Tensor]) -> None:
         self._stacks = stacks
         self.keys, self.values = ([layer for stack in stacks[kind::2] for layer in stack] for kind in (0, 1))
+
+    @property
+    def key_stacks(self) -> list[torch.Tensor]:
+        return self._stacks[::2]
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""

@@ -133,7 +133,9 @@ class LanguageTokenModel:
         self.vocab_size = head(prompt[:1, 0]).shape[-1]
 
     @torch.no_grad()
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[LanguageCache, torch.Tensor]:
+    def prefill(
+        self, batch_size: int, scratch: int = 0, *, slots: int | None = None
+    ) -> tuple[LanguageCache, torch.Tensor]:
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         condition, copies = self.conditions.to_prefill(batch_size)
         mask = condition["mask"]
@@ -142,6 +144,7 @@ class LanguageTokenModel:
             places=self.conditions.length,
             batch_size=batch_size,
             layout=self.layout,
+            slots=slots or self.num_tokens,
             scratch=scratch,
             groups=self._groups,
             has_row_ends=self._row_end is not None,

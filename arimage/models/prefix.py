@@ -87,9 +87,10 @@ class PrefixModel:
         scratch: int,
         shared: bool = True,
         filled: int = 0,
+        slots: int | None = None,
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind for the conditions that a prefill computes, which fills the first `filled` image
-        slots, and these conditions; see `Conditions.to_prefill`.
+        """An empty cache of this kind, with N or so many `slots`, for the conditions that a prefill computes, which
+        fills the first `filled` slots, and these conditions; see `Conditions.to_prefill`.
 
         Raises:
             ValueError: if the model is bound to another number of images.
@@ -101,7 +102,7 @@ class PrefixModel:
             heads,
             self.transformer.head_dim,
             prefix=self.conditions.length,
-            slots=self.num_tokens,
+            slots=slots or self.num_tokens,
             scratch=scratch,
             filled=filled if self.compact else None,
             groups=self.groups,

@@ -419,7 +419,9 @@ class CosmosTokenModel:
             self.context.index_copy_(0, images, other.context)
         return self.conditions.put(images, other.conditions)
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[CosmosCache, torch.Tensor]:
+    def prefill(
+        self, batch_size: int, scratch: int = 0, *, slots: int | None = None
+    ) -> tuple[CosmosCache, torch.Tensor]:
         """A cache with the given maps in it, and the logits of the first position or block; see
         `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
@@ -431,7 +433,7 @@ class CosmosTokenModel:
             config.num_key_value_heads,
             config.head_dim,
             prefix=length,
-            slots=self.num_tokens,
+            slots=slots or self.num_tokens,
             scratch=scratch,
             filled=0 if self.compact else None,
             groups=self.groups,

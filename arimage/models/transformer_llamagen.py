@@ -320,11 +320,15 @@ class LlamaGenTokenModel(PrefixModel):
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
-    def prefill(self, batch_size: int, scratch: int = 0, return_features: bool = False) -> tuple:
+    def prefill(
+        self, batch_size: int, scratch: int = 0, *, slots: int | None = None, return_features: bool = False
+    ) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
+        cache, condition, copies = self.open_prefill(
+            SlotCache, batch_size, config.num_layers, heads, scratch, slots=slots
+        )
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

@@ -55,6 +55,7 @@ SMALL = {
     "LazyJacobiDecoding": "window=8,chain=4,tokens=4",
     "ZipARDecoding": "window=2",
     "ParallelJacobiDecoding": "window=4",
+    "LineCacheDecoding": "lines=2",
     "GroupDecoding": "groups=4",
     "FewStepDecoding": "starts=0+3",
     "FlowDecoding": "window=4",

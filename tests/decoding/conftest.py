@@ -22,6 +22,11 @@ class TokenCache:
         for values in (self.tokens, self.positions, self.noise):
             values.scatter_(1, target % values.shape[1], values.gather(1, source))
 
+    def likeness(self, slots):
+        """How many of `slots` [B, M] hold the same token."""
+        tokens = self.tokens.gather(1, slots)
+        return (tokens[..., None] == tokens[:, None]).sum(2).float()
+
     def expand(self, images):
         self.tokens, self.positions, self.noise = self.tokens[images], self.positions[images], self.noise[images]
 
@@ -96,9 +101,9 @@ class TableModel:
     def drafter(self):
         return TableDrafter(self)
 
-    def prefill(self, batch_size, scratch=0, given=None, return_features=False):
+    def prefill(self, batch_size, scratch=0, given=None, return_features=False, slots=None):
         self.forward_passes += 1
-        cache = TokenCache(batch_size, self.num_tokens + scratch)
+        cache = TokenCache(batch_size, (slots or self.num_tokens) + scratch)
         logits = torch.stack(self.tables[: self.block], dim=2).expand(-1, batch_size, -1, -1)
         logits = logits[:, :, 0] if self.block == 1 else logits
         if given is not None:

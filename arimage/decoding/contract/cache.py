@@ -21,6 +21,11 @@ class Cache(Protocol):
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
 
+    def likeness(self, slots: torch.LongTensor) -> torch.FloatTensor:
+        """How much the keys in each of `slots` [B, M] resemble those in the others, float32 [B, M]: the sums of their
+        cosines, over layers and heads. Only where `prefill` takes `slots`."""
+        ...
+
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of the former image `images[j]`, [M]."""
 

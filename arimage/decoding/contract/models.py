@@ -55,9 +55,12 @@ class TokenModel(Protocol):
     @property
     def context(self) -> torch.LongTensor | None: ...
 
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
+    def prefill(self, batch_size: int, scratch: int = 0, *, slots: int | None = None) -> tuple[Cache, torch.Tensor]:
         """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, V] of rank 0; where
         `block` is larger than 1, the logits [G, B, block, V] of the first block.
+
+        A model in raster order, with single tokens, also takes `slots`, the number of slots in place of N: whole rows.
+        `forward` is then called with slots, each in the column of its token, and with `visible`.
 
         G is 1, or 2 under guidance: conditional, then unconditional. A model whose layout has an order also takes
         `given`, int64 [B, M]: the known tokens of the first ranks, padded with -1. The same forward pass writes them

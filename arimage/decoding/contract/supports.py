@@ -58,7 +58,16 @@ def traits_of(model: Model) -> Traits:
 
 
 Need = Literal[
-    "raster", "single tokens", "groups", "frames", "drafter", "denoiser", "codebook", "refiner", "token teacher"
+    "raster",
+    "single tokens",
+    "one order",
+    "groups",
+    "frames",
+    "drafter",
+    "denoiser",
+    "codebook",
+    "refiner",
+    "token teacher",
 ]
 Needs = Mapping[Kind, tuple[Need, ...]]
 """The kinds of model that a decoding can run on, each with what it needs from such a model."""
@@ -68,6 +77,10 @@ _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     "single tokens": (
         lambda traits: traits.block == 1,
         "it predicts whole blocks of tokens: use ar, or sjd-coupled with a window that is a number",
+    ),
+    "one order": (
+        lambda traits: not traits.groups,
+        "it generates in any order, for which its cache keeps every token: use ar, sjd-coupled or the like",
     ),
     "groups": (lambda traits: traits.groups, "it predicts one token after the other: use sjd-coupled or the like"),
     "frames": (

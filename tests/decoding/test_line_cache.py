@@ -1,0 +1,168 @@
+"""Generation with a cache of a few rows: what it holds, and the images that follow from it."""
+
+import pytest
+import tiny
+import torch
+from families import EVERY, condition_of, flat, quick, seeded
+
+from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decoding_from_name
+from arimage.models.transformer_llamagen import LlamaGenTokenModel
+
+
+FAMILIES = ["llamagen-text", "llamagen-class", "janus", "emu3", "lumina", "anole", "cosmos", "cosmos-text"]
+SEEDS = torch.arange(3)
+
+
+class Checked(LineCacheDecoding):
+    """Compares every forward pass with one that has the keys and values of all tokens, and sees those that are
+    kept."""
+
+    def start(self, model, sampling, seeds):
+        state, forward = super().start(model, sampling, seeds), model.forward
+        everything, _ = model.prefill(len(seeds))
+        held = seeds.new_full((len(seeds), state.cache.slots), -1)
+        state.checked = 0
+
+        def checked(tokens, positions, cache, *, visible, slots):
+            logits = forward(tokens, positions, cache, visible=visible, slots=slots)
+            held.scatter_(1, slots, positions)
+            kept = (held[..., None] == torch.arange(model.num_tokens)).any(1)
+            assert kept.sum(1).tolist() == (positions[:, 0] + 1).clamp(max=held.shape[1]).tolist()
+            expected = forward(tokens, positions, everything, visible=kept[:, None])
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            state.checked += 1
+            assert state.checked < model.num_tokens
+            return logits
+
+        model.forward = checked
+        return state
+
+
+def generate(pipe, decoding, seeds=(0, 1, 2), guidance=3.0, **settings):
+    """The tokens [B, N] of one prompt or class under several seeds."""
+    video = pipe.abilities.generates_video
+    settings |= {"num_videos_per_prompt" if video else "num_images_per_prompt": len(seeds)}
+    settings |= {} if video else {"guidance_scale": guidance}
+    generator = [seeded(seed) for seed in seeds]
+    out = pipe(**condition_of(pipe), decoding=decoding, generator=generator, output_type="latent", **settings)
+    assert out.stats.exact == (decoding == "ar")
+    return flat(out.tokens)
+
+
+@pytest.mark.parametrize("guidance", [3.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", quick(FAMILIES, ("anole", "cosmos-text")))
+def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
+    pipe, video = EVERY[family](), "cosmos" in family
+    tokens = generate(pipe, Checked(4 if video else 3), guidance=guidance)
+    # Nothing is replaced before the cache is full: 4 of 6 rows of a video, 3 of 4 rows of an image.
+    full = tokens.shape[1] * (4 if video else 3) // (6 if video else 4)
+    assert torch.equal(tokens[:, :full], generate(pipe, "ar", guidance=guidance)[:, :full])
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "emu3", "cosmos"])
+def test_all_rows_give_the_images_of_ar(family):
+    pipe = EVERY[family]()
+    assert torch.equal(generate(pipe, "line-cache:lines=99"), generate(pipe, "ar"))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("family", ["llamagen-text", "lumina"])
+def test_an_image_does_not_depend_on_its_batch(family, guidance):
+    pipe = EVERY[family]()
+    together = generate(pipe, "line-cache:lines=2", (3, 1, 4, 1, 5), guidance)
+    assert torch.equal(generate(pipe, "line-cache:lines=2", (3, 1, 4, 1, 5), guidance, batch_size=2), together)
+    assert torch.equal(generate(pipe, "line-cache:lines=2", (4,), guidance), together[2:3])
+
+
+@pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
+def test_the_cache_has_as_many_rows(lines, size):
+    network = tiny.transformer("class", grid=4)
+    model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((16, 4)), guided=True)
+    with torch.no_grad():
+        state = LineCacheDecoding(lines).start(model, Sampling(guidance_scale=2.0), SEEDS[:2])
+        # One token of condition and one place for what is thrown away, in 16 places.
+        assert state.cache.keys.shape == state.cache.values.shape == (2, 4, 2, 16 + size, 8)
+
+
+def replaced_by_hand(tokens, shape, lines):
+    """The row of the token in each slot [B][lines * columns] after all tokens [B, N] but the last were fed."""
+    columns, recent = shape[-1], min(shape[-2] if len(shape) == 3 else 1, lines - 1)
+    images = []
+    for image in tokens.tolist():
+        held = [[] for _ in range(columns)]
+        for rank, token in enumerate(image[:-1]):
+            row, column = divmod(rank, columns)
+            own = held[column]
+            if len(own) < lines:
+                own.append((row, token))
+            else:
+                alike = [sum(token == other for _, other in own) for _, token in own]
+                old = [i for i in range(lines) if own[i][0] < row - recent]
+                own[max(old, key=lambda i: (alike[i], -i))] = row, token
+        images.append([held[column][line][0] for line in range(lines) for column in range(columns)])
+    return images
+
+
+@pytest.mark.parametrize(("shape", "lines"), [((6, 3), 2), ((7, 2), 4), ((3, 2, 2), 3), ((4, 2, 2), 4)])
+def test_the_token_most_like_its_column_is_replaced(table_model, shape, lines):
+    model = table_model(grid=shape, vocab_size=2, truncated=True)
+    state = decode(model, LineCacheDecoding(lines), Sampling(), torch.arange(20))
+    assert state.rows.tolist() == replaced_by_hand(state.tokens, shape, lines)
+    # Where there is a choice, images differ in it.
+    assert (len(set(map(tuple, state.rows.tolist()))) > 1) == (lines == 4)
+
+
+def test_known_tokens_are_kept(table_model):
+    model = table_model(grid=(6, 2), vocab_size=3, truncated=True)
+    forced = torch.randint(-1, 3, (3, 12), generator=torch.Generator().manual_seed(0))
+    tokens = decode(model, LineCacheDecoding(2), Sampling(forced=forced), SEEDS).tokens
+    assert torch.equal(torch.where(forced < 0, tokens, forced), tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("interval", [1, 8])
+def test_attention_is_limited_to_what_is_filled(interval):
+    model = LlamaGenTokenModel(tiny.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10)))
+    decoding, limits = LineCacheDecoding(10), []
+    state = decoding.start(model, Sampling(), SEEDS[:1])
+    while not state.finished.all():
+        if len(limits) % interval == 0:
+            state.limit_attention(interval)
+        assert int(state.cursor - 1) < state.cache.limit or state.cache.limit == 100
+        limits.append(state.cache.limit)
+        decoding.step(state)
+    assert set(limits) == {64, 100}
+
+
+def test_a_step_after_the_end_changes_nothing(table_model):
+    model, decoding = table_model(grid=(5, 2), vocab_size=3, truncated=True, padding=0.0), LineCacheDecoding(2)
+    state = decode(model, decoding, Sampling(), SEEDS)
+    tokens, rows = state.tokens.clone(), state.rows.clone()
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and torch.equal(state.rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("arpg", {"order": "raster"}, "its cache keeps every token"),
+        ("randar", {"order": "raster"}, "its cache keeps every token"),
+        ("arpg", {}, "not in raster order"),
+        ("cosmos-blocks", {}, "predicts whole blocks"),
+        ("var-class", {}, "generates whole scales"),
+        ("mar", {}, "its tokens are continuous"),
+        ("latent-llama", {}, "its tokens are continuous"),
+        ("llamagen-dd", {}, "generates vectors"),
+    ],
+)
+def test_other_models_are_refused(family, settings, message):
+    pipe = EVERY[family]()
+    assert "line-cache" not in pipe.decoding_names
+    with pytest.raises(ValueError, match=message):
+        pipe(**condition_of(pipe), decoding="line-cache", **settings)
+
+
+@pytest.mark.parametrize("lines", [1, 0, -3, True, 2.5, "4"])
+def test_a_cache_has_two_rows_or_more(lines):
+    with pytest.raises(ValueError, match="lines is .* give a whole number from 2"):
+        decoding_from_name("line-cache", lines=lines)
