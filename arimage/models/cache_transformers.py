@@ -29,7 +29,7 @@ class LanguageCache(PlacedCache, Cache):
     Args:
         rows, length: how many different prompts are prefilled, and how many tokens they have.
         places: how many places there are for a prompt. Shorter prompts lie at their end.
-        slots: how many slots the image has, whole rows.
+        slots: how many slots the image has, whole rows; by default one for each token.
         compact: allocate no image slots yet.
         together: how many layers are allocated at once: all if they have one shape and device, else 1.
 
@@ -46,7 +46,7 @@ class LanguageCache(PlacedCache, Cache):
         places: int,
         batch_size: int,
         layout,
-        slots: int,
+        slots: int | None = None,
         scratch: int,
         groups: int,
         has_row_ends: bool,
@@ -55,7 +55,8 @@ class LanguageCache(PlacedCache, Cache):
         device: torch.device,
     ):
         Cache.__init__(self, layers=[])
-        columns, inner = layout.columns, min(slots, layout.num_tokens - 1)
+        columns, slots = layout.columns, slots or layout.num_tokens
+        inner = min(slots, layout.num_tokens - 1)
         self.groups = groups
         inner_ends = torch.arange(columns - 1, inner, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(slots, slots + scratch if has_row_ends else slots, device=device)

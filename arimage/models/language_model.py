@@ -144,7 +144,7 @@ class LanguageTokenModel:
             places=self.conditions.length,
             batch_size=batch_size,
             layout=self.layout,
-            slots=slots or self.num_tokens,
+            slots=slots,
             scratch=scratch,
             groups=self._groups,
             has_row_ends=self._row_end is not None,

@@ -111,6 +111,18 @@ def test_a_move_copies_slots_of_each_image_and_nothing_to_nowhere(kind):
     assert torch.equal(image_slots(cache), expected.flatten(2, 3))
 
 
+@pytest.mark.parametrize("kind", ["slots", "language", "language of one stack"])
+def test_likeness_adds_the_cosines_of_the_keys_in_some_slots(kind):
+    cache, given, _ = filled(kind)
+    slots = torch.tensor([[4, 5, 0], [2, 3, 1], [5, 3, 4]])
+    likeness = cache.likeness(slots)
+    keys = given[0, ..., PREFIX:, :].unflatten(1, (GROUPS, IMAGES))
+    for image in range(IMAGES):
+        # [layers, groups, heads, M, head_dim]
+        own = torch.nn.functional.normalize(keys[:, :, image][..., slots[image], :], dim=-1)
+        torch.testing.assert_close(likeness[image], (own @ own.mT).sum((0, 1, 2, 4)))
+
+
 @KINDS
 def test_expanded_images_are_copies(kind):
     cache, _, _ = filled(kind)
