@@ -116,6 +116,7 @@ class PlacedCache(RowCache):
 
     def likeness(self, slots: torch.LongTensor) -> torch.FloatTensor:
         """See `arimage.decoding.contract.cache.Cache`."""
+        self.allocate()
         index = self.index(slots)[None, :, None, :, None]
         likeness = torch.zeros(index.shape[1], index.shape[3], device=index.device)
         for stack in self.key_stacks:
