@@ -122,8 +122,9 @@ class PlacedCache(RowCache):
         for stack in self.key_stacks:
             layers, _, heads, _, width = stack.shape
             at = index.to(stack.device).expand(layers, -1, heads, -1, width)
-            keys = F.normalize(stack.gather(3, at), dim=-1)
-            cosines = keys @ keys.sum(-2)[..., None]
+            keys = stack.gather(3, at)
+            lengths = keys.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+            cosines = keys @ (keys.mT @ lengths.reciprocal()) / lengths
             likeness += cosines.sum((0, 2, 4), dtype=torch.float32).to(index.device)
         return likeness.unflatten(0, (self.groups, -1)).sum(0)
 

@@ -79,6 +79,7 @@ VALUES = {
     "relax": [1.0, 1.0000001, 12.5],
     "reuse": [None, 0.8, 1e-05],
     "levels": [0, 2],
+    "lines": [None, 2, 12],
     "chain": [4, "auto"],
     "tokens": [48],
     "width": [2],
