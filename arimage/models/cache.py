@@ -123,7 +123,7 @@ class PlacedCache(RowCache):
             layers, _, heads, _, width = stack.shape
             at = index.to(stack.device).expand(layers, -1, heads, -1, width)
             keys = stack.gather(3, at)
-            lengths = keys.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+            lengths = keys.norm(dim=-1, keepdim=True).clamp(min=1e-3)
             cosines = keys @ (keys.mT @ lengths.reciprocal()) / lengths
             likeness += cosines.sum((0, 2, 4), dtype=torch.float32).to(index.device)
         return likeness.unflatten(0, (self.groups, -1)).sum(0)
