@@ -74,6 +74,17 @@ def test_an_image_does_not_depend_on_its_batch(family, guidance):
     assert torch.equal(generate(pipe, "line-cache:lines=2", (4,), guidance), together[2:3])
 
 
+@pytest.mark.parametrize("family", ["llamagen-text", "emu3", "cosmos-text"])
+def test_half_precision(family):
+    pipe = EVERY[family]().to(torch.bfloat16)
+    tokens = [generate(pipe, "line-cache:lines=2")]
+    pipe.to(torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            tokens.append(generate(pipe, "line-cache:lines=2"))
+    assert all(each.min() >= 0 for each in tokens)
+
+
 @pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
 def test_the_cache_has_as_many_rows(lines, size):
     network = tiny.transformer("class", grid=4)

@@ -123,6 +123,12 @@ def test_likeness_adds_the_cosines_of_the_keys_in_some_slots(kind):
         torch.testing.assert_close(likeness[image], (own @ own.mT).sum((0, 1, 2, 4)))
 
 
+def test_the_likeness_of_empty_slots_is_zero_in_float16():
+    settings = {"prefix": 1, "slots": SLOTS, "groups": 1, "dtype": torch.float16, "device": torch.device("cpu")}
+    cache = SlotCache(LAYERS, IMAGES, HEADS, WIDTH, **settings)
+    assert torch.equal(cache.likeness(torch.arange(3).expand(IMAGES, -1)), torch.zeros(IMAGES, 3))
+
+
 @KINDS
 def test_expanded_images_are_copies(kind):
     cache, _, _ = filled(kind)
