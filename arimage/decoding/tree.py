@@ -15,7 +15,7 @@ class Level(NamedTuple):
     Attributes:
         tokens: int64 [B, F, K]; -1 where there is no draft.
         scores: float32 [B, F, K], at most that of the parent; 0 where there is no draft.
-        parents: int64 [B, F], the indices of the parents among the candidates of the level before.
+        parents: int64 [B, F] or [1, F], the indices of the parents among the candidates of the level before.
     """
 
     tokens: torch.LongTensor
@@ -62,6 +62,12 @@ class TreeShape:
         nodes: M.
         length: the largest number of tokens that a step decides.
         scratch: the number of nodes with children, the root aside.
+        levels: [depth + 1], the position of the root and of each level, from the cursor on.
+        all: [1, width], the candidates of the first level, all of which have children.
+        slots: [1, max(nodes, scratch)], the scratch slots of a cache.
+        seen: [width, size + scratch], below the cursor at the slots that children of the root see in the drafter's
+            cache.
+        columns: [2, length], the positions of the last `length` tokens before the cursor, and those before them.
     """
 
     def __init__(self, depth: int, width: int, nodes: int, size: int, device: torch.device):
@@ -82,7 +88,7 @@ class TreeShape:
         self._eye = torch.eye(self.nodes + 1, device=device)
         self.all = rank[None, :width]
         self.levels = torch.arange(-1, depth, device=device)
-        # Compared with the cursor: tokens of the first level see decided tokens and themselves.
+        # They see decided tokens and themselves.
         own = torch.arange(self.scratch, device=device) != rank[:width, None]
         self.seen = torch.cat([torch.arange(size, device=device).expand(width, -1), size * own], dim=1)
         self.slots = size + torch.arange(max(self.nodes, self.scratch), device=device)[None]
