@@ -334,9 +334,8 @@ def kernels() -> dict:
             leading.copy_((kept & live).long().cumprod(-1).sum(-1))
         return y, kept
 
-    def numbers(seeds, positions, steps, purpose, count, kind):
-        function = {"uniform": uniforms, "exponential": exponentials, "normal": normals}[kind]
-        return function(seeds, positions, steps, purpose, count)
+    def numbers(seeds, positions, steps, purpose, count, exponential):
+        return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
 
     def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed):
         settings = rows or (temperature, top_k, top_p)
@@ -349,6 +348,7 @@ def kernels() -> dict:
         "arimage::group_norm_silu": group_norm_silu,
         "arimage::neighbour_mass": neighbour_mass,
         "arimage::noise": numbers,
+        "arimage::normals": normals,
         "arimage::probabilities": probable,
         "arimage::rotate": rotate,
         "arimage::sample_siblings": lambda q, noise, first: sample_siblings(q, noise.view(*q.shape[:-1], -1), first),

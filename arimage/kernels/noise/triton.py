@@ -93,15 +93,7 @@ def noise_kernel(
             tl.store(out_ptr + 2 * index + half, numbers, mask=2 * index + half < count)
 
 
-@library.custom_op("arimage::noise", mutates_args=())
-def _noise(
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    steps: torch.Tensor | None,
-    purpose: int,
-    count: int,
-    kind: str,
-) -> torch.Tensor:
+def _numbers(seeds, positions, steps, purpose: int, count: int, kind: str) -> torch.Tensor:
     numbers = torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
     pairs = triton.cdiv(count, 2)
     block = min(512, triton.next_power_of_2(pairs))
@@ -120,29 +112,52 @@ def _noise(
     return numbers
 
 
+@library.custom_op("arimage::noise", mutates_args=())
+def _noise(
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    steps: torch.Tensor | None,
+    purpose: int,
+    count: int,
+    exponential: bool,
+) -> torch.Tensor:
+    return _numbers(seeds, positions, steps, purpose, count, "exponential" if exponential else "uniform")
+
+
 @_noise.register_fake
-def _(seeds, positions, steps, purpose, count, kind):
+def _(seeds, positions, steps, purpose, count, exponential):
     return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
 
 
-def _numbers(seeds, positions, steps, purpose, count, kind: str) -> torch.FloatTensor:
-    steps = None if steps is None else steps.contiguous()
-    return _noise(seeds.contiguous(), positions.contiguous(), steps, int(purpose), count, kind)
+@library.custom_op("arimage::normals", mutates_args=())
+def _normals(
+    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
+) -> torch.Tensor:
+    return _numbers(seeds, positions, steps, purpose, count, "normal")
+
+
+@_normals.register_fake
+def _(seeds, positions, steps, purpose, count):
+    return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
+
+
+def _contiguous(seeds, positions, steps):
+    return seeds.contiguous(), positions.contiguous(), None if steps is None else steps.contiguous()
 
 
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, "uniform")
+    return _noise(*_contiguous(seeds, positions, steps), int(purpose), count, False)
 
 
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, "exponential")
+    return _noise(*_contiguous(seeds, positions, steps), int(purpose), count, True)
 
 
 def normals(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
-    return _numbers(seeds, positions, steps, purpose, count, "normal")
+    return _normals(*_contiguous(seeds, positions, steps), int(purpose), count)
