@@ -21,6 +21,8 @@ class Abilities:
         generates_video: whether a call returns videos.
         predicts_groups: whether the model can predict groups of tokens.
         in_maps: whether the tokens of an image are maps from coarse to fine rather than one grid.
+        max_references: how many reference images a prompt may have: `image` without `mask_image`. 0 for families that
+            take none.
     """
 
     kind: Kind
@@ -28,6 +30,7 @@ class Abilities:
     generates_video: bool = False
     predicts_groups: bool = False
     in_maps: bool = False
+    max_references: int = 0
 
     def accepts(self, argument: str) -> bool:
         """Whether a call takes this argument."""

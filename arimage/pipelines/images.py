@@ -55,7 +55,7 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
     Raises:
         ValueError: if it is anything else.
     """
-    parts = [to_rgb(name, part) if isinstance(part, Image.Image) else part for part in _parts(name, image)]
+    parts = [to_rgb(name, part) if isinstance(part, Image.Image) else part for part in parts_of(name, image)]
     outside = any(isinstance(part, np.ndarray | torch.Tensor) and not _is_float(part) for part in parts)
     pixels = None if outside else _preprocess(VaeImageProcessor(vae_scale_factor=1), name, parts, size)
     # Not a number is refused by the comparison, too.
@@ -68,7 +68,7 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
 
 def _to_masks(name: str, mask_image: PipelineImageInput, size: tuple[int, int]) -> torch.Tensor:
     masks = []
-    for part in _parts(name, mask_image):
+    for part in parts_of(name, mask_image):
         if isinstance(part, np.ndarray | torch.Tensor):
             masks += [_unit_range(name, mask) for mask in _single_masks(name, part)]
         else:
@@ -112,7 +112,12 @@ def _refuse_channels(name: str, found: int, expected: int):
     raise ValueError(f"{name} has {found} channels where {expected} are expected: convert it")
 
 
-def _parts(name: str, image: PipelineImageInput) -> list:
+def parts_of(name: str, image: PipelineImageInput) -> list:
+    """One image or several as a list.
+
+    Raises:
+        ValueError: if there are none, or one has no pixels.
+    """
     parts = list(image) if isinstance(image, list | tuple) else [image]
     if len(parts) == 0 or any(0 in getattr(part, "shape", getattr(part, "size", ())) for part in parts):
         raise ValueError(f"{name} is empty: give one image for all prompts, or one for each")
