@@ -47,7 +47,7 @@ class LineCacheDecoding(DecodingMethod):
     lines: int | None = None
 
     exact = False
-    needs = {"tokens": ("single tokens", "raster", "one order")}
+    needs = {"tokens": ("single tokens", "raster", "one grid", "one order")}
 
     def __post_init__(self):
         check_settings(self, {} if self.lines is None else {"lines": 2})

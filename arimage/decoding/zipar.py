@@ -47,7 +47,7 @@ class ZipARDecoding(DecodingMethod):
     adaptive: bool = False
 
     exact = False
-    needs = {"tokens": ("single tokens", "raster")}
+    needs = {"tokens": ("single tokens", "raster", "one grid")}
 
     def __post_init__(self):
         check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})

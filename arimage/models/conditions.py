@@ -151,20 +151,22 @@ def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTens
 
 
 def check_image(layout, family: str) -> None:
-    """Refuse a `Layout` that is not an image.
+    """Refuse a `Layout` that is not an image alone.
 
     Raises:
-        ValueError: if the layout has three dimensions.
+        ValueError: if the layout has three dimensions, or grids before the image.
     """
     if len(layout.shape) != 2:
         raise ValueError(f"layout has shape {layout.shape}: {family} generates images, give (rows, columns)")
+    if layout.before:
+        raise ValueError(f"layout has grids before the image: {family} generates one grid only, give none")
 
 
 def check_raster(layout, family: str) -> None:
-    """Refuse a `Layout` that is not an image in raster order.
+    """Refuse a `Layout` that is not an image alone in raster order.
 
     Raises:
-        ValueError: if the layout has three dimensions, or an order.
+        ValueError: if the layout has three dimensions, an order, or grids before the image.
     """
     check_image(layout, family)
     if layout.order is not None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .attention_transformers import FOLDED, fold_heads
 from .cache_transformers import LanguageCache, cache_argument
-from .conditions import Conditions, check_raster, spread
+from .conditions import Conditions, check_raster, rows_of, spread
 from .layers import additive, causal_mask
 
 
@@ -39,7 +39,8 @@ class LanguageTokenModel:
 
     Prompts of different length are padded on the left. Each row counts its RoPE positions from its own first token, so
     the unconditional rows may be shorter than the conditional ones: after a prompt of T tokens, image token p has
-    position T + p, or T + p + p // columns if a token ends each row.
+    position T + p, or T + p + p // columns if a token ends each row. Models with other positions, or with several
+    axes of them, give `prompt_positions` and `token_positions`.
 
     A row end costs no forward pass of its own: it is fed in the same pass as the token that completes the row, right
     after it, and its logits are those of the next position. The row end of the last row is never fed. On the CPU a
@@ -56,11 +57,14 @@ class LanguageTokenModel:
         embed: maps image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
         head: maps the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see
             `code_head`.
-        layout: the `Layout` of the image, (rows, columns) in raster order.
+        layout: the `Layout` of the image, (rows, columns) in raster order, perhaps with grids before it.
         input_ids, inputs_embeds: the prompts, int64 [groups * B', P] or [groups * B', P, D], up to the last token
             before the first image token, with size and begin-of-image tokens. Give one of the two. The conditional
             rows of all B' prompts come first, then, with two groups, the unconditional rows in the same order.
         attention_mask: [groups * B', P], 0 for padding, which is never seen; None without padding.
+        prompt_positions, token_positions: the RoPE positions of models that count them in their own way, int64
+            [groups * B', axes, P] and [axes, N]: image token p has the position after that of the last prompt token,
+            on each axis, plus `token_positions[:, p]`. Then `position_ids` are [axes, rows, Q].
         row_end: id of the token that ends a row; None if there is none.
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
         groups: 1, or 2 under guidance.
@@ -68,8 +72,9 @@ class LanguageTokenModel:
 
     Raises:
         ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one of
-            `input_ids` and `inputs_embeds` is given, the rows are not `groups` of equal size, or a prompt is padded on
-            the right.
+            `input_ids` and `inputs_embeds` is given, the rows are not `groups` of equal size, a prompt is padded on
+            the right, only one of the two kinds of positions is given or has the wrong shape, or a token ends each row
+            of a layout with several grids or with given positions.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
@@ -92,12 +97,17 @@ class LanguageTokenModel:
         input_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        prompt_positions: torch.LongTensor | None = None,
+        token_positions: torch.LongTensor | None = None,
         row_end: int | None = None,
         codebook: torch.Tensor | None = None,
         groups: int = 1,
         network: nn.Module | None = None,
     ):
-        check_raster(layout, "a language model")
+        if not layout.before:
+            check_raster(layout, "a language model")
+        if row_end is not None and (layout.before or token_positions is not None):
+            raise ValueError("row ends are for one grid, and have positions of their own: give no row_end")
         attention = decoder.config._attn_implementation
         if attention not in ("sdpa", FOLDED, "eager"):
             raise ValueError(
@@ -117,7 +127,14 @@ class LanguageTokenModel:
         mask = torch.ones(rows, length, device=prompt.device) if attention_mask is None else attention_mask
         mask = mask.to(prompt.device).bool()
         seen = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
-        self.conditions = Conditions({"prompt": prompt, "mask": mask}, groups, seen)
+        values = {"prompt": prompt, "mask": mask}
+        # The position of the first image token of each row, and how far the others are from it where they are given.
+        self._first, self._steps = mask.sum(1), None
+        if prompt_positions is not None or token_positions is not None:
+            positions = _check_positions(prompt_positions, token_positions, rows, length, layout.num_tokens)
+            values["positions"], self._steps = (given.to(prompt.device) for given in positions)
+            self._first = values["positions"][..., -1].T + 1
+        self.conditions = Conditions(values, groups, seen)
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
         self._groups, self._dtype = groups, prompt.dtype
@@ -153,7 +170,10 @@ class LanguageTokenModel:
             device=self.device,
         )
         visible = F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        if self._steps is None:
+            positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        else:
+            positions = condition["positions"].transpose(0, 1)
         (hidden,) = spread(cache, copies, self._run(condition["prompt"], positions, visible, cache)[:, -1])
         return cache, self._logits(hidden)
 
@@ -193,10 +213,11 @@ class LanguageTokenModel:
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)
             rank = count + ends.long().cumsum(1) - 1
             last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
+        at = at.repeat(self._groups, 1)
         cache.write_next_at(index)
         hidden = self._run(
             embedded.repeat(self._groups, 1, 1),
-            at.repeat(self._groups, 1) + self.conditions.seen.sum(1, keepdim=True),
+            (at if self._steps is None else self._steps[:, at]) + self._first[..., None],
             self.conditions.visible_keys(cache.prefix, seen),
             cache,
         )
@@ -220,12 +241,14 @@ class LanguageTokenModel:
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        return self.network, self.layout.shape, self._groups, self._row_end is None
+        steps = None if self._steps is None else self._steps.cpu().numpy().tobytes()
+        return self.network, self.layout.grids, steps, self._groups, self._row_end is None
 
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
         other = copy.copy(self)
         other.conditions = self.conditions.take(images)
+        other._first = self._first[..., rows_of(images, self._groups, self.conditions.images)]
         return other
 
     def merge_prompts(self) -> None:
@@ -234,6 +257,8 @@ class LanguageTokenModel:
 
     def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
         """See `TokenModel.put`."""
+        rows = rows_of(images, self._groups, self.conditions.images)
+        self._first.index_copy_(-1, rows, other._first)
         return self.conditions.put(images, other.conditions)
 
     @property
@@ -260,3 +285,16 @@ class LanguageTokenModel:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden).to(self.device).unflatten(0, (self._groups, -1))
+
+
+def _check_positions(
+    prompts: torch.LongTensor | None, tokens: torch.LongTensor | None, rows: int, length: int, num_tokens: int
+) -> tuple[torch.LongTensor, torch.LongTensor]:
+    if prompts is None or tokens is None:
+        raise ValueError("prompt_positions and token_positions belong together: give both, or none")
+    if prompts.shape != (rows, len(tokens), length) or tokens.shape != (len(tokens), num_tokens):
+        raise ValueError(
+            f"prompt_positions are {tuple(prompts.shape)} and token_positions {tuple(tokens.shape)}: give "
+            f"[{rows}, axes, {length}] and [axes, {num_tokens}]"
+        )
+    return prompts, tokens

@@ -60,6 +60,7 @@ class TableModel:
         truncated: whether a query may see fewer tokens; token 0 stands in for the others.
         order: the place of each rank [B, N], see `Layout`. The tables are by rank, so the joint distribution is that
             of the raster order.
+        before: the grids that are generated before an image, see `Layout`. The tables are by rank.
         context: tokens [B, rows * columns] of the frame before the first, which drafts may copy; no distribution
             depends on them.
         block: how many ranks are predicted together. The model refuses to be fed a part of a block.
@@ -84,10 +85,12 @@ class TableModel:
         padding=float("nan"),
         truncated=False,
         order=None,
+        before=(),
         context=None,
         block=1,
     ):
-        self.layout, self.vocab_size, self.groups, self.padding = Layout(grid, order), vocab_size, groups, padding
+        self.layout, self.vocab_size = Layout(grid, order, before), vocab_size
+        self.groups, self.padding = groups, padding
         self.truncated, self.context, self.block = truncated, context, block
         self.num_tokens = self.layout.num_tokens
         self.forward_passes = 0
@@ -215,7 +218,8 @@ class TableDrafter:
     tokens before."""
 
     def __init__(self, model):
-        sizes = {"grid": model.layout.shape, "vocab_size": model.vocab_size, "groups": model.groups}
+        layout = model.layout
+        sizes = {"grid": layout.shape, "before": layout.before, "vocab_size": model.vocab_size, "groups": model.groups}
         self.table = TableModel(**sizes, seed=2, padding=model.padding)
 
     def bind(self, model):

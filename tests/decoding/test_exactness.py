@@ -144,6 +144,29 @@ def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding
     assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
 
 
+# Grids that are generated before the image: wider, narrower, and two of them.
+BEFORE = {"1x3+2x2": ((2, 2), [(1, 3)]), "2x1+2x2": ((2, 2), [(2, 1)]), "1x2+2x1+1x3": ((1, 3), [(1, 2), (2, 1)])}
+
+
+@pytest.mark.parametrize(
+    ("decoding", "grids", "given", "size"), list(cases(FEWER, full=False, grids=list(BEFORE), given=[0, 2]))
+)
+def test_images_after_other_grids_follow_the_joint_distribution(table_model, decoding, grids, given, size):
+    shape, before = BEFORE[grids]
+    model = table_model(grid=shape, before=before, vocab_size=2)
+    forced = [1, 0][:given] + [-1] * (model.num_tokens - given)
+    sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
+    tokens = sample_images(model, decoding, sampling, size, f"{grids} {given}")
+    assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
+
+
+@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ParallelJacobiDecoding(2, 1), LineCacheDecoding(2)], ids=name)
+def test_decodings_by_rows_refuse_several_grids(table_model, decoding):
+    model = table_model(grid=(2, 2), before=[(1, 2)], vocab_size=2)
+    with pytest.raises(ValueError, match=f"{type(decoding).__name__} cannot .* several grids"):
+        decode(model, decoding, Sampling(), torch.arange(2))
+
+
 # Drafts from the frame before, of which there is none in an image.
 FROM_BEFORE = [
     SpeculativeJacobiDecoding(2, "coupled", "previous"),

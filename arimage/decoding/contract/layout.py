@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -11,29 +12,39 @@ class Layout:
 
     A *place* is an index into the flattened grid. A *rank* is an index into the order of generation: rank 0 is
     generated first. Without an `order` both are the same. This is the raster order: frame after frame, row by row,
-    from left to right.
+    from left to right. Grids `before` the image are generated first, one after the other, each in raster order.
 
     Args:
         shape: (rows, columns), or (frames, rows, columns).
         order: int64 [B, N], the place of each rank, one permutation of 0 .. N - 1 per image; None is the raster order.
+        before: the shapes (rows, columns) of the grids that are generated before an image, none by default.
 
     Attributes:
-        num_tokens: N, the number of places.
-        columns: tokens per row.
-        rows: rows of all frames together.
+        num_tokens: N, the number of places of all grids together.
+        columns: tokens per row of the image.
+        rows: rows of the image, or of all frames together.
 
     Raises:
-        ValueError: if the shape does not have two or three positive sizes, or the order is not one permutation per
-            image.
+        ValueError: if a shape does not have two or three positive sizes, the order is not one permutation per image,
+            or there are grids before a video or before an image with an order.
     """
 
-    def __init__(self, shape: tuple[int, ...], order: torch.LongTensor | None = None):
-        self.shape = tuple(shape)
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        order: torch.LongTensor | None = None,
+        before: Sequence[tuple[int, int]] = (),
+    ):
+        self.shape, self.before = tuple(shape), tuple(map(tuple, before))
         if len(self.shape) not in (2, 3) or min(self.shape) < 1:
             raise ValueError(f"shape is {shape}: give (rows, columns) or (frames, rows, columns)")
-        self.num_tokens = math.prod(self.shape)
+        if self.before and (order is not None or len(self.shape) == 3):
+            raise ValueError("before is for an image in raster order: give no order and no frames")
+        if any(len(grid) != 2 or min(grid) < 1 for grid in self.before):
+            raise ValueError(f"before is {before}: give the (rows, columns) of each grid")
+        self.num_tokens = sum(map(math.prod, self.grids))
         self.columns = self.shape[-1]
-        self.rows = self.num_tokens // self.columns
+        self.rows = math.prod(self.shape) // self.columns
         self.order = order
         self._rank_of = None
         if order is not None:
@@ -41,6 +52,11 @@ class Layout:
             if order.ndim != 2 or order.shape[1] != self.num_tokens or (order.sort(dim=1).values != raster).any():
                 raise ValueError(f"order must be [B, {self.num_tokens}], a permutation of the places for each image")
             self._rank_of = order.argsort(dim=1)
+
+    @property
+    def grids(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all grids in the order of generation; the last is the image."""
+        return *self.before, self.shape
 
     def take(self, images: torch.LongTensor) -> "Layout":
         """The layout of a batch of the `images` [M], in this order."""
@@ -67,24 +83,41 @@ class Layout:
         """The ranks [B, Q] of the tokens at `offset` from the tokens with `ranks` [B, Q]; -1 outside of the grid.
 
         An offset has one component per axis of the shape: (-1, 0) is the same column one row up, (-1, 0, 0) the same
-        place one frame earlier. A shorter offset applies to the last axes.
+        place one frame earlier. A shorter offset applies to the last axes. Tokens of several grids have neighbours in
+        their own grid only.
         """
-        place = self.places(ranks)
-        target, inside, stride = place, torch.ones_like(place, dtype=torch.bool), 1
-        offset = (0,) * (len(self.shape) - len(offset)) + tuple(offset)
-        for size, step in zip(reversed(self.shape), reversed(offset), strict=True):
-            coordinate = place.div(stride, rounding_mode="floor") % size + step
-            inside = inside & (coordinate >= 0) & (coordinate < size)
-            target = target + step * stride
-            stride *= size
-        return torch.where(inside, self.ranks(torch.where(inside, target, 0)), -1)
+        place, neighbours, first = self.places(ranks), torch.full_like(ranks, -1), 0
+        for shape in self.grids:
+            target, inside = _moved(place - first, shape, offset)
+            neighbours = torch.where(inside, target + first, neighbours)
+            first += math.prod(shape)
+        return torch.where(neighbours < 0, -1, self.ranks(neighbours.clamp(min=0)))
 
     def to_places(self, values: torch.Tensor) -> torch.Tensor:
-        """Rearrange values [B, N] by rank, on any device, to values [B, *shape] by place."""
-        values = values if self._rank_of is None else values.gather(1, self._rank_of.to(values.device))
-        return values.unflatten(1, self.shape)
+        """Rearrange values [B, N] by rank, on any device, to values [B, *shape] by place, of the image alone."""
+        return self.parts(values)[-1]
 
-    def to_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Rearrange values [B, *shape] by place to values [B, N] by rank."""
-        values = values.flatten(1)
+    def parts(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Rearrange values [B, N] by rank, on any device, to values by place of each of `grids`, [B, *grid]."""
+        values = values if self._rank_of is None else values.gather(1, self._rank_of.to(values.device))
+        parts = values.split([math.prod(grid) for grid in self.grids], dim=1)
+        return [part.unflatten(1, grid) for part, grid in zip(parts, self.grids, strict=True)]
+
+    def to_ranks(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Rearrange values by place of each of `grids`, [B, *grid], to values [B, N] by rank."""
+        values = torch.cat([part.flatten(1) for part in parts], dim=1)
         return values if self.order is None else values.gather(1, self.order)
+
+
+def _moved(
+    place: torch.LongTensor, shape: tuple[int, ...], offset: tuple[int, ...]
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    """The places at an offset from places of a grid, and whether both are inside of it."""
+    inside, target, stride = (place >= 0) & (place < math.prod(shape)), place, 1
+    offset = (0,) * (len(shape) - len(offset)) + tuple(offset)
+    for size, step in zip(reversed(shape), reversed(offset), strict=True):
+        coordinate = place.div(stride, rounding_mode="floor") % size + step
+        inside = inside & (coordinate >= 0) & (coordinate < size)
+        target = target + step * stride
+        stride *= size
+    return target, inside

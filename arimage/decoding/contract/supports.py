@@ -18,6 +18,7 @@ class Traits:
     Attributes:
         kind: what the model generates.
         raster: whether its tokens are in raster order.
+        one_grid: whether it generates one grid of tokens, with no other grids before it.
         block: how many tokens it predicts together.
         groups: whether it can predict a group of tokens in one forward pass, see `GroupModel`.
         frames: whether it generates frames.
@@ -27,6 +28,7 @@ class Traits:
 
     kind: Kind
     raster: bool = True
+    one_grid: bool = True
     block: int = 1
     groups: bool = False
     frames: bool = False
@@ -43,6 +45,7 @@ def traits_of(model: Model) -> Traits:
         return Traits(
             model.kind,
             raster=model.layout.order is None,
+            one_grid=not model.layout.before,
             block=model.block,
             groups=model.predicts_groups,
             frames=len(model.layout.shape) == 3,
@@ -59,6 +62,7 @@ def traits_of(model: Model) -> Traits:
 
 Need = Literal[
     "raster",
+    "one grid",
     "single tokens",
     "one order",
     "groups",
@@ -74,6 +78,10 @@ Needs = Mapping[Kind, tuple[Need, ...]]
 
 _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     "raster": (lambda traits: traits.raster, "its tokens are not in raster order"),
+    "one grid": (
+        lambda traits: traits.one_grid,
+        "it generates several grids of tokens: use ar, sjd-coupled or the like",
+    ),
     "single tokens": (
         lambda traits: traits.block == 1,
         "it predicts whole blocks of tokens: use ar, or sjd-coupled with a window that is a number",

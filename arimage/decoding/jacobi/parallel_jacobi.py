@@ -69,7 +69,7 @@ class ParallelJacobiDecoding(DecodingMethod):
     refresh: Refresh = "coupled"
 
     exact = False
-    needs = {"tokens": ("single tokens", "raster")}
+    needs = {"tokens": ("single tokens", "raster", "one grid")}
 
     def __post_init__(self):
         check_settings(

@@ -1,5 +1,6 @@
 """The window of drafts ahead of an image's cursor, shared by the speculative Jacobi decodings."""
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -250,11 +251,14 @@ def _copies(state: WindowState, positions: torch.LongTensor, last: torch.LongTen
     copied if `init` is "previous" and there is one; otherwise the token at `last`."""
     assert state.neighbour is not None
     model, size = state.model, state.model.num_tokens
-    *_, rows, columns = model.layout.shape
     # The neighbour may be among the positions being drafted; after this many jumps it is not.
-    jumps = {"left": 1, "above": -(-state.window // columns), "previous": -(-state.window // (rows * columns))}
+    jump = {
+        "left": state.window,
+        "above": min(grid[-1] for grid in model.layout.grids),
+        "previous": math.prod(model.layout.shape[-2:]),
+    }
     rank = state.neighbour.gather(1, positions.clamp(max=size))
-    for _ in range(jumps[state.init] - 1):
+    for _ in range((state.window - 1) // jump[state.init]):
         rank = torch.where(rank > last, state.neighbour.gather(1, rank), rank)
     tokens = state.token_buffer.gather(1, torch.minimum(rank, last))
     if state.init == "previous" and model.context is not None:

@@ -69,6 +69,51 @@ def test_neighbours_are_those_of_plain_loops(layout):
                 assert actual[image, rank] == rank_at.get(target, -1)
 
 
+GRIDS = [((1, 2), (2, 3)), ((3, 2), (1, 4)), ((2, 2), (1, 1), (2, 3))]
+
+
+@pytest.mark.parametrize("grids", GRIDS, ids=str)
+def test_grids_before_the_image_come_first(grids):
+    *before, shape = grids
+    layout, sizes = Layout(shape, before=before), [math.prod(grid) for grid in grids]
+    assert layout.grids == grids and layout.shape == shape and layout.num_tokens == sum(sizes)
+    assert (layout.rows, layout.columns) == shape
+    values = torch.arange(2 * layout.num_tokens).view(2, -1)
+    parts = layout.parts(values)
+    assert [part.shape for part in parts] == [(2, *grid) for grid in grids]
+    assert torch.equal(torch.cat([part.flatten(1) for part in parts], dim=1), values)
+    assert torch.equal(layout.to_ranks(*parts), values) and torch.equal(layout.to_places(values), parts[-1])
+
+
+@pytest.mark.parametrize("offset", [(0, -1), (-1, 0), (1, 1), (-1, 2), (0, 0)], ids=str)
+@pytest.mark.parametrize("grids", GRIDS, ids=str)
+def test_neighbours_stay_in_their_grid(grids, offset):
+    *before, shape = grids
+    layout, expected = Layout(shape, before=before), []
+    for grid in grids:
+        first, alone = len(expected), Layout(grid)
+        around = alone.neighbours(torch.arange(alone.num_tokens)[None], offset)[0].tolist()
+        expected += [rank if rank < 0 else first + rank for rank in around]
+    ranks = torch.arange(layout.num_tokens)[None]
+    assert layout.neighbours(ranks, offset)[0].tolist() == expected
+    assert layout.neighbours(ranks.flip(1), offset)[0].tolist() == expected[::-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shape": (1, 2, 2), "before": [(1, 2)]},
+        {"shape": (2, 2), "before": [(1, 2)], "order": torch.arange(6)[None]},
+        {"shape": (2, 2), "before": [(1, 2, 2)]},
+        {"shape": (2, 2), "before": [(0, 2)]},
+    ],
+    ids=["video", "order", "frames before", "empty"],
+)
+def test_other_grids_before_an_image_are_refused(arguments):
+    with pytest.raises(ValueError, match="before"):
+        Layout(**arguments)
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (0, 3), (2, -1), (1, 2, 3, 4)], ids=str)
 def test_shapes_without_rows_and_columns_are_refused(shape):
     with pytest.raises(ValueError, match="shape"):
