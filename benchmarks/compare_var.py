@@ -60,9 +60,9 @@ def scale_gap(model: ScaleModel, maps: list[torch.LongTensor], sampling: Samplin
     for scale, tokens in enumerate(maps):
         if scale:
             logits = model.forward(scale, latents, cache)
-        strength = scale_sampling(sampling, scale, len(maps)).guidance_scale
+        strength = scale_sampling(sampling, scale, model).guidance_scale
         gaps.append(greedy_gap(guided(logits, strength), tokens))
-        latents = model.accumulate(scale, latents, model.codebook[tokens])
+        latents = model.accumulate(scale, latents, model.vectors(scale, tokens))
     return max(gaps)
 
 

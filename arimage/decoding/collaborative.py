@@ -65,7 +65,7 @@ class CollaborativeDecoding(DecodingMethod):
     def misfit(self, model: ScaleModel) -> str | None:
         if self._handover(model) >= len(model.scales):
             return f"drafter_scales is {self.drafter_scales}: give at most {len(model.scales) - 1}"
-        return None
+        return self._next_scale.misfit(model)
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> CollaborativeState:
         state = self._next_scale.open(CollaborativeState, model, sampling, seeds)

@@ -162,13 +162,13 @@ class FewStepDecoding(DecodingMethod):
         if teacher.kind == "scales":
             latents = []
             for scale in range(level):
-                vectors = model.codebook[state.tokens[:, model.offsets[scale] : model.offsets[scale + 1]]]
-                latents.append(teacher.accumulate(scale, latents[-1] if latents else None, vectors))
+                added = teacher.vectors(scale, state.tokens[:, model.offsets[scale] : model.offsets[scale + 1]])
+                latents.append(teacher.accumulate(scale, latents[-1] if latents else None, added))
             if state.cache is None:
                 state.cache, logits = teacher.prefill(batch, latents)
             else:
                 logits = teacher.forward(level, latents[-1], state.cache)
-            sampling = scale_sampling(sampling, level, len(teacher.scales))
+            sampling = scale_sampling(sampling, level, teacher)
         elif state.cache is None:
             state.cache, logits = teacher.prefill(batch)
             logits = logits[:, :, None]

@@ -16,7 +16,7 @@ from .contract.supports import DecodingMethod
 
 @dataclass
 class ScaleState(LockstepState):
-    """Adds to `LockstepState`: `latents` [B, D, P, P], the sum of the maps that are decided (None at the start).
+    """Adds to `LockstepState`: `latents` [B, D, *shape], the sum of the maps that are decided (None at the start).
     `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents are sums of mixtures
     of token vectors."""
 
@@ -33,7 +33,8 @@ class ScaleState(LockstepState):
         latents = None
         for scale in range(self.taken):
             positions = scale_positions(self.model, scale, len(tokens))
-            latents = self.model.accumulate(scale, latents, self.model.codebook[tokens.gather(1, positions)])
+            added = self.model.vectors(scale, tokens.gather(1, positions))
+            latents = self.model.accumulate(scale, latents, added)
         assert self.latents is not None
         self.latents.copy_(latents)
 
@@ -42,16 +43,18 @@ class ScaleState(LockstepState):
         return len(self.model.scales)
 
 
-def scale_sampling(sampling: Sampling, scale: int, count: int) -> Sampling:
-    """The `Sampling` for scale `scale` of `count`: guidance grows from 1 at the first scale to its full value at the
-    last."""
-    ratio = scale / max(count - 1, 1)
-    return sampling.with_guidance(1 + (sampling.guidance_scale - 1) * ratio)
+def scale_sampling(sampling: Sampling, scale: int, model: ScaleModel) -> Sampling:
+    """The settings for `scale`, see `ScaleModel.guidance_schedule`."""
+    ours = sampling.at_scale(scale)
+    if model.guidance_schedule == "constant" or isinstance(sampling.guidance_scale, tuple):
+        return ours
+    ratio = scale / max(len(model.scales) - 1, 1)
+    return ours.with_guidance(1 + (ours.guidance_scale - 1) * ratio)
 
 
 def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:
     """The positions [B, n] of the tokens of `scale` among the tokens of all scales."""
-    first, count = sum(side**2 for side in model.scales[:scale]), model.scales[scale] ** 2
+    first, count = sum(model.scale_sizes[:scale]), model.scale_sizes[scale]
     return (first + torch.arange(count, device=model.device)).expand(batch_size, -1)
 
 
@@ -63,7 +66,8 @@ class NextScaleDecoding(DecodingMethod):
     """Sample every map of a next-scale model (VAR, https://arxiv.org/abs/2404.02905) in one forward pass: K passes per
     image.
 
-    Guidance grows along the K scales: scale k uses 1 + (guidance_scale - 1) k / (K - 1).
+    `guidance_scale` and `temperature` may be lists with one number per scale. A single `guidance_scale` of VAR grows
+    along the K scales: scale k uses 1 + (guidance_scale - 1) k / (K - 1).
 
     Attributes:
         more_smooth: for a smoother image, add up mixtures of token vectors, with Gumbel-softmax weights that sharpen
@@ -84,6 +88,11 @@ class NextScaleDecoding(DecodingMethod):
     @property
     def exact(self) -> bool:
         return not self.more_smooth
+
+    def misfit(self, model: ScaleModel) -> str | None:
+        if self.more_smooth and model.codebook is None:
+            return "more_smooth adds up vectors of a codebook, and it predicts bits: leave it out"
+        return None
 
     def start(self, model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor) -> ScaleState:
         return self.open(ScaleState, model, sampling, seeds)
@@ -106,7 +115,7 @@ class NextScaleDecoding(DecodingMethod):
         """Decide the next map, given its logits [G, B, n, V]."""
         model, scale = state.model, state.taken
         positions = scale_positions(model, scale, len(state.seeds))
-        sampling = scale_sampling(state.sampling, scale, len(model.scales))
+        sampling = scale_sampling(state.sampling, scale, model)
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)
@@ -114,11 +123,11 @@ class NextScaleDecoding(DecodingMethod):
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((probabilities.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)
             tokens = weights.argmax(-1)
-            vectors = weights @ model.codebook
+            added = (weights @ model.codebook).transpose(1, 2).unflatten(2, model.scales[scale])
         else:
             tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
-            vectors = model.codebook[tokens]
-        latents = model.accumulate(scale, state.latents, vectors)
+            added = model.vectors(scale, tokens)
+        latents = model.accumulate(scale, state.latents, added)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
         state.tokens.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, tokens.shape[1]))

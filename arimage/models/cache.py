@@ -233,10 +233,11 @@ class SlotCache(StackedCache, PlacedCache):
 
 
 class GrowingCache(StackedCache):
-    """A cache that is filled from the front, one scale per forward pass.
+    """A cache that is filled from the front, one scale per forward pass. The tokens after the last slot are attended
+    to in their own forward pass and not kept.
 
     Args:
-        prefix, slots: how many tokens the prompt and the image have.
+        prefix, slots: how many tokens of the prompt and of the image are kept.
         filled: how many of the image's tokens to allocate for the prefill; None for all.
         groups: as in `SlotCache`.
 
@@ -257,7 +258,7 @@ class GrowingCache(StackedCache):
         **settings,
     ):
         self.size = prefix + slots + 1
-        width = self.size if filled is None else prefix + filled
+        width = self.size if filled is None else min(prefix + filled, self.size)
         super().__init__(layers, rows, heads, head_dim, size=width, prefix=prefix, **settings)
         self.places = torch.arange(prefix, self.size, device=self.keys.device)
         self.modulations = None
@@ -265,14 +266,18 @@ class GrowingCache(StackedCache):
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
         self._first, self.length = first, first + count
-        if self.length > self.keys.shape[3]:
+        if min(self.length, self.size - 1) > self.keys.shape[3]:
             self.allocate()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PlacedCache.write`."""
-        self.keys[layer, :, :, self._first : self.length] = keys
-        self.values[layer, :, :, self._first : self.length] = values
-        return self.keys[layer, :, :, : self.length], self.values[layer, :, :, : self.length]
+        """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
+        rows, end = len(keys), min(self.length, self.size - 1)
+        attended = []
+        for cached, states in ((self.keys[layer], keys), (self.values[layer], values)):
+            cached[:rows, :, self._first : end] = states[:, :, : end - self._first]
+            kept, rest = cached[:rows, :, :end], states[:, :, end - self._first :]
+            attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
+        return attended[0], attended[1]
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""

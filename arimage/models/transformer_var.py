@@ -287,8 +287,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
             modulations = self.modulations(vector)
             parts.append(vector[:, None] + self.start_position)
         else:
-            assert cache is not None and cache.modulations is not None
-            modulations = cache.modulations
+            assert cache is not None and cache.modulations is not None and inputs is not None
+            modulations = [tuple(part[: len(inputs)] for part in layer) for layer in cache.modulations]
         if inputs is not None:
             parts.append(self.input_projection(inputs.to(self.dtype)))
         positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
@@ -298,7 +298,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
         if cache is not None:
             # The prefix comes with the condition.
             cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
-            cache.modulations = modulations
+            if condition is not None:
+                cache.modulations = modulations
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
@@ -333,6 +334,7 @@ class VARScaleModel:
     """
 
     kind: ClassVar[Literal["scales"]] = "scales"
+    guidance_schedule: ClassVar[Literal["linear", "constant"]] = "linear"
     # See `Cache`.
     compact = False
 
@@ -348,8 +350,9 @@ class VARScaleModel:
         condition = with_unconditional(condition) if guided else condition
         self.transformer, self.vq, self.groups = transformer, vq, 2 if guided else 1
         self.conditions = Conditions(condition, self.groups, seen=transformer.prefix_mask(**condition))
-        self.scales = tuple(transformer.config.scales)
-        self.num_tokens = sum(side**2 for side in self.scales)
+        self.scales: tuple[tuple[int, ...], ...] = tuple((side, side) for side in transformer.config.scales)
+        self.scale_sizes: tuple[int, ...] = tuple(side**2 for side in transformer.config.scales)
+        self.num_tokens = sum(self.scale_sizes)
         self.vocab_size = transformer.config.vocab_size
         self.refiner, self.network = refiner, transformer
         self.device = next(iter(condition.values())).device
@@ -384,11 +387,11 @@ class VARScaleModel:
             self.refiner.merge_prompts()
 
     def _tokens(self, scale: int) -> slice:
-        first = sum(side**2 for side in self.scales[:scale])
-        return slice(first, first + self.scales[scale] ** 2)
+        first = sum(self.scale_sizes[:scale])
+        return slice(first, first + self.scale_sizes[scale])
 
-    def _inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        return self.vq.scale_input(scale, latents).repeat(self.groups, 1, 1)
+    def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
+        return self.vq.scale_input(scale, latents).repeat(groups, 1, 1)
 
     def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
@@ -403,7 +406,8 @@ class VARScaleModel:
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
             prefix=self.conditions.length,
-            slots=self.num_tokens,
+            # No later scale reads the last one.
+            slots=self.num_tokens - self.scale_sizes[-1],
             filled=fed.stop if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -412,7 +416,9 @@ class VARScaleModel:
         levels = self._levels[: fed.stop]
         everything = prefix_mask is None and not latents
         logits = self.transformer(
-            torch.cat([self._inputs(k, latent) for k, latent in enumerate(latents, 1)], dim=1) if latents else None,
+            torch.cat([self._inputs(k, latent, self.groups) for k, latent in enumerate(latents, 1)], dim=1)
+            if latents
+            else None,
             levels=levels,
             mask=None if everything else block_causal_mask(levels, prefix_mask),
             condition=condition,
@@ -422,20 +428,23 @@ class VARScaleModel:
         (logits,) = spread(cache, copies, logits)
         return cache, logits.unflatten(0, (self.groups, -1))
 
-    def forward(self, scale: int, latents: torch.Tensor, cache: GrowingCache) -> torch.FloatTensor:
+    def forward(
+        self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
+    ) -> torch.FloatTensor:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
-        fed = self._tokens(scale)
-        mask = None
+        fed, groups = self._tokens(scale), self.groups if guided else 1
+        inputs, mask = self._inputs(scale, latents, groups), None
         if self.conditions.length:
-            mask = F.pad(self.conditions.seen, (0, fed.stop), value=True)[:, None, None]
-        logits = self.transformer(
-            self._inputs(scale, latents), levels=self._levels[fed], mask=mask, cache=cache, first=fed.start
-        )
-        return logits.unflatten(0, (self.groups, -1))
+            mask = F.pad(self.conditions.seen[: len(inputs)], (0, fed.stop), value=True)[:, None, None]
+        logits = self.transformer(inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start)
+        return logits.unflatten(0, (groups, -1))
 
-    def accumulate(self, scale: int, latents: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
-        """The latents [B, D, P, P] with the token vectors [B, n, D] of `scale` added; see `ScaleModel.accumulate`."""
-        side, last = self.scales[scale], self.scales[-1]
+    def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
+        """See `ScaleModel.vectors`."""
+        return self.codebook[tokens].transpose(1, 2).unflatten(2, self.scales[scale])
+
+    def accumulate(self, scale: int, latents: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
+        """See `ScaleModel.accumulate`."""
         if latents is None:
-            latents = vectors.new_zeros(len(vectors), vectors.shape[-1], last, last)
-        return self.vq.accumulate(scale, latents, vectors.transpose(1, 2).unflatten(2, (side, side)))
+            latents = added.new_zeros(*added.shape[:2], *self.scales[-1])
+        return self.vq.accumulate(scale, latents, added)

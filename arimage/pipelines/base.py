@@ -150,8 +150,9 @@ class ARPipeline(DiffusionPipeline):
 
     @property
     def guidance_scale(self) -> float | None:
-        """The guidance scale of the running call, for callbacks; None outside of a call."""
-        return None if self.current_call is None else self.current_call.sampling.guidance_scale
+        """The guidance scale of the running call, for callbacks, the largest of several; None outside of a call."""
+        scale = None if self.current_call is None else self.current_call.sampling.guidance_scale
+        return max(scale) if isinstance(scale, tuple) else scale
 
     @property
     def num_timesteps(self) -> int | None:
@@ -371,7 +372,10 @@ class ARPipeline(DiffusionPipeline):
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: the checkpoint's defaults, overridden by `settings` that are not None."""
         given = {name: value for name, value in settings.items() if value is not None}
-        return Sampling(**{**self.generation_config, **given})
+        sampling = Sampling(**{**self.generation_config, **given})
+        if self.abilities.kind != "scales":
+            sampling.check_scales(None)
+        return sampling
 
     def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Height and width of the images of a call. Refuses all but the trained size."""

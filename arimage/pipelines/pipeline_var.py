@@ -116,6 +116,7 @@ class VARPipeline(ClassOrTextPipeline):
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
+        call.sampling.check_scales(len(self.vq.config.scales))
         self.edit(call, image, mask_image)
         condition = self.encode_condition(*condition)
         refiner = None
@@ -168,8 +169,8 @@ class VARPipeline(ClassOrTextPipeline):
         mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
+        guidance_scale: float | list[float] | None = None,
+        temperature: float | list[float] | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         guided_tokens: int | None = None,
@@ -186,7 +187,8 @@ class VARPipeline(ClassOrTextPipeline):
     ) -> ImagePipelineOutput | tuple:
         r"""
         Generate images. Guidance grows from 1 at the first scale to `guidance_scale` at the last; the published
-        cfg is `guidance_scale` - 1. A class id equal to the number of classes means "no class". Steps are scales: an
+        cfg is `guidance_scale` - 1. `guidance_scale` and `temperature` may also be lists with one number per scale. A
+        class id equal to the number of classes means "no class". Steps are scales: an
         interrupted call returns the image of the scales so far.
 
         Args:

@@ -26,8 +26,8 @@ class Defaults(BaseModel):
     """The contents of generation_config.json. The pipeline decides which settings it has, and their ranges."""
 
     model_config = COMPLETE
-    guidance_scale: Number = 1.0
-    temperature: Number = 1.0
+    guidance_scale: Number | list[Number] = 1.0
+    temperature: Number | list[Number] = 1.0
     top_k: Whole = 0
     top_p: Number = 1.0
     guided_tokens: Whole | None = None

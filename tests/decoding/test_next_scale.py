@@ -36,14 +36,14 @@ class ScaleTable:
     """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of
     a map, given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
-    kind = "scales"
+    kind, guidance_schedule = "scales", "linear"
 
     device = torch.device("cpu")
     refiner = None
 
     def __init__(self, scales=(1, 2), vocab_size=3, groups=1, seed=1):
-        self.scales, self.vocab_size, self.groups = scales, vocab_size, groups
-        self.counts = [side**2 for side in scales]
+        self.scales, self.vocab_size, self.groups = [(side, side) for side in scales], vocab_size, groups
+        self.scale_sizes = self.counts = [side**2 for side in scales]
         self.num_tokens = sum(self.counts)
         self.codebook = torch.arange(vocab_size)[:, None].float()
         self.network = self
@@ -73,9 +73,12 @@ class ScaleTable:
     def logits(self, scale, latents):
         return self.tables[scale][:, latents.flatten().long()]
 
-    def accumulate(self, scale, latents, vectors):
+    def vectors(self, scale, tokens):
+        return self.codebook[tokens].transpose(1, 2).unflatten(2, self.scales[scale])
+
+    def accumulate(self, scale, latents, added):
         before = 0 if latents is None else latents.flatten()
-        for token in vectors[..., 0].unbind(1):
+        for token in added.flatten(1).unbind(1):
             before = before * self.vocab_size + token
         return before.view(-1, 1, 1, 1)
 
@@ -266,3 +269,83 @@ def test_any_dtype_decodes(bound, dtype):
     if dtype == torch.float64:
         assert torch.equal(state.tokens, decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3]).tokens)
     bound([0], torch.float32)
+
+
+# Settings per scale
+
+
+@torch.no_grad()
+def test_a_list_of_guidance_scales_and_temperatures_sets_each_scale(bound):
+    ramp = [1 + 2 * scale / 3 for scale in range(4)]
+    number = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
+    listed = replace(SHARP, guidance_scale=ramp, temperature=[1.0] * 4)
+    assert torch.equal(decode(bound([0, 1, 2]), NextScaleDecoding(), listed, SEEDS[:3]).tokens, number.tokens)
+    greedy_end = replace(SHARP, temperature=[1.0, 1.0, 1.0, 1e-6])
+    other = decode(bound([0, 1, 2]), NextScaleDecoding(), greedy_end, SEEDS[:3])
+    assert torch.equal(other.tokens[:, :14], number.tokens[:, :14])
+    assert not torch.equal(other.tokens[:, 14:], number.tokens[:, 14:])
+
+
+def test_images_follow_their_distribution_under_settings_per_scale():
+    model, listed = ScaleTable((1, 1, 2), 2, groups=2), Sampling([1.0, 3.0, 0.5], temperature=(0.5, 2.0, 1.5))
+    tokens = sample_images(model, NextScaleDecoding(), listed, 20_000)
+    same = ScaleTable((1, 1, 2), 2)
+    for scale, (guidance, temperature) in enumerate(zip(listed.guidance_scale, listed.temperature, strict=True)):
+        table = model.tables[scale]
+        # 0.5 disables guidance, as a single number does.
+        same.tables[scale] = (table[1:] + max(guidance, 1) * (table[:1] - table[1:])) / temperature
+    assert_follows(tokens, same.joint(Sampling()), 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance_scale": [1.0, 2.0]}, "guidance_scale holds 2 numbers.* 3 scales"),
+        ({"temperature": (0.5,) * 4}, "temperature holds 4 numbers.* 3 scales"),
+        ({"guidance_scale": [1.0, -1.0, 2.0]}, "guidance_scale is"),
+        ({"guidance_scale": []}, "guidance_scale is"),
+        ({"temperature": [1.0, 0.0, 1.0]}, "temperature is"),
+    ],
+)
+def test_settings_that_do_not_fit_the_scales_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        decode(ScaleTable((1, 1, 2)), NextScaleDecoding(), Sampling(**settings), SEEDS)
+
+
+def test_settings_per_scale_are_refused_where_there_are_none(table_model):
+    with pytest.raises(ValueError, match="guidance_scale holds 2 numbers: give one number"):
+        decode(table_model(), AutoregressiveDecoding(), Sampling([1.0, 2.0]), SEEDS)
+    with pytest.raises(ValueError, match="guidance_scale is one number per scale"):
+        Sampling.stack([Sampling([1.0, 2.0]), Sampling(2.0)])
+
+
+def test_mixtures_of_vectors_need_a_codebook():
+    model = ScaleTable()
+    model.codebook = None
+    with pytest.raises(ValueError, match="more_smooth"):
+        decode(model, NextScaleDecoding(more_smooth=True), Sampling(), SEEDS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fed", [1, 3])
+def test_scales_without_guidance_are_fed_without_unconditional_rows(bound, fed):
+    """From scale `fed` on only the rows with a condition are fed, and their logits stay the same."""
+    model, state = bound([0, 1, 2]), decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
+    found, maps = [], state.tokens.split([1, 4, 9, 16], dim=1)
+    for dropped in (False, True):
+        cache, logits = model.prefill(3)
+        every, latents = [logits[0]], None
+        for scale in range(1, 4):
+            latents = model.accumulate(scale - 1, latents, model.vectors(scale - 1, maps[scale - 1]))
+            logits = model.forward(scale, latents, cache, **({"guided": False} if dropped and scale >= fed else {}))
+            assert len(logits) == (1 if dropped and scale >= fed else 2)
+            every.append(logits[0])
+        found.append(torch.cat(every, dim=1))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_last_scale_is_not_kept(bound):
+    cache, _ = bound([0]).prefill(1)
+    # One place more, for what is thrown away.
+    assert cache.keys.shape[3] == cache.prefix + 1 + 4 + 9 + 1

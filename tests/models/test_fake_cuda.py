@@ -190,14 +190,14 @@ def test_var(kind, dtype):
     cache, logits = model.prefill(BATCH)
     assert_logits(logits, 1, model.vocab_size)
     latents = []
-    for scale, side in enumerate(model.scales[:-1]):
-        vectors = model.codebook[torch.zeros(BATCH, side**2, dtype=torch.long)]
+    for scale, count in enumerate(model.scale_sizes[:-1]):
+        vectors = model.vectors(scale, torch.zeros(BATCH, count, dtype=torch.long))
         latents.append(model.accumulate(scale, latents[-1] if latents else None, vectors))
-        assert_logits(model.forward(scale + 1, latents[-1], cache), model.scales[scale + 1] ** 2, model.vocab_size)
+        assert_logits(model.forward(scale + 1, latents[-1], cache), model.scale_sizes[scale + 1], model.vocab_size)
     cache, logits = model.prefill(BATCH, latents[:2])
-    assert_logits(logits, model.scales[2] ** 2, model.vocab_size)
+    assert_logits(logits, model.scale_sizes[2], model.vocab_size)
     cache.expand(torch.zeros(BATCH, dtype=torch.long))
-    assert_logits(model.forward(3, latents[2], cache), model.scales[3] ** 2, model.vocab_size)
+    assert_logits(model.forward(3, latents[2], cache), model.scale_sizes[3], model.vocab_size)
 
 
 def test_a_read_of_the_host_is_noticed():

@@ -42,7 +42,7 @@ def run(transformer, vq, kind):
         return first, second, model.codebook, vq.decode(tokens), tokens
     model = VARScaleModel(transformer, vq, condition_of(kind), guided=True)
     cache, first = model.prefill(BATCH)
-    latents = model.accumulate(0, None, model.codebook[torch.tensor([[3], [5]])])
+    latents = model.accumulate(0, None, model.vectors(0, torch.tensor([[3], [5]])))
     return first, model.forward(1, latents, cache), model.codebook, vq.decode(tokens), *tokens
 
 

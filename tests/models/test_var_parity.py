@@ -206,7 +206,7 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden):
     cache, logits = model.prefill(2)
     everything, latents = [logits], None
     for scale, tokens in enumerate(expected["tf_tokens"].split([1, 4, 9, 16], dim=1)[:-1]):
-        latents = model.accumulate(scale, latents, model.codebook[tokens])
+        latents = model.accumulate(scale, latents, model.vectors(scale, tokens))
         everything.append(model.forward(scale + 1, latents, cache))
     with_condition, without = torch.cat(everything, dim=2)
     assert_close(with_condition, expected["tf_logits_cond"])

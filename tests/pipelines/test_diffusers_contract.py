@@ -437,7 +437,7 @@ def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
     call = pipe.prepare(**condition_of(pipe), top_k=1, guidance_scale=1.0)
     cache, _ = call.model.prefill(1)
     if pipe.abilities.kind == "scales":
-        latents = call.model.accumulate(0, None, call.model.codebook[other])
+        latents = call.model.accumulate(0, None, call.model.vectors(0, other))
         logits = call.model.forward(1, latents, cache)
         assert torch.equal(steered[:, 1:5], logits[0].argmax(-1))
     else:

@@ -85,7 +85,7 @@ class Engine:
                     raise Refused(str(error), name) from error
         # Images with and without an order cannot share a batch.
         raster = plan.order == "raster" and not plan.edits
-        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guidance_scale > 1, raster)
+        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster)
         if pipe.abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)

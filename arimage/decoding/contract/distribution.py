@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -21,6 +21,8 @@ _ROWS = {
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
 }
+# Those that may be one number per scale.
+_PER_SCALE = ("guidance_scale", "temperature")
 
 
 # Larger settings would only overflow.
@@ -29,6 +31,12 @@ LARGEST = 10**6
 
 def _is_number(value, kind) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are_numbers(value: Any, least: float) -> bool:
+    """Whether it is a number from `least` to `LARGEST`, or several."""
+    numbers: Sequence[Any] = value if isinstance(value, tuple) and value else [value]
+    return all(_is_number(one, Real) and least <= one <= LARGEST for one in numbers)
 
 
 def _by_row(setting):
@@ -46,8 +54,8 @@ class Sampling:
 
     Attributes:
         guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable
-            it.
-        temperature: >= 1e-6.
+            it. For a `ScaleModel` a number, which follows the model's `guidance_schedule`, or one per scale.
+        temperature: >= 1e-6. For a `ScaleModel` a number or one per scale.
         top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
         top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
@@ -60,8 +68,9 @@ class Sampling:
         ValueError: if a number is out of its range, or `allowed` or `forced` has a wrong dtype or shape.
     """
 
-    guidance_scale: float | torch.FloatTensor = 1.0
-    temperature: float | torch.FloatTensor = 1.0
+    # A number, one per scale, or in a stack one per row.
+    guidance_scale: Any = 1.0
+    temperature: Any = 1.0
     top_k: int | torch.LongTensor = 0
     top_p: float | torch.FloatTensor = 1.0
     guided_tokens: int | torch.LongTensor | None = None
@@ -69,10 +78,13 @@ class Sampling:
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
+        for name in _PER_SCALE:
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         scale, temperature, allowed = self.guidance_scale, self.temperature, self.allowed
-        if not (_is_number(scale, Real) and 0 <= scale <= LARGEST):
+        if not _are_numbers(scale, 0):
             raise ValueError(f"guidance_scale is {scale!r}: give a number from 0 to {LARGEST:g}; 1 disables guidance")
-        if not (_is_number(temperature, Real) and 1e-6 <= temperature <= LARGEST):
+        if not _are_numbers(temperature, 1e-6):
             raise ValueError(
                 f"temperature is {temperature!r}: give a number from 1e-6 to {LARGEST:g}, or top_k=1 for greedy "
                 "decoding"
@@ -120,6 +132,11 @@ class Sampling:
         """
         for name, (dtype, absent) in _ROWS.items():
             mine, value = getattr(self, name), getattr(other, name)
+            if isinstance(value, tuple):
+                raise ValueError(
+                    f"{name} is one number per scale, but images of this batch have settings of their own: give one "
+                    "number"
+                )
             if mine is None and value is None:
                 continue
             if mine is None:
@@ -135,7 +152,25 @@ class Sampling:
     def guided(self) -> bool:
         """Whether the unconditional logits are needed. Always True for a stack, since any of its rows may be
         guided."""
-        return isinstance(self.guidance_scale, torch.Tensor) or self.guidance_scale > 1
+        scale = self.guidance_scale
+        return isinstance(scale, torch.Tensor) or max(scale if isinstance(scale, tuple) else (scale,)) > 1
+
+    def check_scales(self, count: int | None) -> None:
+        """Raise a `ValueError` if a setting holds several numbers, but not one for each of the `count` scales of a
+        model; None stands for a model without scales."""
+        for name in _PER_SCALE:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != count:
+                remedy = "one number" if count is None else f"one number, or one for each of the {count} scales"
+                raise ValueError(f"{name} holds {len(value)} numbers: give {remedy}")
+
+    def at_scale(self, scale: int) -> Self:
+        """The settings for `scale`: the numbers of those that have one per scale."""
+        other = copy.copy(self)
+        for name in _PER_SCALE:
+            if isinstance(value := getattr(self, name), tuple):
+                object.__setattr__(other, name, max(value[scale], 1.0) if name == "guidance_scale" else value[scale])
+        return other
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
         """A copy with another guidance scale, a number or one for each position [B, Q]. It is not validated again,
@@ -248,6 +283,7 @@ class LatentSampling(Sampling):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_scales(None)
         for name, default in (("top_k", 0), ("top_p", 1), ("guided_tokens", None), ("allowed", None)):
             if getattr(self, name) != default:
                 raise ValueError(

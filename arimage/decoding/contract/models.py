@@ -149,30 +149,37 @@ class GroupModel(TokenModel, Protocol):
 
 
 class ScaleModel(Protocol):
-    """A next-scale model of K square token maps, from coarse to fine, bound to the conditions of the B images of one
-    call.
+    """A next-scale model of K token maps, from coarse to fine, bound to the conditions of the B images of one call.
 
-    Its input for a scale is made from latents [B, D, P, P], the sum of all maps before it; P is the side of the last
-    map.
+    Its input for a scale is made from latents [B, D, *shape], the sum of all maps before it. A bit of a model that
+    predicts bits is a token of a vocabulary of 2; a cell of a map then has several tokens.
 
     Attributes:
-        scales: sides of the K maps.
+        scales: the shape of each of the K maps in cells, (rows, columns) or (frames, rows, columns).
+        scale_sizes: the number of tokens of each map.
         num_tokens: N, the tokens of all maps together.
         vocab_size: V tokens, ids 0 .. V - 1.
+        guidance_schedule: what a single guidance scale s means at scale k: "linear" is 1 + (s - 1) k / (K - 1),
+            "constant" is s.
         device: where its tensors live.
-        codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], float32; None for a model that predicts
+            bits.
         network: the network that runs the forward passes.
         refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where
             there is none.
     """
 
     kind: ClassVar[Literal["scales"]]
-    scales: tuple[int, ...]
+    guidance_schedule: ClassVar[Literal["linear", "constant"]]
+    scales: tuple[tuple[int, ...], ...]
+    scale_sizes: tuple[int, ...]
     num_tokens: int
     vocab_size: int
     device: torch.device
-    codebook: torch.FloatTensor
     network: object
+
+    @property
+    def codebook(self) -> torch.FloatTensor | None: ...
 
     @property
     def refiner(self) -> "ScaleModel | None": ...
@@ -186,16 +193,21 @@ class ScaleModel(Protocol):
         """
         ...
 
-    def forward(self, scale: int, latents: torch.FloatTensor, cache: Any) -> torch.FloatTensor:
+    def forward(self, scale: int, latents: torch.FloatTensor, cache: Any, *, guided: bool = True) -> torch.FloatTensor:
         """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits
-        [G, B, n, V]."""
+        [G, B, n, V].
+
+        Without `guided` only the rows with a condition are fed, and G is 1. No later scale can be guided then.
+        """
         ...
 
-    def accumulate(
-        self, scale: int, latents: torch.FloatTensor | None, vectors: torch.FloatTensor
-    ) -> torch.FloatTensor:
-        """The latents after `scale`: the latents before it (None at the start) plus the vectors [B, n, D] of its
-        map."""
+    def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.FloatTensor:
+        """The map [B, D, *shape] of the vectors of the tokens [B, n] of `scale`."""
+        ...
+
+    def accumulate(self, scale: int, latents: torch.FloatTensor | None, added: torch.FloatTensor) -> torch.FloatTensor:
+        """The latents after `scale`: the latents before it (None at the start) plus its map of vectors `added`
+        [B, D, *shape]."""
         ...
 
     def take(self, images: torch.LongTensor) -> Self:

@@ -96,6 +96,7 @@ class Batch:
             raise ValueError(f"{type(self.decoding).__name__} cannot decode this model: {reason}")
         running, count = len(self.running), len(images.names)
         images.sampling.check_forced(count, images.model.num_tokens)
+        images.sampling.check_scales(len(images.model.scales) if images.model.kind == "scales" else None)
         if not running:
             # Free the memory of the finished images before the prefill.
             self.state = self._take_step = None

@@ -95,8 +95,8 @@ def token_places(
             if scale:
                 logits = model.forward(scale, latents, cache)
             positions = scale_positions(model, scale, batch_size)
-            place(scale_sampling(sampling, scale, len(model.scales)).probabilities(logits, positions), positions)
-            latents = model.accumulate(scale, latents, model.codebook[tokens.gather(1, positions)])
+            place(scale_sampling(sampling, scale, model).probabilities(logits, positions), positions)
+            latents = model.accumulate(scale, latents, model.vectors(scale, tokens.gather(1, positions)))
         return torch.cat(before, 1), torch.cat(own, 1)
 
     def place_logits(logits: torch.FloatTensor, positions: torch.LongTensor) -> None:
