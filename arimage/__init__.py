@@ -25,6 +25,7 @@ _EXPORTS = {
     "FewStepDecoding": "decoding",
     "FlowDecoding": "decoding",
     "FramewiseVQModel": "tokenizers.vq_frames",
+    "GlmImagePipeline": "pipelines.pipeline_glm_image",
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
@@ -85,6 +86,7 @@ __all__ = [
     "FewStepDecoding",
     "FlowDecoding",
     "FramewiseVQModel",
+    "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
@@ -171,6 +173,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_arpg import ARPGPipeline
     from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
+    from .pipelines.pipeline_glm_image import GlmImagePipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_latent_llama import LatentLlamaPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline

@@ -23,6 +23,7 @@ PIPELINES = {
     "LatentLlamaPipeline": "pipeline_latent_llama",
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
+    "GlmImagePipeline": "pipeline_glm_image",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
     "CosmosPipeline": "pipeline_cosmos",

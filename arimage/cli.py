@@ -23,6 +23,7 @@ from .options import (
     Dtype,
     GuidanceScale,
     Model,
+    NumInferenceSteps,
     OrderOption,
     Orders,
     Seed,
@@ -118,6 +119,7 @@ def generate(
     ratio: Annotated[
         str | None, typer.Option(help="Width to height, as in 16:9, instead of --height and --width (Emu3).")
     ] = None,
+    num_inference_steps: NumInferenceSteps = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3).")] = None,
     prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
     task: Annotated[
@@ -181,6 +183,7 @@ def generate(
         "task": task,
         "guidance_scale": guidance_scale,
         "guided_tokens": guided_tokens,
+        "num_inference_steps": num_inference_steps,
         "order": order,
         "top_k": top_k,
         "top_p": top_p,
@@ -246,13 +249,14 @@ def generate(
 
         @torch.no_grad()
         def decode(step: torch.LongTensor) -> torch.Tensor:
-            pixels = pipe.decode_tokens(first, step)
+            pixels = pipe.preview(first, step)
             return (
                 torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.abilities.generates_video else pixels
             )
 
         if trace is not None:
-            animate(tokens, decided, layout, decode, title, trace)
+            finished = None if pipe.abilities.decodes_quickly else images[0]
+            animate(tokens, decided, layout, decode, title, trace, finished)
             written.append(trace)
         if acceptance_map is not None and layout is not None:
             film = pipe.abilities.generates_video
@@ -261,13 +265,7 @@ def generate(
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)
-    typer.echo(
-        f"{len(images)} {kind}, {stats.forward_passes} forward passes, "
-        + (f"{stats.head_calls} calls of the denoising head, " if stats.head_calls else "")
-        + f"{stats.tokens_per_pass:.1f} tokens per pass, "
-        f"{stats.prefill_seconds + stats.decode_seconds:.1f} s decoding, {stats.tokenizer_seconds:.1f} s pixels",
-        err=True,
-    )
+    typer.echo(f"{len(images)} {kind}, {stats.summary}", err=True)
 
 
 @app.command()

@@ -113,6 +113,10 @@ Orders = Annotated[
     ),
 ]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling; 1 disables it. Default: the checkpoint's.")]
+NumInferenceSteps = Annotated[
+    int | None,
+    typer.Option(help="Denoising steps of a diffusion decoder, or of MAR. Default: the checkpoint's."),
+]
 
 
 def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> None:

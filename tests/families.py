@@ -4,6 +4,7 @@ import pytest
 import tiny
 import tiny_cosmos
 import tiny_emu3
+import tiny_glm_image
 import tiny_janus
 import tiny_latent_llama
 import tiny_lumina_mgpt
@@ -33,13 +34,14 @@ BUILD = {
     "anole": tiny_lumina_mgpt.anole_pipeline,
 }
 
-# Continuous tokens, students with a teacher, and videos.
+# Continuous tokens, students with a teacher, videos, and tokens for a diffusion decoder.
 OTHERS = {
     "mar": tiny_mar.pipeline,
     "llamagen-dd": lambda: tiny.distilled_pipeline("llamagen"),
     "var-dd": lambda: tiny.distilled_pipeline("var"),
     "cosmos": tiny_cosmos.pipeline,
     "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
+    "glm-image": tiny_glm_image.pipeline,
 }
 
 # Every family, and every kind of model of a family.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tiny_cosmos
 import tiny_emu3
+import tiny_glm_image
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
 import torch
@@ -133,6 +134,11 @@ def janus_of_transformers(root: Path) -> None:
     folder = shutil.copytree(tiny_janus.FOLDER, root / "deepseek-community/Janus-Pro-1B")
     (folder / "expected.safetensors").unlink()
     tiny_janus.processor().save_pretrained(folder)
+
+
+def glm_image(root: Path) -> None:
+    shutil.copytree(tiny_glm_image.FOLDER, root / "zai-org/GLM-Image")
+    (root / "zai-org/GLM-Image/expected.safetensors").unlink()
 
 
 def emu3(root: Path) -> None:

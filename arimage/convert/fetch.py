@@ -31,7 +31,8 @@ def load_published(
     revision: str | None = None,
 ) -> Path:
     """The folder of a published checkpoint in the layout of `save_pretrained`. The first call logs what it takes of
-    disk and memory, downloads the authors' files and converts them; later calls return the folder. After an
+    disk and memory, downloads the authors' files and converts them, unless they have this layout already; later calls
+    return the folder. After an
     interruption, the next call downloads the files that are not complete, and converts again from the start.
 
     Args:
@@ -80,7 +81,10 @@ def load_published(
                     for argument, files in entry.files.items()
                 }
             except ConnectionError as error:
-                raise ConnectionError(f"{error}, or copy the files here and run `{_by_hand(entry, given)}`") from error
+                remedy = f"run `{_by_hand(entry, given)}`" if entry.family else "give the folder"
+                raise ConnectionError(f"{error}, or copy the files here and {remedy}") from error
+            if not entry.family:
+                return paths["folder"]
             # The index goes first and comes last: a folder that has one is whole. A killed process may have left a
             # part.
             (folder / "model_index.json").unlink(missing_ok=True)
@@ -104,11 +108,19 @@ def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
 
 def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
     weights = entry.all_parameters
+    memory = (f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights))
+    if not entry.family:
+        if size:
+            logger.warning(
+                "%s is downloaded once: %s to download; its %s parameters take %s of memory in bfloat16 and %s in "
+                "float32.",
+                *(entry.name, size_text(size), *memory),
+            )
+        return
     logger.warning(
         "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory "
         "meanwhile; its %s parameters take %s of memory in bfloat16 and %s in float32.",
-        *(entry.name, size_text(size), size_text(entry.converted), folder),
-        *(f"{weights / 1e9:.2g} billion", size_text(2 * weights), size_text(4 * weights)),
+        *(entry.name, size_text(size), size_text(entry.converted), folder, *memory),
     )
 
 

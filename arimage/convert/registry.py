@@ -27,7 +27,7 @@ class PublishedCheckpoint:
 
     Attributes:
         name (`str`): for `AutoPipeline.from_pretrained` and `load_published`.
-        family (`str`): which converter takes it: `convert_<family>`.
+        family (`str`): which converter takes it: `convert_<family>`; "" for a folder that is a pipeline already.
         files (`dict[str, HubFiles]`): what that converter takes, by the names of its arguments. `revision` is one of
             the first repository.
         image_size (`int`): longer side in pixels of the images, or of the frames, that it was trained for.
@@ -63,8 +63,8 @@ class PublishedCheckpoint:
 
     @property
     def converted(self) -> int:
-        """Bytes of the converted pipeline, rounded."""
-        return self.all_parameters * self.bytes_per_parameter
+        """Bytes of the converted pipeline, rounded; 0 if nothing is converted."""
+        return 0 if not self.family else self.all_parameters * self.bytes_per_parameter
 
 
 # In the layout of transformers.
@@ -314,6 +314,15 @@ PUBLISHED = [
     ),
     _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
     _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
+    PublishedCheckpoint(
+        name="glm-image",
+        family="",
+        files={"folder": HubFiles("zai-org/GLM-Image", ("*.json", "*.jinja", "*.txt", "*.safetensors"))},
+        image_size=1024,
+        parameters=10_100_000_000,
+        other_parameters=6_900_000_000,
+        download=34_000_000_000,
+    ),
     *_cosmos_both("4B", 4_014_000_000),
     *_cosmos_both("5B-Video2World", 4_585_000_000),
     *_cosmos_both("12B", 11_561_000_000),

@@ -13,6 +13,7 @@ from ..options import (
     Dtype,
     GuidanceScale,
     Model,
+    NumInferenceSteps,
     OrderOption,
     Orders,
     Seed,
@@ -86,6 +87,7 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    num_inference_steps: NumInferenceSteps = None,
     negative_prompt: NegativePrompt = None,
     order: OrderOption = None,
     height: Pixels = None,
@@ -121,6 +123,7 @@ def generate(
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype, videos=True)
     options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options["num_inference_steps"] = num_inference_steps
     config = make_config(
         pipe,
         rows,

@@ -57,10 +57,9 @@ def deciding_passes(decided: torch.BoolTensor) -> torch.LongTensor:
     return (~decided).sum(0) + 1
 
 
-def side_by_side(values: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Put values [N] by rank into their places [rows, columns]; the maps of a video are next to each other,
-    [rows, frames * columns]."""
-    places = layout.to_places(values[None])[0]
+def side_by_side(places: torch.Tensor) -> torch.Tensor:
+    """Values [rows, columns] of places; the maps [frames, rows, columns] of a video are put next to each other, [rows,
+    frames * columns]."""
     return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
 
 
@@ -78,10 +77,11 @@ def animate(
     decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     path: Path,
+    finished: Image.Image | None = None,
 ) -> None:
     """Write an animation of about eight seconds, WebP or GIF: one frame per step, then the finished picture. The
     arguments are those of `draw_steps`."""
-    frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)))
+    frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)), finished)
     duration = min(400, max(40, 8000 // len(frames)))
     write_animation(frames, [duration] * (len(frames) - 1) + [2500], path)
 
@@ -93,6 +93,7 @@ def draw_steps(
     decode_tokens: Callable[[torch.LongTensor], torch.Tensor],
     title: str,
     steps: Iterable[int],
+    finished: Image.Image | None = None,
 ) -> list[Image.Image]:
     """Draw one frame per step, which marks the tokens that the step decided, and one of the finished picture.
 
@@ -101,6 +102,7 @@ def draw_steps(
         layout: the layout of this image, to mark tokens; None for a next-scale model, whose tokens are not marked.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
         steps: which steps to draw, counted from 0, in order.
+        finished: the finished picture; by default that of the last step.
     """
 
     def picture_of(step: torch.LongTensor) -> np.ndarray:
@@ -124,11 +126,13 @@ def draw_steps(
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
         picture = picture_of(step)
         if layout is not None:
-            picture = _mark(picture, {colour: side_by_side(mark, layout).numpy() for colour, mark in marks.items()})
+            shown = {colour: layout.current(mark[None], is_known(step)[None])[0] for colour, mark in marks.items()}
+            picture = _mark(picture, {colour: side_by_side(mark).numpy() for colour, mark in shown.items()})
         frames.append(_frame(picture, title, caption, legend=layout is not None))
     count, number = int(decided[-1].sum()), len(tokens)
     caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
-    return [*frames, _frame(picture_of(tokens[-1]), title, caption, legend=layout is not None)]
+    picture = picture_of(tokens[-1]) if finished is None else _enlarge(np.asarray(finished.convert("RGB")))
+    return [*frames, _frame(picture, title, caption, legend=layout is not None)]
 
 
 def write_animation(frames: list[Image.Image], durations: list[int], path: Path) -> None:
@@ -168,7 +172,7 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
         decided: from `Trace.of_image`.
         layout: the layout of this image, or of a video whose frames `image` shows side by side.
     """
-    passes = side_by_side(deciding_passes(decided), layout).numpy()
+    passes = side_by_side(layout.to_places(deciding_passes(decided)[None])[0]).numpy()
     last = int(passes.max())
     picture = _enlarge(np.asarray(image.convert("RGB")))
     height, width = picture.shape[:2]

@@ -21,8 +21,10 @@ class Abilities:
         generates_video: whether a call returns videos.
         predicts_groups: whether the model can predict groups of tokens.
         in_maps: whether the tokens of an image are maps from coarse to fine rather than one grid.
+        several_grids: whether other grids of tokens come before that of an image, in a call without references.
         max_references: how many reference images a prompt may have: `image` without `mask_image`. 0 for families that
             take none.
+        decoder: the arguments of a call that are those of a diffusion decoder, not of the tokens.
     """
 
     kind: Kind
@@ -30,8 +32,15 @@ class Abilities:
     generates_video: bool = False
     predicts_groups: bool = False
     in_maps: bool = False
+    several_grids: bool = False
     max_references: int = 0
+    decoder: frozenset[str] = frozenset()
+
+    @property
+    def decodes_quickly(self) -> bool:
+        """Whether tokens are decoded to pixels fast enough for previews: without a diffusion decoder."""
+        return not self.decoder
 
     def accepts(self, argument: str) -> bool:
         """Whether a call takes this argument."""
-        return argument in self.arguments
+        return argument in self.arguments | self.decoder

@@ -95,6 +95,10 @@ class ARPipeline(DiffusionPipeline):
         first."""
         raise NotImplementedError
 
+    def num_tokens(self, size: tuple[int, int]) -> int | None:
+        """The number of tokens of an image of `size`; None if it is in proportion to the pixels."""
+        return None
+
     @property
     def num_classes(self) -> int | None:
         """The number of classes that `class_labels` chooses from; None if the model generates from text."""
@@ -115,6 +119,7 @@ class ARPipeline(DiffusionPipeline):
         return Traits(
             self.abilities.kind,
             raster=not self.abilities.accepts("order"),
+            one_grid=not self.abilities.several_grids,
             groups=self.abilities.predicts_groups,
             frames=self.abilities.generates_video,
             drafter=has("drafter"),
@@ -151,7 +156,10 @@ class ARPipeline(DiffusionPipeline):
     @property
     def guidance_scale(self) -> float | None:
         """The guidance scale of the running call, for callbacks, the largest of several; None outside of a call."""
-        scale = None if self.current_call is None else self.current_call.sampling.guidance_scale
+        call = self.current_call
+        if call is None:
+            return None
+        scale = (call.decoder if "guidance_scale" in self.abilities.decoder else call.sampling).guidance_scale
         return max(scale) if isinstance(scale, tuple) else scale
 
     @property
@@ -250,8 +258,16 @@ class ARPipeline(DiffusionPipeline):
         if "_name_or_path" in kwargs:
             folder = self._saved_folder(str(kwargs["_name_or_path"]))
             if folder is not None:
-                load_defaults(self, folder / GENERATION_CONFIG)
+                self.load_defaults(folder / GENERATION_CONFIG)
                 self.known_captions = KnownCaptions.load(folder)
+
+    def load_defaults(self, path: Path) -> None:
+        """Load the default arguments of calls from a generation_config.json.
+
+        Raises:
+            ValueError: if the file is missing, or a default is not a setting of this pipeline or out of its range.
+        """
+        load_defaults(self, path)
 
     def _saved_folder(self, name: str) -> Path | None:
         """The folder that the components were loaded from, by the folder or repository that the user named."""
@@ -357,11 +373,16 @@ class ARPipeline(DiffusionPipeline):
                 self(*args, **{self.per_prompt: size}, decoding=decoding, generator=generator, **kwargs)
 
     @property
+    def has_hooks(self) -> bool:
+        """Whether hooks move the weights of a component (offloading, several devices)."""
+        return any(hasattr(part, "_hf_hook") for part in self.components.values())
+
+    @property
     def _steps(self) -> CompiledSteps | None:
         """The compiler of the steps of a call; None where they run eagerly."""
         steps, parts = self._compiled, self.components.values()
         on_cuda = self._execution_device.type == "cuda"
-        if steps is None or not (steps.compiles or on_cuda) or any(hasattr(part, "_hf_hook") for part in parts):
+        if steps is None or not (steps.compiles or on_cuda) or self.has_hooks:
             return None
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
         steps.use_weights([each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())])
@@ -371,8 +392,8 @@ class ARPipeline(DiffusionPipeline):
 
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: the checkpoint's defaults, overridden by `settings` that are not None."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        sampling = Sampling(**{**self.generation_config, **given})
+        given = self.generation_config | {name: value for name, value in settings.items() if value is not None}
+        sampling = Sampling(**{name: value for name, value in given.items() if name not in self.abilities.decoder})
         if self.abilities.kind != "scales":
             sampling.check_scales(None)
         return sampling
@@ -437,7 +458,7 @@ class ARPipeline(DiffusionPipeline):
             for text in as_texts(prompt):
                 unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
                 if unknown is not None:
-                    _warn_once(unknown.message)
+                    warn_once(unknown.message)
 
     # The body of a call
 
@@ -483,9 +504,8 @@ class ARPipeline(DiffusionPipeline):
         with running(self, call):
             run.run()
 
-        tokens = images = self.whole_tokens(call, run.tensors["tokens"])
-        if options.output_type != "latent":
-            images = run.decode()
+        tokens = self.whole_tokens(call, run.tensors["tokens"])
+        images = self.latents_of(tokens) if options.output_type == "latent" else run.decode()
         self.maybe_free_model_hooks()
         if not options.return_dict:
             return (images,)
@@ -495,6 +515,14 @@ class ARPipeline(DiffusionPipeline):
         """Rearrange the tokens [B, N] of a call's model to their places, [B, *shape], including given panels."""
         placed = call.layout.to_places(tokens)
         return placed if call.above is None else torch.cat([call.above, placed], dim=1)
+
+    def latents_of(self, tokens: Tokens) -> Tokens:
+        """What a call returns for "latent", of its `whole_tokens`."""
+        return tokens
+
+    def preview(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
+        """Pixels [1, 3, H, W] that show the tokens so far of one image, [1, N] or continuous [1, N, D]."""
+        return self.decode_tokens(call, tokens)
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         """The pixels [B, 3, H, W] of finished images of a call, from their `decoded_tensor`."""
@@ -556,7 +584,7 @@ class ARImagePipeline(ARPipeline):
 
 
 @functools.lru_cache(maxsize=1000)
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     logger.warning(message)
 
 

@@ -38,6 +38,22 @@ class RunOptions:
     batch_size: int | None
 
 
+@dataclass(frozen=True)
+class DecoderSettings:
+    """How the diffusion decoder of a hybrid pipeline generates the pixels.
+
+    Attributes:
+        num_inference_steps: denoising steps.
+        guidance_scale: s in u + s (c - u), with predictions c under the condition and u without it; 1 or less disables
+            guidance.
+        latents: the noise to begin with, [B, C, h, w]; None derives it from the seeds.
+    """
+
+    num_inference_steps: int
+    guidance_scale: float
+    latents: torch.Tensor | None = None
+
+
 @dataclass
 class GenerationCall:
     """A call of a pipeline for B images. Nothing about a call is stored on its pipeline, so calls may run in several
@@ -53,6 +69,9 @@ class GenerationCall:
         repaint: for an edit, where the images change, bool [B, 1, H, W].
         above: tokens [B, h, w] of given panels above the generated ones.
         images: the indices of the images in the model; None for all.
+        decoder: for a hybrid pipeline, the settings of its decoder.
+        conditions: for a hybrid pipeline, what its decoder reads about each image besides the tokens.
+        seconds: seconds of the stages from tokens to pixels, by name, where a pipeline has several.
         decoding, output_type, callback, callback_tensor_inputs: arguments of `__call__`.
         interrupted: whether a callback stopped this call.
     """
@@ -66,6 +85,9 @@ class GenerationCall:
     repaint: torch.BoolTensor | None = None
     above: torch.LongTensor | None = None
     images: torch.LongTensor | None = None
+    decoder: DecoderSettings = None  # pyright: ignore[reportAssignmentType] hybrid pipelines set it
+    conditions: list = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     decoding: Decoding = None  # pyright: ignore[reportAssignmentType] `generate` sets it
     output_type: str = "pil"
     callback: Callable | None = None
@@ -111,7 +133,13 @@ class GenerationCall:
         parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above", "images")}
         if self.images is None:
             parts["images"] = torch.arange(len(self.seeds), device=self.seeds.device)
-        return replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})
+        part = replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})
+        if self.conditions:
+            chosen = range(len(self.seeds))[rows] if isinstance(rows, slice) else rows
+            part.conditions = [self.conditions[row] for row in chosen]
+        if self.decoder is not None and self.decoder.latents is not None:
+            part.decoder = replace(self.decoder, latents=self.decoder.latents[rows])
+        return part
 
 
 # The running calls of this thread with their pipelines, innermost last.

@@ -33,6 +33,13 @@ PARTS = {
             Standard normal noise [B, N, D] that the images are generated from, with the width D of the codebook. By
             default it is derived from the seeds.
     """,
+    "decoder": """
+        num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
+            Denoising steps of the decoder.
+        latents (`torch.Tensor`, *optional*):
+            Noise that the decoder begins with, [B, C, height / 8, width / 8], by default derived from the seed of each
+            image.
+    """,
     "common": """
         guidance_scale (`float`, *optional*, defaults to the checkpoint's):
             s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.

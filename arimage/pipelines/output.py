@@ -27,6 +27,10 @@ class DecodingStats:
         exact: whether the decoding samples exactly from the model's distribution, and no callback replaced tokens.
         prefill_seconds, decode_seconds, tokenizer_seconds: wall-clock time of the first prefill, of the other forward
             passes, and of decoding tokens to images.
+        seconds: wall-clock time of the stages: `"tokens"` is `prefill_seconds` and `decode_seconds`, and `"pixels"` is
+            `tokenizer_seconds`. A pipeline with a diffusion decoder divides these into `"hand_off"`, `"decoder"` and
+            `"pixels"`.
+        decoder_steps: denoising steps of a diffusion decoder per image; 0 without one.
         accepted: int64 [S, B], how many tokens each forward pass of an image decided, starting with its prefill. S is
             the largest number of forward passes of an image, which is `forward_passes` if all images begin together.
     """
@@ -39,7 +43,19 @@ class DecodingStats:
     prefill_seconds: float
     decode_seconds: float
     tokenizer_seconds: float
+    seconds: dict[str, float]
+    decoder_steps: int
     accepted: torch.LongTensor
+
+    @property
+    def summary(self) -> str:
+        """The figures of a call in one line."""
+        parts = [f"{self.forward_passes} forward passes"]
+        parts += [f"{self.head_calls} calls of the denoising head"] if self.head_calls else []
+        parts += [f"{self.tokens_per_pass:.1f} tokens per pass", f"{self.seconds['tokens']:.1f} s decoding"]
+        if self.decoder_steps:
+            parts.append(f"{self.seconds['decoder']:.1f} s in {self.decoder_steps} decoder steps")
+        return ", ".join([*parts, f"{self.seconds['pixels']:.1f} s pixels"])
 
 
 @dataclass
@@ -49,8 +65,9 @@ class ImagePipelineOutput(BaseOutput):
     Attributes:
         images: a list of B PIL images; or float32 [B, H, W, 3] in [0, 1] for "np"; or [B, 3, H, W] in [0, 1] for "pt";
             or the tokens for "latent".
-        tokens: int64 [B, h, w], the tokens in their places. For a next-scale model, a list of maps, one per scale,
-            coarse to fine; for a model of continuous tokens, the latents of its image tokenizer, float32 [B, C, h, w].
+        tokens: int64 [B, h, w], the tokens in their places. For a next-scale model, or where a small grid comes before
+            the image, a list of grids, coarse to fine; for a model of continuous tokens, the latents of its image
+            tokenizer, float32 [B, C, h, w].
         stats: see `DecodingStats`.
     """
 

@@ -63,7 +63,7 @@ class MARPipeline(ClassOrTextPipeline):
     # These are small, or run between forward passes of the transformer.
     _exclude_from_cpu_offload = ["head", "drafter", "drafter_head"]
     _accepts_no_class = True
-    abilities = Abilities("masked_latents", LATENT_SAMPLING | EDITING)
+    abilities = Abilities("masked_latents", LATENT_SAMPLING | EDITING | {"num_inference_steps"})
 
     def __init__(
         self,

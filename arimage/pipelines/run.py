@@ -75,6 +75,8 @@ class CallRun:
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._seconds - self._prefill_seconds,
             tokenizer_seconds=self._tokenizer_seconds,
+            seconds={"tokens": self._seconds} | (self.call.seconds or {"pixels": self._tokenizer_seconds}),
+            decoder_steps=self.call.decoder.num_inference_steps if self.call.seconds else 0,
             accepted=accepted,
         )
 

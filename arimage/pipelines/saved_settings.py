@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ..decoding import LatentSampling, Sampling
 from ..decoding.presets import Decoding, decoding_from_dict
 from ..schema import COMPLETE, Count, Number, Text, Whole, check, read_object
+from .abilities import Abilities
 
 
 class HasDefaults(Protocol):
@@ -18,6 +19,7 @@ class HasDefaults(Protocol):
     decoding: Decoding
     generation_config: Any
     _saved_defaults: Iterable[str]
+    abilities: Abilities
 
     def sampling(self, **settings: Any) -> Sampling | LatentSampling: ...
 
@@ -60,6 +62,7 @@ def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:
     """
     defaults = check(Defaults, given, where).model_dump(exclude_unset=True)
     known = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
+    known |= pipe.abilities.decoder
     try:
         for name in defaults.keys() - known:
             raise ValueError(f"{name} is not a setting of a {type(pipe).__name__}: leave it out")

@@ -10,8 +10,8 @@ from arimage.decoding.contract.supports import traits_of
 
 
 ARGUMENTS = set(
-    "guidance_scale guided_tokens image mask_image negative_prompt num_frames order prompt_suffix ratio task "
-    "temperature top_k top_p video".split()
+    "decoder_guidance_scale guidance_scale guided_tokens image mask_image negative_prompt num_frames "
+    "num_inference_steps order prompt_suffix ratio task temperature top_k top_p video".split()
 )
 
 
@@ -34,7 +34,7 @@ def test_what_is_listed_can_run_and_nothing_else(pipe):
 
 def test_abilities_name_the_arguments_of_a_call(pipe):
     parameters = inspect.signature(type(pipe).__call__).parameters
-    arguments = pipe.abilities.arguments
+    arguments = pipe.abilities.arguments | pipe.abilities.decoder
     assert arguments <= ARGUMENTS & parameters.keys()
     # Lumina-mGPT 1.0 has no tasks, and its call is that of 2.0.
     assert ARGUMENTS & parameters.keys() - arguments <= {"task"}

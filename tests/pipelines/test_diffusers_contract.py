@@ -24,7 +24,8 @@ from arimage.pipelines import base
 LATENT = {"output_type": "latent"}
 DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
-ALL = BUILD | OTHERS
+# diffusers has a pipeline of the same name, whose folders ours are.
+ALL = BUILD | {name: build for name, build in OTHERS.items() if name != "glm-image"}
 # Saved and loaded like another: Anole, LlamaGen's student, Cosmos with texts.
 ALIKE = ("lumina", "var-dd", "cosmos")
 # Those that generate a token after the other, or a scale, and may be given others.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,6 +57,8 @@ class RequestBatch:
             alone.
         on_pass: called after every forward pass with the number of images in it.
         on_images: called with the number of finished images and their tokens.
+        decoder: decodes tokens to pixels in its own thread where that takes long, so that other images go on; None
+            decodes in the thread of the batch.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class RequestBatch:
         give_back: Callable[[Ticket], None],
         on_pass: Callable[[int], None],
         on_images: Callable[[int, int], None],
+        decoder: Executor | None = None,
     ):
         self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
-        self._on_pass, self._on_images = on_pass, on_images
+        self._on_pass, self._on_images, self._decoder = on_pass, on_images, decoder
         self._batch = Batch(kind[1], size, pipe._steps)
         # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
@@ -119,6 +123,7 @@ class RequestBatch:
             arguments["prompt"] = [request.prompt for request in requests]
         else:
             arguments["class_labels"] = [request.class_label for request in requests]
+        arguments |= dict(plan.decoder)
         if plan.negative_prompt is not None:
             arguments["negative_prompt"] = plan.negative_prompt
         if plan.order is not None:
@@ -197,8 +202,10 @@ class RequestBatch:
 
     def _deliver(self, rows: list[int]) -> None:
         """Decode the images in `rows` to pixels and deliver them; an error affects only the request of its image."""
+        batch, size = self._batch, self._batch.state.model.num_tokens
         try:
-            pictures = self._pictures(rows)
+            batch.state.check([place.index if row in rows else None for row, place in enumerate(batch.names)])
+            pictures = self._pictures(rows) if self._decoder is None else {}
         except Exception as error:
             if len(rows) > 1:
                 for row in rows:
@@ -206,10 +213,9 @@ class RequestBatch:
             else:
                 _fail(self._batch.names[rows[0]].ticket, error)
             return
-        batch, size = self._batch, self._batch.state.model.num_tokens
         seconds = [batch.names[row].ticket.seconds for row in rows]
         self._on_images(len(rows), len(rows) * size)
-        for row, picture, passes, ended in zip(rows, pictures, batch.passes_of(rows), seconds, strict=True):
+        for row, passes, ended in zip(rows, batch.passes_of(rows), seconds, strict=True):
             place = batch.names[row]
             # On an accelerator, the host sees a few steps late that an image is finished.
             del place.recorded[passes:]
@@ -217,10 +223,27 @@ class RequestBatch:
             if not self.pipe.abilities.in_maps:
                 deciding = place.call.select([place.row]).layout.to_places(self._late[row][None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
-            place.ticket.finish(place.index, picture, passes, place.began + passes, ended, size, deciding, film)
+            place.ticket.decide(place.index, passes, place.began + passes, size, deciding, film)
+            if self._decoder is None:
+                place.ticket.finish(place.index, pictures[row], ended)
+            else:
+                result = getattr(batch.state, self.pipe.decoded_tensor)[row][None].clone()
+                self._decoder.submit(self._decode_later, place, result)
         running = {batch.names[row].ticket for row in batch.running if row not in rows}
         for ticket in {batch.names[row].ticket for row in rows} - running:
             ticket.forget_idle_passes()
+
+    @torch.no_grad()
+    def _decode_later(self, place: Place, result: torch.Tensor) -> None:
+        """Decode one image to pixels and deliver it, in the decoder's thread."""
+        if place.ticket.future.done():
+            return
+        try:
+            [picture] = self._decode(place.call, [place.row], result)
+        except Exception as error:
+            _fail(place.ticket, error)
+        else:
+            place.ticket.finish(place.index, picture, place.ticket.seconds)
 
     def _film(self, place: Place, ended: float) -> Film:
         """The film of an image that was finished after `ended` seconds."""
@@ -231,34 +254,37 @@ class RequestBatch:
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
         layout = None if pipe.abilities.in_maps else call.layout
         with running(pipe, call):
-            frames = draw_steps(tokens, decided, layout, partial(pipe.decode_tokens, call), title, steps)
+            frames = draw_steps(tokens, decided, layout, partial(pipe.preview, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended], count)
 
-    def _pictures(self, rows: list[int]) -> list[Image.Image]:
-        batch, pipe = self._batch, self.pipe
-        batch.state.check([place.index if row in rows else None for row, place in enumerate(batch.names)])
+    def _pictures(self, rows: list[int]) -> dict[int, Image.Image]:
+        batch = self._batch
         pictures: dict[int, Image.Image] = {}
-        results = getattr(batch.state, pipe.decoded_tensor)
+        results = getattr(batch.state, self.pipe.decoded_tensor)
         for call in {id(call): call for call in (batch.names[row].call for row in rows)}.values():
             some = [row for row in rows if batch.names[row].call is call]
-            part = call.select([batch.names[row].row for row in some])
-            with running(pipe, call):
-                pixels = pipe.decode_result(part, results[some]).float()
-            pictures.update(zip(some, pipe.to_images(part, pixels), strict=True))
-        return [pictures[row] for row in rows]
+            shown = self._decode(call, [batch.names[row].row for row in some], results[some])
+            pictures.update(zip(some, shown, strict=True))
+        return pictures
+
+    def _decode(self, call: GenerationCall, rows: list[int], results: torch.Tensor) -> list[Image.Image]:
+        part = call.select(rows)
+        with running(self.pipe, call):
+            pixels = self.pipe.decode_result(part, results).float()
+        return list(self.pipe.to_images(part, pixels))
 
 
 def preview(
     pipe: ARImagePipeline, call: GenerationCall, tokens: torch.Tensor, decided: torch.BoolTensor
 ) -> list[Image.Image]:
-    """Images of the tokens so far, [B, N] or continuous [B, N, D], with those that are not `decided` [B, N] greyed
-    out."""
+    """Images of the tokens so far of one image, [1, N] or continuous [1, N, D], with those that are not `decided`
+    [1, N] greyed out."""
     with running(pipe, call):
-        pixels = pipe.decode_tokens(call, tokens).float().clamp(-1, 1)
+        pixels = pipe.preview(call, tokens).float().clamp(-1, 1)
     if not pipe.abilities.in_maps:
         # Drafts are visible through the grey; unknown tokens are plain grey.
         veil = torch.where(decided, 0.0, torch.where(is_known(tokens), VEIL, 1.0))
-        veil = call.layout.to_places(veil)[:, None]
+        veil = call.layout.current(veil, is_known(tokens))[:, None]
         veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
         pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
     return VaeImageProcessor().postprocess(pixels, output_type="pil")

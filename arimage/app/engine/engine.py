@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ...media.files import to_mask, to_rgb
@@ -54,6 +55,7 @@ class Engine:
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
         self._arrived, self._closed = threading.Condition(), False
+        self._decoder = ThreadPoolExecutor(1, "arimage-decoder")
         self._worker = threading.Thread(target=self._work, name="arimage-engine", daemon=True)
         self._worker.start()
 
@@ -122,6 +124,7 @@ class Engine:
         for ticket in tickets:
             ticket.cancel()
         self._worker.join()
+        self._decoder.shutdown()
 
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:
@@ -154,16 +157,17 @@ class Engine:
             with self._arrived:
                 first = self._waiting[0] if self._waiting else None
             if first is not None:
+                pipe = self._pipelines[first.plan.model]
                 RequestBatch(
-                    self._pipelines[first.plan.model],
+                    pipe,
                     first.kind,
                     self.limits.batch,
                     self._take,
                     self._give_back,
                     lambda images: self.on_pass(images),
                     lambda images, tokens: self.on_images(images, tokens),
+                    None if pipe.abilities.decodes_quickly or pipe.has_hooks else self._decoder,
                 ).run()
-            self._running = []
 
     def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
         """Requests of this kind with equal plans, and the indices of those of their images that begin, at most `room`;

@@ -29,7 +29,8 @@ class ModelInfo:
             models.
         decodings: names of the decodings that it can run, and whether each is exact.
         decoding: the default decoding, a name with settings.
-        sampling: the defaults of guidance_scale, temperature, top_k, top_p.
+        sampling: the defaults of guidance_scale, temperature, top_k, top_p; with a diffusion decoder also of
+            num_inference_steps.
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
         order: the default order of its tokens; None if it does not accept one.

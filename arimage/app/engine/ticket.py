@@ -19,8 +19,8 @@ from .validation import Plan
 
 @dataclass
 class Finished:
-    """The finished images of a request by their indices, and the cost so far: `passes` and `seconds` are the forward
-    passes and the time of the request until the last of them was decided."""
+    """The finished images of a request by their indices, and the cost so far: `passes` are the forward passes of the
+    request until the last image was decided, and `seconds` the time until the last one was decoded to pixels."""
 
     images: dict[int, Image.Image] = field(default_factory=dict)
     image_passes: dict[int, int] = field(default_factory=dict)
@@ -137,32 +137,27 @@ class Ticket:
         """The seconds since the first of its images began."""
         return time.perf_counter() - (self._started or 0)
 
-    def finish(
-        self,
-        index: int,
-        image: Image.Image,
-        passes: int,
-        ended: int,
-        seconds: float,
-        tokens: int,
-        deciding: torch.LongTensor | None,
-        film: Film | None,
+    def decide(
+        self, index: int, passes: int, ended: int, tokens: int, deciding: torch.LongTensor | None, film: Film | None
     ) -> None:
-        """Add a finished image. It took `passes` forward passes and was decided in forward pass `ended` of the
-        request, after `seconds`."""
+        """Add the cost of an image whose tokens are decided. It took `passes` forward passes, the last of them forward
+        pass `ended` of the request."""
         finished = self.finished
-        finished.seconds, finished.film = seconds, film or finished.film
-        finished.images[index], finished.image_passes[index] = image, passes
+        finished.image_passes[index], finished.film = passes, film or finished.film
         if deciding is not None:
             finished.deciding[index] = deciding
         finished.passes, finished.tokens = max(finished.passes, ended), finished.tokens + tokens
-        if len(finished.images) == self.request.count:
+
+    def finish(self, index: int, image: Image.Image, seconds: float) -> None:
+        """Add an image that is decoded to pixels after `seconds`; the last one ends the request."""
+        self.finished.images[index], self.finished.seconds = image, seconds
+        if len(self.finished.images) == self.request.count:
             self.settle(self._result())
 
     def again(self) -> None:
         """Restart the images that are not finished, without any other request in their batch."""
         self.kind = (*self.kind, self)
-        self.unbegun = deque(index for index in range(self.request.count) if index not in self.finished.images)
+        self.unbegun = deque(index for index in range(self.request.count) if index not in self.finished.image_passes)
 
     def _result(self) -> Result:
         request, plan, finished, indices = self.request, self.plan, self.finished, range(self.request.count)
@@ -193,6 +188,7 @@ class Ticket:
                 "temperature": plan.sampling.temperature,
                 "top_k": plan.sampling.top_k,
                 "top_p": plan.sampling.top_p,
+                **dict(plan.decoder),
                 "height": plan.size[0],
                 "width": plan.size[1],
             },

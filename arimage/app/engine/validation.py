@@ -9,6 +9,7 @@ from PIL import Image
 from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
 from ...decoding.contract.distribution import Sampling
 from ...pipelines.base import ARImagePipeline
+from ...pipelines.hybrid import MAX_STEPS
 from ...schema import check_encodable
 from .models import ModelInfo
 from .types import Limits, Refused, Request
@@ -25,6 +26,7 @@ class Plan:
     Attributes:
         size: height and width in pixels.
         tokens: tokens per image.
+        decoder: the arguments of a diffusion decoder, by name.
         order: the order of the tokens; None for models in raster order.
         edits: whether there is an image to edit.
     """
@@ -35,6 +37,7 @@ class Plan:
     size: tuple[int, int]
     tokens: int
     negative_prompt: str | None
+    decoder: tuple[tuple[str, float], ...]
     order: str | None
     edits: bool
 
@@ -66,7 +69,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
     _whole("preview_every", request.preview_every, 0, MAX_SEED)
     _whole("previews", request.previews, 0, MAX_PREVIEWS)
     size = _check_size(request, info, limits)
-    tokens = info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
+    tokens = pipe.num_tokens(size) or info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
     if request.count * tokens > limits.work:
         raise Refused(
             f"{request.count} images of {tokens} tokens are more than the {limits.work} tokens of a request: ask for "
@@ -80,6 +83,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         size=size,
         tokens=tokens,
         negative_prompt=request.negative_prompt,
+        decoder=_check_decoder(request, pipe),
         order=_check_order(request, info),
         edits=_check_pictures(request, info, limits),
     )
@@ -172,6 +176,17 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
         )
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def _check_decoder(request: Request, pipe: ARImagePipeline) -> tuple[tuple[str, float], ...]:
+    if request.num_inference_steps is not None:
+        if "num_inference_steps" not in pipe.abilities.decoder:
+            raise Refused(
+                f"{request.model} has no diffusion decoder: leave out num_inference_steps", "num_inference_steps"
+            )
+        _whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
+    given = {name: getattr(request, name) for name in sorted(pipe.abilities.decoder)}
+    return tuple((name, pipe.generation_config[name] if value is None else value) for name, value in given.items())
 
 
 def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:

@@ -48,6 +48,7 @@ class Fields(BaseModel):
     top_k: int | None = None
     top_p: float | None = None
     negative_prompt: str | None = None
+    num_inference_steps: int | None = None
     order: str | None = None
 
     # Accepted without effect.
@@ -88,6 +89,7 @@ class Fields(BaseModel):
             height=height,
             width=width,
             negative_prompt=self.negative_prompt,
+            num_inference_steps=self.num_inference_steps,
             order=self.order,
             image=image,
             mask_image=mask_image,

@@ -103,6 +103,14 @@ class Layout:
         parts = values.split([math.prod(grid) for grid in self.grids], dim=1)
         return [part.unflatten(1, grid) for part, grid in zip(parts, self.grids, strict=True)]
 
+    def current(self, values: torch.Tensor, known: torch.BoolTensor) -> torch.Tensor:
+        """The values [1, N] by rank of one image by place of the grid that is generated, [1, *grid]: the last one in
+        which any token is `known` [1, N]."""
+        parts, begun = self.parts(values), [bool(part.any()) for part in self.parts(known)]
+        return next(
+            (part for part, any_known in zip(reversed(parts), reversed(begun), strict=True) if any_known), parts[0]
+        )
+
     def to_ranks(self, *parts: torch.Tensor) -> torch.Tensor:
         """Rearrange values by place of each of `grids`, [B, *grid], to values [B, N] by rank."""
         values = torch.cat([part.flatten(1) for part in parts], dim=1)

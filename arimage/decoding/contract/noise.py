@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     NOISE = 7
     DENOISE = 8
     CANDIDATE = 9
+    LATENTS = 10
 
 
 def uniforms(

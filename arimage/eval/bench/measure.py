@@ -88,8 +88,9 @@ def measure(
     Returns:
         One row per decoding: its name, settings and sampling, and for each run: passes (forward passes that decided a
         token of the image, mean over the batch), batch_passes, tokens_per_pass (of an image), seconds (prefill,
-        decoding and pixels), images_per_second, speedup (over the first decoding in the same run), and peak_memory in
-        MiB (of the GPU, or of the process; empty where the system does not report it). For a model of continuous
+        decoding and pixels, but not those of a diffusion decoder), images_per_second, speedup (over the first decoding
+        in the same run), and peak_memory in MiB (of the GPU, or of the process; empty where the system does not report
+        it). For a model of continuous
         tokens also head_calls (sequential calls of the denoising head).
 
     Raises:
@@ -101,6 +102,8 @@ def measure(
     batch = take(condition, 0, batch_size)
     pipe = quiet(pipe)
     device = pipe._execution_device
+    # A diffusion decoder takes as long after any decoding of the tokens.
+    output_type = "pt" if pipe.abilities.decodes_quickly else "latent"
     figures = ("passes", "batch_passes", "tokens_per_pass", "seconds", "images_per_second", "speedup", "peak_memory")
     rows = [
         {
@@ -119,7 +122,9 @@ def measure(
             order = (orders or {}).get(name, {})
             generator = torch.Generator().manual_seed(seed + run)
             reset_peak_memory(device)
-            output = pipe(**batch, **sampling, **order, decoding=decoding, generator=generator, output_type="pt")
+            output = pipe(
+                **batch, **sampling, **order, decoding=decoding, generator=generator, output_type=output_type
+            )
             if run < 0:
                 continue
             stats = output.stats

@@ -95,7 +95,7 @@ def make_config(
         model: the name that `pipe` was loaded by.
         source: where the rows come from, see `make_manifest`.
         decoding: as `parse_decoding` reads it; by default the pipeline's.
-        sampling: guidance_scale, temperature, top_k and top_p that override the checkpoint's.
+        sampling: guidance_scale, temperature, top_k, top_p and num_inference_steps that override the checkpoint's.
         negative_prompt: one for all images, for models that take one.
         order: order of the tokens, for models that take one; by default the pipeline's.
 
@@ -282,9 +282,9 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call:
         prefill, decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (forward
         passes of the call), head_calls (sequential calls of the denoising head, for a model of continuous tokens),
-        tokens_per_pass (of the image), exact, peak_memory in MiB (of the GPU, or of the process; None where the system
-        does not report it), warm (False for the first call of a run in a process, which includes one-time setup),
-        sha256 (of the file).
+        stages (the seconds of each stage, with a diffusion decoder), tokens_per_pass (of the image), exact,
+        peak_memory in MiB (of the GPU, or of the process; None where the system does not report it), warm (False for
+        the first call of a run in a process, which includes one-time setup), sha256 (of the file).
 
     Raises:
         OSError: if an image cannot be written.
@@ -303,6 +303,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         "seconds": stats.prefill_seconds + stats.decode_seconds + stats.tokenizer_seconds,
         "batch_passes": stats.forward_passes,
         **({"head_calls": stats.head_calls} if stats.head_calls else {}),
+        **({"stages": stats.seconds} if stats.decoder_steps else {}),
         "exact": stats.exact,
         "peak_memory": next(iter(peak_memory(pipe._execution_device)), None),
         "warm": run.warm,

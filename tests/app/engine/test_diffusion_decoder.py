@@ -1,0 +1,116 @@
+"""The engine with a pipeline that decodes its tokens by a diffusion decoder."""
+
+import threading
+
+import numpy as np
+import pytest
+import tiny_glm_image
+from families import seeded
+
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Cancelled, Refused, Request, image_seeds
+
+
+@pytest.fixture
+def pipe():
+    return tiny_glm_image.pipeline()
+
+
+@pytest.fixture
+def engine(pipe):
+    engine = Engine({"glm": pipe})
+    yield engine
+    engine.close()
+
+
+class Held:
+    """Holds every run of a decoder."""
+
+    def __init__(self, pipe):
+        self.go, self.entered, self._denoise = threading.Event(), threading.Event(), pipe.denoise
+        pipe.denoise = self
+
+    def __call__(self, *arguments):
+        self.entered.set()
+        assert self.go.wait(60)
+        return self._denoise(*arguments)
+
+
+def pixels(image):
+    return np.asarray(image).astype(int)
+
+
+def test_images_are_those_of_the_pipeline(engine, pipe):
+    request = Request("glm", prompt="a red heart", count=2, seed=5, num_inference_steps=3, guidance_scale=2.0)
+    result = engine.submit(request).result(60)
+    generator = [seeded(seed) for seed in image_seeds(5, 2)]
+    settings = {"num_inference_steps": 3, "guidance_scale": 2.0, "num_images_per_prompt": 2}
+    expected = pipe("a red heart", generator=generator, **settings).images
+    assert all(abs(pixels(one) - pixels(other)).max() <= 1 for one, other in zip(result.images, expected, strict=True))
+    info = engine.models["glm"]
+    assert (info.sampling["guidance_scale"], info.sampling["num_inference_steps"]) == (1.5, 2)
+    assert (result.settings["num_inference_steps"], result.settings["guidance_scale"]) == (3, 2.0)
+    assert info.grid == (2, 1) and result.deciding_pass.shape == (2, 2, 1)
+
+
+def test_tokens_of_others_are_generated_while_an_image_is_decoded(engine, pipe):
+    held, passes = Held(pipe), []
+    engine.on_pass = passes.append
+    first = engine.submit(Request("glm", prompt="a red heart"))
+    assert held.entered.wait(60)
+    count, decided = len(passes), threading.Event()
+    second = engine.submit(
+        Request("glm", prompt="red"), lambda now: decided.set() if now.decided == now.tokens else None
+    )
+    assert decided.wait(60) and len(passes) > count
+    assert not first.future.done() and not second.future.done()
+    held.go.set()
+    assert first.result(60).seconds > 0 and second.result(60).images
+
+
+def test_a_failing_decoder_ends_only_its_request(engine, pipe):
+    denoise = pipe.denoise
+
+    def fails(call, *arguments):
+        if call.conditions[0].text == "red":
+            raise ValueError("the decoder is broken")
+        return denoise(call, *arguments)
+
+    pipe.denoise = fails
+    tickets = [engine.submit(Request("glm", prompt=prompt)) for prompt in ("a red heart", "red")]
+    assert tickets[0].result(60).images
+    with pytest.raises(Refused, match="the decoder is broken"):
+        tickets[1].result(60)
+
+
+def test_closing_cancels_images_that_wait_for_the_decoder(pipe):
+    engine, held = Engine({"glm": pipe}), Held(pipe)
+    tickets = [engine.submit(Request("glm", prompt=prompt)) for prompt in ("a red heart", "red")]
+    assert held.entered.wait(60)
+    threading.Timer(0.5, held.go.set).start()
+    engine.close()
+    for ticket in tickets:
+        with pytest.raises(Cancelled):
+            ticket.result(0)
+
+
+def test_previews_and_films_show_the_grid(engine):
+    seen = []
+    request = Request("glm", prompt="a red heart", previews=2, film=True, decoding="sjd-coupled:window=8")
+    result = engine.submit(request, lambda now: seen.extend(now.previews or [])).result(60)
+    assert len(seen) >= 2 and all(image.size == (32, 64) for image in seen)
+    assert len(result.film.frames) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_inference_steps": 0}, "num_inference_steps is 0: give a whole number from 1 to 1000"),
+        ({"num_inference_steps": 1001}, "num_inference_steps is 1001"),
+        ({"negative_prompt": "x"}, "does not accept negative_prompt"),
+        ({"prompt": "x <|image|>"}, "special token"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused(engine, settings, message):
+    with pytest.raises(Refused, match=message):
+        engine.submit(Request(**{"model": "glm", "prompt": "red"} | settings)).result(60)
