@@ -23,7 +23,6 @@ from ..decoding import (
     AutoregressiveDecoding,
     Decoding,
     Sampling,
-    decoding_from_text,
     decoding_names,
     decoding_to_dict,
 )
@@ -32,7 +31,7 @@ from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
-from .checks import as_texts, with_dtype
+from .checks import as_decoding, as_texts, with_dtype
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
@@ -458,7 +457,7 @@ class ARPipeline(DiffusionPipeline):
             for text in as_texts(prompt):
                 unknown = self.known_captions.check(text, Path(self.name_or_path or "this model").name)
                 if unknown is not None:
-                    warn_once(unknown.message)
+                    _warn_once(unknown.message)
 
     # The body of a call
 
@@ -584,20 +583,5 @@ class ARImagePipeline(ARPipeline):
 
 
 @functools.lru_cache(maxsize=1000)
-def warn_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     logger.warning(message)
-
-
-def as_decoding(decoding: Decoding | str) -> Decoding:
-    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    if isinstance(decoding, str):
-        return decoding_from_text(decoding)
-    if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
-        raise ValueError(
-            f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"
-        )
-    return decoding

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..decoding import Decoding, decoding_from_text
 from ..schema import check_encodable
 
 
@@ -75,6 +76,21 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
         raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
     return len(ids)
+
+
+def as_decoding(decoding: Decoding | str) -> Decoding:
+    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(decoding, str):
+        return decoding_from_text(decoding)
+    if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
+        raise ValueError(
+            f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"
+        )
+    return decoding
 
 
 def with_dtype(options: dict[str, Any]) -> dict[str, Any]:

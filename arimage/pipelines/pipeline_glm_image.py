@@ -13,6 +13,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     GlmImageTransformer2DModel,
 )
+from diffusers.utils import logging
 from PIL import Image
 from transformers import (
     ByT5Tokenizer,
@@ -24,7 +25,6 @@ from transformers import (
 from ..decoding import Decoding, Layout
 from ..models.transformer_glm_image import bind_prompts, grids_of, source_codes
 from .abilities import Abilities
-from .base import warn_once
 from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts
 from .docstrings import fill_docstring
@@ -46,6 +46,7 @@ EXAMPLE_DOC_STRING = """
         >>> image = pipe("a poster that says 'HELLO'", decoding="sjd-coupled").images[0]
         ```
 """
+logger = logging.get_logger(__name__)
 PIXELS_PER_TOKEN = 32
 IMAGE_SIZES = [(1024, 1024), (1152, 768), (768, 1152), (1280, 960), (960, 1280), (512, 512), (2048, 2048)]
 # transformers' number where a generation config has none.
@@ -137,7 +138,7 @@ class GlmImagePipeline(HybridPipeline):
                     f"{name} is {side!r}: give a multiple of {PIXELS_PER_TOKEN}, from {PIXELS_PER_TOKEN} to {MAX_SIDE}"
                 )
         if min(size) < 512 or max(size) > 2048:
-            warn_once(f"GLM-Image was trained for sides of 512 to 2048 pixels, not for {size[0]}x{size[1]}")
+            logger.warning(f"GLM-Image was trained for sides of 512 to 2048 pixels, not for {size[0]}x{size[1]}")
         return size
 
     def num_tokens(self, size: tuple[int, int]) -> int:
