@@ -1,4 +1,4 @@
-"""Checks of texts, token ids and dtypes."""
+"""Checks of texts, token ids, dtypes and decodings."""
 
 import numbers
 from typing import Any
