@@ -52,6 +52,9 @@ class CallRun:
                 self._finish(rows)
                 self.batch.release(rows)
             self._show_progress()
+        self._student_passes = self.batch.begins * self.batch.state.student_passes
+        # Decoding to pixels needs the memory of the cache.
+        self.batch.state = None
         self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
 
     def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
@@ -69,7 +72,7 @@ class CallRun:
         return DecodingStats(
             forward_passes=passes,
             head_calls=sum(self.batch.calls_per_pass),
-            student_passes=self.batch.begins * self.batch.state.student_passes,
+            student_passes=self._student_passes,
             tokens_per_pass=float(accepted.sum()) / (passes * self.batch.size),
             exact=self.call.decoding.exact and not self._replaced,
             prefill_seconds=self._prefill_seconds,
