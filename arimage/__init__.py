@@ -21,6 +21,7 @@ _EXPORTS = {
     "DenoisingHead": "models.denoising_head",
     "DraftTreeDecoding": "decoding",
     "Emu3Pipeline": "pipelines.pipeline_emu3",
+    "Emu35Pipeline": "pipelines.pipeline_emu35",
     "ExactAcceptance": "decoding",
     "FewStepDecoding": "decoding",
     "FlowDecoding": "decoding",
@@ -82,6 +83,7 @@ __all__ = [
     "DenoisingHead",
     "DraftTreeDecoding",
     "Emu3Pipeline",
+    "Emu35Pipeline",
     "ExactAcceptance",
     "FewStepDecoding",
     "FlowDecoding",
@@ -173,6 +175,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_arpg import ARPGPipeline
     from .pipelines.pipeline_cosmos import CosmosPipeline
     from .pipelines.pipeline_emu3 import Emu3Pipeline
+    from .pipelines.pipeline_emu35 import Emu35Pipeline
     from .pipelines.pipeline_glm_image import GlmImagePipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_latent_llama import LatentLlamaPipeline

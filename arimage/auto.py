@@ -24,6 +24,7 @@ PIPELINES = {
     "JanusPipeline": "pipeline_janus",
     "Emu3Pipeline": "pipeline_emu3",
     "GlmImagePipeline": "pipeline_glm_image",
+    "Emu35Pipeline": "pipeline_emu35",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
     "CosmosPipeline": "pipeline_cosmos",
@@ -137,6 +138,10 @@ def _download_index(name: str, hub: dict) -> Path:
 def _remedy(config: Path | None) -> str:
     """What to do with a folder or repository that holds no pipeline, by its `config.json`."""
     model_type = read_object(config).get("model_type") if config is not None and config.is_file() else None
+    if model_type == "Emu3" and config is not None:
+        from .convert.folder import is_emu35
+
+        model_type = "Emu3.5" if is_emu35(config.parent) else model_type
     if command := CONVERT_COMMANDS.get(str(model_type)):
         return f"convert its folder with `{command}`, and give the folder that it writes"
     holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import tiny_cosmos
 import tiny_emu3
+import tiny_emu35
 import tiny_glm_image
 import tiny_janus
 import tiny_latent_llama
@@ -29,6 +30,7 @@ BUILD = {
     "var-class": lambda: tiny.scale_pipeline("class"),
     "janus": janus,
     "emu3": tiny_emu3.pipeline,
+    "emu3.5": tiny_emu35.pipeline,
     "lumina": tiny_lumina_mgpt.pipeline,
     "lumina-2": lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
     "anole": tiny_lumina_mgpt.anole_pipeline,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tiny_cosmos
 import tiny_emu3
+import tiny_emu35
 import tiny_glm_image
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
@@ -151,6 +152,13 @@ def emu3_of_transformers(root: Path) -> None:
     tiny_emu3.character_tokenizer().save_pretrained(folder)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny_emu3.FIXTURES / name, folder)
+
+
+def emu35(root: Path) -> None:
+    publish(root, "BAAI/Emu3.5-Image", tiny_emu35.write_original(root / "source"))
+    folder = root / "BAAI/Emu3.5-VisionTokenizer"
+    shutil.copytree(tiny_emu35.VISION_TOKENIZER, folder)
+    (folder / "model.ckpt").write_bytes(UNUSED)
 
 
 def chameleon_tokenizer(folder: Path) -> None:

@@ -196,7 +196,7 @@ def test_names_of_decodings_do_not_import_torch():
 
 
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
-    names = ("arpg", "llamagen", "var", "janus", "emu3", "lumina_mgpt", "anole")
+    names = ("arpg", "llamagen", "var", "janus", "emu3", "emu35", "lumina_mgpt", "anole")
     families = {f"arimage.pipelines.pipeline_{name}" for name in names}
     others = {"arimage.convert.checkpoint", "transformers.models.janus", "transformers.models.chameleon"}
     extras = {"gradio", "matplotlib", "pandas", "pyarrow", "sklearn", "torchao"}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .cosmos_tokenizer import convert_cosmos_tokenizer
     from .distilled import convert_llamagen_dd, convert_var_dd
     from .emu3 import convert_emu3
+    from .emu35 import convert_emu35
     from .fetch import load_published
     from .janus import convert_janus
     from .llamagen import convert_llamagen
@@ -28,6 +29,7 @@ _MODULES = {
     "convert_cosmos_tokenizer": ".cosmos_tokenizer",
     "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",
+    "convert_emu35": ".emu35",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_lpd": ".lpd",
@@ -50,6 +52,7 @@ __all__ = [
     "convert_cosmos_tokenizer",
     "convert_arpg",
     "convert_emu3",
+    "convert_emu35",
     "convert_janus",
     "convert_llamagen",
     "convert_lpd",

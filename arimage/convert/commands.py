@@ -228,6 +228,21 @@ def emu3(
 
 
 @convert_app.command()
+def emu35(
+    folder: Annotated[Path, typer.Argument(callback=FOLDER, help="Emu3.5-Image or Emu3.5, as published by BAAI.")],
+    vision_tokenizer: Annotated[Path, typer.Option(callback=FOLDER, help="BAAI's folder Emu3.5-VisionTokenizer.")],
+    out: Out,
+    image_area: Annotated[int, typer.Option(help="Pixels of a training image.")] = 1024 * 1024,
+    base: Annotated[bool, typer.Option("--base", help="The folder is Emu3.5, not Emu3.5-Image.")] = False,
+) -> None:
+    """Convert a published Emu3.5-Image or Emu3.5."""
+    from . import convert_emu35
+
+    convert_emu35(folder, vision_tokenizer=vision_tokenizer, image_area=image_area, base=base, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
 def lumina_mgpt(
     folder: Annotated[
         Path, typer.Argument(callback=FOLDER, help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")

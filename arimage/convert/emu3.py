@@ -24,7 +24,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from ..pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT
 from ..pipelines.pipeline_emu3 import Emu3Pipeline
 from .checkpoint import fill, load_original, save_whole
-from .folder import damaged_files, load_model, read_json
+from .folder import damaged_files, is_emu35, load_model, read_json
 from .paths import CheckpointError, check_vacant
 
 
@@ -91,6 +91,8 @@ def emu3_vq_from_original(
     Raises:
         CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.
     """
+    if config.get("model_type") == "Emu3p5VisionVQ":
+        raise CheckpointError(f"{source} is the image tokenizer of Emu3.5: give the folder of Emu3-VisionTokenizer")
     missing = TOKENIZER_SETTINGS.keys() - config.keys()
     if missing:
         raise CheckpointError(f"config.json next to {source} has no {min(missing)!r}: give an unaltered folder")
@@ -120,11 +122,25 @@ def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
         CheckpointError: if a file is missing or damaged.
     """
     folder = Path(folder)
-    converter = TikTokenConverter(
-        folder / "emu3.tiktoken",
-        pattern=PRETOKENIZE_REGEX,
-        extra_special_tokens=[*SPECIAL_TOKENS, *_lines(folder / "emu3_vision_tokens.txt")],
-    )
+    special = [*SPECIAL_TOKENS, *read_lines(folder / "emu3_vision_tokens.txt")]
+    # Names that transformers' Emu3Processor needs.
+    named = {
+        "image_token": IMAGE_TOKEN,
+        "boi_token": BEGIN_OF_IMAGE,
+        "eoi_token": "<|image end|>",
+        "image_wrapper_token": BEGIN_OF_CODES,
+        "eof_token": "<|extra_201|>",
+    }
+    return tokenizer_from_ranks(folder / "emu3.tiktoken", special, extra_special_tokens=named)
+
+
+def tokenizer_from_ranks(path: Path, special: list[str], **settings) -> PreTrainedTokenizerFast:
+    """The tokenizer of a table of ranks, with `special` tokens after those of the table.
+
+    Raises:
+        CheckpointError: if the file is missing or damaged.
+    """
+    converter = TikTokenConverter(path, pattern=PRETOKENIZE_REGEX, extra_special_tokens=special)
     # transformers' own needs the package tiktoken to read a table.
     converter.load_tiktoken_bpe = _read_ranks  # pyright: ignore[reportAttributeAccessIssue] it gets the path given above
     tokenizer = converter.converted()
@@ -135,18 +151,16 @@ def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
         eos_token="<|extra_204|>",
         pad_token="<|endoftext|>",
         padding_side="left",
-        # Names that transformers' Emu3Processor needs.
-        extra_special_tokens={
-            "image_token": IMAGE_TOKEN,
-            "boi_token": BEGIN_OF_IMAGE,
-            "eoi_token": "<|image end|>",
-            "image_wrapper_token": BEGIN_OF_CODES,
-            "eof_token": "<|extra_201|>",
-        },
+        **settings,
     )
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of the text tokenizer that are not empty.
+
+    Raises:
+        CheckpointError: if it is missing.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file: give a folder with the authors' text tokenizer")
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]
@@ -154,7 +168,7 @@ def _lines(path: Path) -> list[str]:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     try:
-        pairs = (line.split() for line in _lines(path))
+        pairs = (line.split() for line in read_lines(path))
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (binascii.Error, ValueError) as error:
         if isinstance(error, CheckpointError):
@@ -195,6 +209,11 @@ def convert_emu3(
         with damaged_files(folder):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
     elif config.get("model_type") == "Emu3":
+        if is_emu35(folder):
+            raise CheckpointError(
+                f"{folder} holds Emu3.5, whose attention normalises queries and keys: convert it with "
+                "`arimage convert emu35` (convert_emu35)"
+            )
         if vision_tokenizer is None:
             raise CheckpointError(
                 f"{folder} is of the authors' layout, without its image tokenizer: give the folder of "

@@ -144,4 +144,7 @@ def _by_hand(entry: PublishedCheckpoint, given: dict[str, Path]) -> str:
     command = ["arimage", "convert", entry.family.replace("_", "-")]
     command += [paths.pop("folder")] if "folder" in paths else []
     options = paths | given | entry.options | {"out": entry.name.replace("/", "--")}
-    return shlex.join(command + [f"--{name.replace('_', '-')}={value}" for name, value in options.items()])
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        command.append(option if value is True else f"{option}={value}")
+    return shlex.join(command)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
 from .checkpoint import load_original
@@ -65,6 +66,25 @@ def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
     raise CheckpointError(
         f"{folder} has neither {' nor '.join(WEIGHTS)} nor an index of several files: give a complete folder"
     )
+
+
+def is_emu35(folder: Path) -> bool:
+    """Whether the index of a folder of BAAI names the norms of queries and keys that tell Emu3.5 from Emu3, whose
+    config.json has the same model type.
+
+    Raises:
+        CheckpointError: if the index, or the file of the weights where there is none, cannot be read.
+    """
+    index, file = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    with damaged_files(folder):
+        if index.is_file():
+            names = read_json(index)["weight_map"].keys()
+        elif file.is_file():
+            with safe_open(file, "pt") as weights:
+                names = weights.keys()
+        else:
+            return False
+    return any(name.endswith(".self_attn.q_norm.weight") for name in names)
 
 
 def load_model(kind: type[Model], folder: Path, **options) -> Model:

@@ -207,6 +207,24 @@ def _emu3_transformers(repository: str) -> PublishedCheckpoint:
     )
 
 
+def _emu35(name: str, repository: str, base: bool) -> PublishedCheckpoint:
+    return PublishedCheckpoint(
+        name=name,
+        family="emu35",
+        files={
+            "folder": HubFiles(repository, ("*.json", "*.safetensors", "emu3.tiktoken", "emu3_vision_tokens.txt")),
+            # The repository has the same tensors as a pickle, too.
+            "vision_tokenizer": HubFiles("BAAI/Emu3.5-VisionTokenizer", ("config.json", "model.safetensors")),
+        },
+        image_size=1024,
+        parameters=34_103_000_000,
+        other_parameters=455_300_000,
+        download=70_000_000_000,
+        licence="Apache-2.0",
+        options={"base": True} if base else {},
+    )
+
+
 def _lumina_mgpt(size: str, image_size: int, parameters: int, suffix: str = "") -> PublishedCheckpoint:
     repository = f"Alpha-VLLM/Lumina-mGPT-{size}-{image_size}{suffix}"
     return PublishedCheckpoint(
@@ -295,6 +313,8 @@ PUBLISHED = [
     _emu3("emu3-stage1", "BAAI/Emu3-Stage1", 512),
     _emu3_transformers("BAAI/Emu3-Gen-hf"),
     _emu3_transformers("Emu3-community/Emu3-Gen-hf"),
+    _emu35("emu3.5-image", "BAAI/Emu3.5-Image", base=False),
+    _emu35("emu3.5", "BAAI/Emu3.5", base=True),
     _lumina_mgpt("7B", 512, 7_110_000_000),
     _lumina_mgpt("7B", 768, 7_110_000_000),
     _lumina_mgpt("7B", 768, 7_110_000_000, "-Omni"),
@@ -339,6 +359,7 @@ INSTEAD = {
     "BAAI/Emu3-Chat-hf": _CHAT,
     "Emu3-community/Emu3-Chat-hf": _CHAT,
     "BAAI/Emu3-VisionTokenizer": "is an image tokenizer, which emu3-gen downloads: give emu3-gen",
+    "BAAI/Emu3.5-VisionTokenizer": "is an image tokenizer, which emu3.5-image downloads: give emu3.5-image",
     "facebook/chameleon-7b": _CHAMELEON,
     "facebook/chameleon-30b": _CHAMELEON,
     "deepseek-ai/JanusFlow-1.3B": _FLOW,
@@ -352,6 +373,8 @@ CONVERT_COMMANDS = {
     "janus": "arimage convert janus",
     "Emu3": "arimage convert emu3",
     "emu3": "arimage convert emu3",
+    # Its config.json says "Emu3".
+    "Emu3.5": "arimage convert emu35",
     "chameleon": "arimage convert lumina-mgpt (or anole)",
 }
 

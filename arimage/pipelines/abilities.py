@@ -16,8 +16,8 @@ class Abilities:
 
     Attributes:
         kind: what the model generates.
-        arguments: the arguments of a call that not all families have: those above, `negative_prompt`, `num_frames`,
-            `order`, `prompt_suffix`, `ratio`, `task`, `video`.
+        arguments: the arguments of a call that not all families have: those above, `image_reference`,
+            `negative_prompt`, `num_frames`, `order`, `prompt_suffix`, `ratio`, `task`, `video`.
         generates_video: whether a call returns videos.
         predicts_groups: whether the model can predict groups of tokens.
         in_maps: whether the tokens of an image are maps from coarse to fine rather than one grid.

@@ -22,6 +22,13 @@ PARTS = {
             An image to edit, together with `mask_image`: one for all prompts, or one per prompt. It is resized to the
             size of the call.
     """,
+    "references": """
+        image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor`, a list of them or a list of lists, *optional*):
+            Without `mask_image`: reference images that the model reads together with the prompt, up to
+            `pipe.abilities.max_references`. One image or a list is for every prompt, a list of lists holds one list
+            per prompt. With `mask_image`: an image to edit, one for all prompts or one per prompt, which is resized to
+            the size of the call.
+    """,
     "raster_mask": """
         mask_image (as `image`, *optional*):
             White where the image is generated again, black where its pixels stay. A token is generated if any of its

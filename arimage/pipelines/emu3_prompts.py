@@ -55,22 +55,78 @@ def image_size(
     approximately `area`.
 
     Raises:
-        ValueError: if height and width are not multiples of `factor`, only one is given, or they are given with a
-            ratio.
+        ValueError: see `parse_ratio` and `check_sides`.
     """
     if height is None and width is None:
-        sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
-        across, down = map(int, sides.groups()) if sides else (0, 0)
-        if not across * down:
-            raise ValueError(f'ratio is {ratio!r}: give width and height of up to four digits, as in "16:9"')
+        across, down = parse_ratio(ratio)
         unit = (area / (across * down)) ** 0.5 / factor
         return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
+    return check_sides(height, width, ratio, factor)
+
+
+def parse_ratio(ratio: str | None) -> tuple[int, int]:
+    """Width and height of a ratio, by default "1:1".
+
+    Raises:
+        ValueError: if it is not a ratio.
+    """
+    sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
+    across, down = map(int, sides.groups()) if sides else (0, 0)
+    if not across * down:
+        raise ValueError(f'ratio is {ratio!r}: give width and height of up to four digits, as in "16:9"')
+    return across, down
+
+
+def check_sides(
+    height: int | None, width: int | None, ratio: str | None, factor: int, most: int = MAX_SIDE
+) -> tuple[int, int]:
+    """Height and width as they are given.
+
+    Raises:
+        ValueError: if they are not multiples of `factor` up to `most`, only one is given, or they are given with a
+            ratio.
+    """
     if ratio is not None or height is None or width is None:
         raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
-    given = height, width
-    if not all(isinstance(side, numbers.Integral) and 0 < side <= MAX_SIDE and side % factor == 0 for side in given):
-        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor} up to {MAX_SIDE}")
+    if not all(
+        isinstance(side, numbers.Integral) and 0 < side <= most and side % factor == 0 for side in (height, width)
+    ):
+        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor} up to {most}")
     return height, width
+
+
+def check_given_ids(
+    name: str,
+    ids: torch.LongTensor,
+    mask: torch.Tensor | None,
+    begin_of_codes: int,
+    header: list[int] | None,
+    size: tuple[int, int],
+) -> Ids:
+    """Token ids [B, P] of prompts and their mask, which is ones by default.
+
+    Args:
+        begin_of_codes: the last token of a prompt.
+        header: the tokens before it, which hold the size of an image; None to check only the last one.
+        size: height and width of that image.
+
+    Raises:
+        ValueError: if they are not token ids, are padded on the right, or do not end with the header.
+    """
+    check_token_ids(name, ids, mask, last=begin_of_codes)
+    if header is not None:
+        expected = torch.tensor([*header, begin_of_codes])
+        if ids.shape[1] < len(expected) or (ids[:, -len(expected) :].cpu() != expected).any():
+            raise ValueError(
+                f"{name} announce an image of another size than {size[0]}x{size[1]}: give height and width"
+            )
+    return ids, torch.ones_like(ids) if mask is None else mask.long()
+
+
+def check_negatives(name: str, negatives: int, prompts: int) -> None:
+    """Refuse negative prompts that are neither one for all prompts nor one for each."""
+    if negatives not in (1, prompts):
+        raise ValueError(f"{name} holds {negatives} for {prompts} prompts: give one for all, or one for each")
 
 
 class Emu3Prompts:
@@ -109,14 +165,8 @@ class Emu3Prompts:
             if self.tokenizer is None:
                 raise ValueError(f"this pipeline has no tokenizer: give {ids_name}, not {name}")
             return self.encode([text + suffix for text in as_texts(texts, name, MAX_PROMPT_CHARACTERS)], size)
-        check_token_ids(ids_name, ids, mask, last=self.vocabulary[BEGIN_OF_CODES])
-        if self.tokenizer is not None:
-            header, _ = self.encode([""], size)
-            if (ids[:, 1 - header.shape[1] :] != header[:, 1:].to(ids.device)).any():
-                raise ValueError(
-                    f"{ids_name} announce an image of another size than {size[0]}x{size[1]}: give height and width"
-                )
-        return ids, torch.ones_like(ids) if mask is None else mask.long()
+        header = None if self.tokenizer is None else self.encode([""], size)[0][0, 1:-1].tolist()
+        return check_given_ids(ids_name, ids, mask, self.vocabulary[BEGIN_OF_CODES], header, size)
 
     def negative_ids(self, texts, ids, mask, size: tuple[int, int], count: int) -> Ids:
         """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask.
@@ -130,8 +180,7 @@ class Emu3Prompts:
                 raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
             texts = NEGATIVE_PROMPT
         negative = self.ids("negative_prompt", texts, ids, mask, size)
-        if len(negative[0]) not in (1, count):
-            raise ValueError(f"{name} holds {len(negative[0])} for {count} prompts: give one for all, or one for each")
+        check_negatives(name, len(negative[0]), count)
         return negative
 
 

@@ -85,6 +85,8 @@ class IndexFields(BaseModel):
     requires_safety_checker: Flag = False
     image_size: Annotated[int, Field(strict=True, ge=8, le=2**13)] = 512
     image_area: Annotated[int, Field(strict=True, ge=64, le=2**26)] = 720 * 720
+    token_ids: dict[str, Annotated[int, Field(strict=True, ge=0)]] | None = None
+    edit_guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
 
 
 def read_index(path: Path) -> dict:

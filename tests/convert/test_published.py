@@ -60,6 +60,7 @@ MODELS = {
     ),
     "emu3-gen": (layouts.emu3, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
     "BAAI/Emu3-Gen-hf": (layouts.emu3_of_transformers, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
+    "emu3.5-image": (layouts.emu35, {"prompt": "a cat", "height": 32, "width": 48}, "Emu35Pipeline"),
     "lumina-mgpt-7b-512": (
         layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-512"),
         {"prompt": "a cat"} | SMALL,

@@ -1,0 +1,93 @@
+"""From the published tensors of a VQGAN to diffusers' `VQModel`."""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from diffusers import VQModel
+
+from .checkpoint import NORM_NUM_GROUPS, fill, multipliers_of, shape_of
+
+
+Model = TypeVar("Model", bound=VQModel)
+KIND = "VQGAN"
+# diffusers' names and the original's, replaced from top to bottom.
+TOKENIZER_NAMES = (
+    ("mid_block.resnets.0", "mid.block_1"),
+    ("mid_block.resnets.1", "mid.block_2"),
+    ("mid_block.attentions.0", "mid.attn_1"),
+    ("down_blocks", "down"),
+    ("up_blocks", "up"),
+    ("resnets", "block"),
+    ("attentions", "attn"),
+    ("downsamplers.0", "downsample"),
+    ("upsamplers.0", "upsample"),
+    ("conv_shortcut", "nin_shortcut"),
+    ("conv_norm_out", "norm_out"),
+    ("group_norm", "norm"),
+    ("spatial_norm", "norm"),
+    ("to_q", "q"),
+    ("to_k", "k"),
+    ("to_v", "v"),
+    ("to_out.0", "proj_out"),
+)
+
+
+def vq_model_from_original(
+    state: dict[str, torch.Tensor], *, model: type[Model] = VQModel, source: str | Path = "the tokenizer's file"
+) -> Model:
+    """The image tokenizer of a VQGAN (https://arxiv.org/abs/2012.09841) or MoVQGAN (https://arxiv.org/abs/2209.09002)
+    whose tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        model: the class, `VQModel` or one derived from it.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    def shape(key: str, dimensions: int = 4) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind=KIND)
+
+    def count(pattern: str) -> int:
+        return len({match[1] for key in state if (match := re.match(pattern, key))})
+
+    codes, dimension = shape("quantize.embedding.weight", 2)
+    channels = shape("encoder.conv_in.weight")[0]
+    levels = count(r"encoder\.down\.(\d+)\.")
+    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight")[0] for level in range(levels)]
+    multipliers_of([channels, *widths], source=source, kind=KIND)
+    with_attention = [any(key.startswith(f"encoder.down.{level}.attn.") for key in state) for level in range(levels)]
+    with torch.device("meta"):
+        vq = model(
+            down_block_types=[
+                "AttnDownEncoderBlock2D" if attends else "DownEncoderBlock2D" for attends in with_attention
+            ],
+            up_block_types=[
+                "AttnUpDecoderBlock2D" if attends else "UpDecoderBlock2D" for attends in with_attention[::-1]
+            ],
+            block_out_channels=widths,
+            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
+            latent_channels=shape("quant_conv.weight")[1],
+            vq_embed_dim=dimension,
+            num_vq_embeddings=codes,
+            norm_num_groups=NORM_NUM_GROUPS,
+            norm_type="spatial" if "decoder.norm_out.conv_y.weight" in state else "group",
+        )
+
+    def original_name(name: str) -> str:
+        # The decoder's levels are numbered from the finest here, from the coarsest in diffusers.
+        name = re.sub(r"up_blocks\.(\d+)", lambda match: f"up_blocks.{levels - 1 - int(match[1])}", name)
+        for theirs, original in TOKENIZER_NAMES:
+            name = name.replace(theirs, original)
+        return name
+
+    # The 1x1 convolutions of attention are linear layers in diffusers.
+    state = {
+        key: tensor.flatten(1) if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key) else tensor
+        for key, tensor in state.items()
+    }
+    return fill(vq, state, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*", source=source)
