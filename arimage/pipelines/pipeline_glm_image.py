@@ -174,12 +174,11 @@ class GlmImagePipeline(HybridPipeline):
         shapes = [(rows, columns) for _, rows, columns in inputs.image_grid_thw.tolist()]
         each, count = len(shapes) // len(texts), 0 if pictures is None else len(pictures[0])
         grids = [shapes[i * each : i * each + count] for i in range(len(texts))]
-        codes = []
-        if pictures is not None:
-            codes = source_codes(encoder, inputs.pixel_values.to(device), [grid for own in grids for grid in own])
+        sources = [grid for own in grids for grid in own]
+        codes = source_codes(encoder, inputs.pixel_values.to(device), sources) if sources else []
         image, *before = shapes[count:each]
         layout = Layout(image, before=before)
-        call.bind(bind_prompts(encoder, inputs.input_ids, inputs.attention_mask, grids, codes, layout, device))
+        call.bind(bind_prompts(encoder, inputs.input_ids, inputs.attention_mask, sources, codes, layout, device))
         prompts = []
         for i, text in enumerate(texts):
             own = codes[i * count : (i + 1) * count]
