@@ -71,6 +71,7 @@ COMMITTED = {
     "lumina-mgpt-7b-768": ("sjd-coupled", "sjd-tree"),
     "anole-7b": ("sjd-coupled",),
     "emu3-gen": ("sjd-coupled", "sjd-tree"),
+    "glm-image": ("sjd-coupled", "sjd-tree"),
     "cosmos-4b": ("sjd-coupled:init=previous",),
     "cosmos-5b": ("ar",),
     "arpg-l-256": ("sjd-coupled", "groups:groups=4"),

@@ -12,6 +12,8 @@ from transformers import (
     ChameleonModel,
     Emu3TextConfig,
     Emu3TextModel,
+    GlmImageTextConfig,
+    GlmImageTextModel,
     JanusConfig,
     JanusForConditionalGeneration,
 )
@@ -24,6 +26,7 @@ from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_arpg import ARPGTokenModel, ARPGTransformer
 from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.models.transformer_glm_image import token_positions
 from arimage.models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_llamagen_dd import LlamaGenDDTransformer
@@ -123,16 +126,15 @@ def language_model(
     shape: tuple[int, int],
     batch: int,
     row_end: int | None = None,
-    groups: int = 2,
 ) -> LanguageTokenModel:
     return LanguageTokenModel(
         decoder,
         embed=embed,
         head=head,
         layout=Layout(shape),
-        input_ids=torch.zeros(groups * batch, PROMPT, dtype=torch.long),
+        input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
         row_end=row_end,
-        groups=groups,
+        groups=2,
     )
 
 
@@ -182,20 +184,25 @@ def emu3_gen(layers: int, side: int = 90, codes: int = 32768, **changes) -> Bind
     return bind
 
 
-def glm_image(layers: int, shape: tuple[int, int] = (40, 32), **changes) -> Bind:
-    """The language model of GLM-Image, whose small and large grid (16x16 and 32x32) are one grid of as many tokens
-    here. It has no guidance."""
-    from transformers import GlmImageTextConfig, GlmImageTextModel
-
+def glm_image(layers: int, shape: tuple[int, int] = (32, 32), small: tuple[int, int] = (16, 16), **changes) -> Bind:
+    """It has no guidance."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
     config = GlmImageTextConfig(num_hidden_layers=layers, **({"rope_parameters": rope} | changes))
     decoder = build(lambda: GlmImageTextModel(config))
     head = build(lambda: nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False))
+    layout = Layout(shape, before=[small])
 
     def bind(batch: int) -> Bound:
-        codes = code_head(head, 0, config.vision_vocab_size - 128)
-        model = language_model(decoder, decoder.embed_tokens, codes, shape, batch, groups=1)
-        return Bound(model, Sampling(temperature=0.9, top_p=0.75), shape[0] * shape[1], (decoder, head))
+        model = LanguageTokenModel(
+            decoder,
+            embed=decoder.embed_tokens,
+            head=code_head(head, 0, config.vision_vocab_size - 128),
+            layout=layout,
+            input_ids=torch.zeros(batch, PROMPT, dtype=torch.long),
+            prompt_positions=torch.arange(PROMPT).expand(batch, 3, PROMPT),
+            token_positions=token_positions(layout.grids),
+        )
+        return Bound(model, Sampling(temperature=0.9, top_p=0.75), layout.num_tokens, (decoder, head))
 
     return bind
 
@@ -283,7 +290,7 @@ MODELS = {
     "lumina-mgpt-7b-768": Published(32, partial(chameleon_7b, side=48, row_end=8803)),
     "anole-7b": Published(32, partial(chameleon_7b, side=32, row_end=None)),
     "emu3-gen": Published(32, emu3_gen),
-    "glm-image-9b": Published(40, glm_image),
+    "glm-image": Published(40, glm_image),
     "cosmos-4b": Published(16, cosmos),
     "cosmos-5b": Published(16, partial(cosmos, text=True)),
     "arpg-l-256": Published(24, partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)),
@@ -319,7 +326,7 @@ TINY = {
     "janus-pro-7b": Published(1, partial(janus_pro_7b, side=4, vision=_VISION, vq=_VQ, vocab_size=64, **_NARROW)),
     "emu3-gen": Published(1, partial(emu3_gen, side=4, codes=64, num_key_value_heads=1, **_NARROW)),
     "cosmos-4b": Published(1, partial(cosmos, **_COSMOS)),
-    "glm-image-9b": Published(1, partial(glm_image, shape=(5, 4), num_key_value_heads=1, **_GLM)),
+    "glm-image": Published(1, partial(glm_image, shape=(4, 4), small=(2, 2), num_key_value_heads=1, **_GLM)),
 }
 
 

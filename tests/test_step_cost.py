@@ -191,8 +191,8 @@ def test_no_step_costs_more_than_the_committed_table_says(model):
 def test_the_table_has_every_decoding_and_every_family():
     # Two read the device in a step, which fake tensors cannot.
     assert {key[1].partition(":")[0] for key in TABLE} == PRESETS.keys() - {"path-jacobi", "path-speculative"}
-    # Other sizes of one family, and a language model without a pipeline.
-    others = {"llamagen-xl-384", "llamagen-xl-512", "glm-image-9b"}
+    # Other sizes of one family.
+    others = {"llamagen-xl-384", "llamagen-xl-512"}
     assert {key[0] for key in TABLE} == step_cost.COMMITTED.keys() == step_cost.MODELS.keys() - others
     folder = Path(arimage.models.__file__).parent
     families = {f"arimage.models.{path.stem}" for path in folder.glob("transformer_*.py")}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 
-MODELS = {"llamagen-xl-384", "var-d30", "janus-pro-7b", "emu3-gen", "cosmos-4b", "glm-image-9b"}
+MODELS = {"llamagen-xl-384", "var-d30", "janus-pro-7b", "emu3-gen", "cosmos-4b", "glm-image"}
 PAGES = [gpu_day.ROOT / "docs/performance.md", gpu_day.ROOT / "README.md"]
 
 
