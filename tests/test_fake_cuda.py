@@ -5,13 +5,14 @@ from functools import cache
 from weakref import WeakKeyDictionary
 
 import pytest
+import step_models
 import tiny
 import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, ordered_layout
-from presets import FOR_ANY_ORDER, FOR_SCALES, FOR_TOKENS
+from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -139,6 +140,18 @@ def language_model(kind, dtype, guided):
 
 
 @cache
+def bind_glm_image():
+    return step_models.glm_image(layers=1)
+
+
+def glm_image():
+    """In the published size, in bfloat16: 16 x 16 tokens, then 32 x 32."""
+    model = bind_glm_image()(BATCH).model
+    model.codebook = torch.randn(model.vocab_size, 4)
+    return model
+
+
+@cache
 def video_model(kind, dtype):
     model = cosmos(kind, dtype)
     model.codebook = torch.randn(model.vocab_size, 4)
@@ -165,6 +178,7 @@ FAMILIES = {
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
     "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
+    "glm-image": lambda dtype, guided: glm_image(),
     "cosmos": lambda dtype, guided: video_model("video", dtype),
     "cosmos-text": lambda dtype, guided: video_model("text", dtype),
     "arpg": lambda *settings: any_order("arpg", *settings),
@@ -174,8 +188,8 @@ FAMILIES = {
 
 
 def guidance_of(family):
-    """Videos have none."""
-    return Sampling(guidance_scale=1.0 if "cosmos" in family else 3.0)
+    """Videos and GLM-Image have none."""
+    return Sampling(guidance_scale=1.0 if "cosmos" in family or family == "glm-image" else 3.0)
 
 
 def buffers(state):
@@ -212,12 +226,10 @@ def run(decoding, model, sampling):
 
 def cases():
     for family in FAMILIES:
-        for name in FOR_SCALES if "var" in family else FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_TOKENS:
+        names = FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
+        for name in FOR_SCALES if "var" in family else names:
             # Drafter and denoiser are LlamaGen's.
-            others = (
-                "eagle" not in name and name != "sjd2" and not (family in tiny.ANY_ORDER and name in ("zipar", "pjd"))
-            )
-            if "llamagen" in family or others:
+            if "llamagen" in family or ("eagle" not in name and name != "sjd2"):
                 yield family, name
 
 
@@ -229,7 +241,8 @@ FIRST = {PRESETS[name].method: name for name in reversed(FOR_TOKENS)}.values()
 
 
 def is_quick(family, name):
-    return family == "llamagen-text" or name in FEW or (name == "groups" and family not in TWINS)
+    few = (*FEW, "sjd-tree") if family == "glm-image" else FEW
+    return family == "llamagen-text" or name in few or (name == "groups" and family not in TWINS)
 
 
 @pytest.mark.parametrize(
