@@ -1,16 +1,18 @@
-"""Janus and Emu3 next to `generate` of transformers: the same random weights, the same settings, one process, in turn.
+"""Janus, Emu3 and GLM-Image next to `generate` of transformers: the same random weights, the same settings, one
+process, in turn.
 
-The language models have the widths of Janus-Pro-1B, Janus-Pro-7B and Emu3, but few layers (--layers) and an image
-tokenizer that is not run; the vocabulary of Janus's text is cut, since no image needs it, while Emu3's, over which
-transformers computes its logits, takes 6 GB in float32. Before anything is timed, the greedy tokens of transformers
-are checked with our logits. A step is a forward pass with what it takes to sample from it. transformers takes a step
-of Emu3 for every row end, ours none; its cache of Emu3 grows with the image, so that its first steps (--steps) are the
-cheapest.
+The language models have the widths of Janus-Pro-1B, Janus-Pro-7B, Emu3 and GLM-Image, but few layers (--layers) and an
+image tokenizer that is not run; the vocabularies of Janus's and GLM-Image's text are cut, since no image needs them,
+while Emu3's, over which transformers computes its logits, takes 6 GB in float32. Before anything is timed, the greedy
+tokens of transformers are checked with our logits. A step is a forward pass with what it takes to sample from it.
+transformers takes a step of Emu3 for every row end, ours none; its caches of Emu3 and GLM-Image grow with the image,
+so that its first steps (--steps) are the cheapest. The tokens of GLM-Image have no guidance.
 
-python benchmarks/compare_transformers.py --model janus-pro-1b emu3 --layers 4 --dtype bfloat16 --steps 64
+python benchmarks/compare_transformers.py --model janus-pro-1b emu3 glm-image --layers 4 --dtype bfloat16 --steps 64
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -29,11 +31,20 @@ from side_by_side import (
     sampling_of,
     token_gap,
 )
-from transformers import Emu3Config, Emu3ForConditionalGeneration, JanusConfig, JanusForConditionalGeneration
+from transformers import (
+    Emu3Config,
+    Emu3ForConditionalGeneration,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
+    JanusConfig,
+    JanusForConditionalGeneration,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
-from arimage.decoding import Decoding, Sampling
-from arimage.pipelines.base import ARImagePipeline
+from arimage.decoding import Decoding, Layout, Sampling
+from arimage.models.language_model import LanguageTokenModel
+from arimage.models.transformer_glm_image import bind_prompts
 from arimage.pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, CODE, END_OF_ROW
 from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
 from arimage.pipelines.pipeline_janus import JanusPipeline
@@ -44,17 +55,24 @@ WIDTHS = {
     "janus-pro-1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16},
     "janus-pro-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
     "emu3": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "glm-image": {
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+    },
 }
-TEXT_VOCABULARY = {"janus-pro-1b": 1000, "janus-pro-7b": 1000, "emu3": 151854}
-# Tokens along each side of an image: those of Janus, and of Emu3 at 512 pixels.
-GRIDS = {"janus-pro-1b": 24, "janus-pro-7b": 24, "emu3": 64}
+TEXT_VOCABULARY = {"janus-pro-1b": 1000, "janus-pro-7b": 1000, "emu3": 151854, "glm-image": 1000}
+# Tokens along each side of an image: those of Janus, of Emu3 at 512 pixels, and of GLM-Image at 1024.
+GRIDS = {"janus-pro-1b": 24, "janus-pro-7b": 24, "emu3": 64, "glm-image": 32}
 
 
 class Contestant(NamedTuple):
-    """A pipeline, the arguments of a call of it, and transformers' tokens [B, steps] of the same call."""
+    """How our model is bound to the images of a call, the network, and transformers' tokens [B, steps] of the same
+    call."""
 
-    pipe: ARImagePipeline
-    arguments: dict
+    bind: Callable[[], LanguageTokenModel]
+    network: PreTrainedModel
     theirs: Callable[..., torch.Tensor]
 
 
@@ -89,7 +107,8 @@ def janus(pipe: JanusPipeline, batch: int, sampling: dict) -> Contestant:
         options = {"do_sample": True, **sampling, "max_length": PROMPT + grid**2} | changes
         return model.generate(ids, attention_mask=torch.ones_like(ids), generation_mode="image", **options)
 
-    return Contestant(pipe, {"input_ids": ids}, theirs)
+    arguments = {"input_ids": ids, "guidance_scale": sampling["guidance_scale"]}
+    return Contestant(lambda: pipe.prepare(**arguments).model, model, theirs)
 
 
 def build_emu3(name: str, layers: int) -> Emu3Pipeline:
@@ -125,24 +144,65 @@ def emu3(pipe: Emu3Pipeline, batch: int, sampling: dict) -> Contestant:
         )
         return tokens[:, PROMPT:] - first
 
-    return Contestant(pipe, {"input_ids": ids, "negative_input_ids": negative}, theirs)
+    arguments = {"input_ids": ids, "negative_input_ids": negative, "guidance_scale": sampling["guidance_scale"]}
+    return Contestant(lambda: pipe.prepare(**arguments).model, model, theirs)
+
+
+def build_glm_image(name: str, layers: int) -> GlmImageForConditionalGeneration:
+    codes, head = 16384, 16512
+    vocab_size = head + TEXT_VOCABULARY[name]
+    # Half of the dimensions of a head are rotated, two per frequency, by time, row and column.
+    frequencies = WIDTHS[name]["hidden_size"] // WIDTHS[name]["num_attention_heads"] // 4
+    times, rows = frequencies // 4, frequencies * 3 // 8
+    text = {**WIDTHS[name], "num_hidden_layers": layers, "vocab_size": vocab_size, "pad_token_id": head}
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [times, rows, frequencies - times - rows],
+    }
+    # Prompts have no pictures.
+    vision = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32}
+    vq = {"embed_dim": 8, "num_embeddings": codes, "latent_channels": 32}
+    config = GlmImageConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=vocab_size - 1)
+    model = GlmImageForConditionalGeneration(config)
+    # Special tokens are never greedy, and none ends an image.
+    model.lm_head.weight.data[codes:] = 0
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def glm_image(model: GlmImageForConditionalGeneration, batch: int, sampling: dict) -> Contestant:
+    side, small = GRIDS["glm-image"], 16
+    ids = prompt_ids(batch, model.config.image_start_token_id, torch.device("cpu"))
+    mask, layout = torch.ones_like(ids), Layout((side, side), before=[(small, small)])
+    grids = {
+        "image_grid_thw": torch.tensor([[1, side, side], [1, small, small]]).repeat(batch, 1),
+        "images_per_sample": torch.full((batch,), 2),
+    }
+    inputs = {name: value.to(model.device) for name, value in ({"attention_mask": mask} | grids).items()}
+
+    def theirs(steps: int, **changes) -> torch.Tensor:
+        options = {"do_sample": True, **sampling, **inputs, "max_new_tokens": steps} | changes
+        return model.generate(ids.to(model.device), **options)[:, PROMPT:]
+
+    return Contestant(lambda: bind_prompts(model, ids, mask, (), (), layout, model.device), model, theirs)
 
 
 def compare(
-    contestant: Contestant, decodings: dict[str, Decoding], sampling: Sampling, steps: int, repeats: int
+    contestant: Contestant, decodings: dict[str, Decoding], sampling: Sampling, batch: int, steps: int, repeats: int
 ) -> None:
     """Check and time the two."""
-    pipe, arguments, theirs = contestant
-    scale, batch = sampling.guidance_scale, len(arguments["input_ids"])
-
-    def bind():
-        return pipe.prepare(**arguments, guidance_scale=scale).model
-
+    bind, network, theirs = contestant
     tokens = theirs(CHECKED, do_sample=False, temperature=None, top_k=None, top_p=None)
-    check_gap(token_gap(bind(), tokens, scale), tokens.numel(), pipe.model.dtype)
+    check_gap(token_gap(bind(), tokens, sampling.guidance_scale), tokens.numel(), network.dtype)
     ours = {text: partial(run_steps, bind, decoding, sampling, batch, steps) for text, decoding in decodings.items()}
     their_steps = {"transformers": lambda: theirs(steps).shape[1]}
-    print_runs(in_turn(their_steps | ours, repeats, pipe.model.device), "step", ["transformers", *list(ours)[:1]])
+    print_runs(in_turn(their_steps | ours, repeats, network.device), "step", ["transformers", *list(ours)[:1]])
+
+
+FAMILIES = {"emu3": (build_emu3, emu3), "glm-image": (build_glm_image, glm_image)}
+SETTINGS = ("guidance_scale", "temperature", "top_k", "top_p")
 
 
 def main() -> None:
@@ -153,20 +213,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64, help="timed steps of each call")
     add_sampling(parser, guidance_scale=5.0, top_k=2048)
     arguments = parser.parse_args()
-    decodings, sampling = decodings_of(arguments), sampling_of(arguments)
+    decodings, guided = decodings_of(arguments), sampling_of(arguments)
     device = begin(arguments)
     logging.set_verbosity_error()
-    settings = {name: getattr(arguments, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
     for name in arguments.model:
-        build, contest = (build_emu3, emu3) if name == "emu3" else (build_janus, janus)
+        build, contest = FAMILIES.get(name, (build_janus, janus))
+        sampling = replace(guided, guidance_scale=1.0) if name == "glm-image" else guided
+        settings = {setting: getattr(sampling, setting) for setting in SETTINGS}
         for dtype, batch in cases(arguments):
             print(f"\n{name} with {arguments.layers} layers, {dtype}, {batch} images")
             torch.manual_seed(0)
             torch.set_default_dtype(dtype)
-            pipe = build(name, arguments.layers).to(device)
+            made = build(name, arguments.layers).to(device)
             torch.set_default_dtype(torch.float32)
-            pipe.model.eval()
-            compare(contest(pipe, batch, settings), decodings, sampling, arguments.steps, arguments.repeats)
+            contestant = contest(made, batch, settings)
+            contestant.network.eval()
+            compare(contestant, decodings, sampling, batch, arguments.steps, arguments.repeats)
 
 
 if __name__ == "__main__":

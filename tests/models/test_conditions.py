@@ -4,7 +4,15 @@ import pytest
 import tiny
 import torch
 
-from arimage.models.conditions import Conditions, distinct_rows, spread, with_unconditional
+from arimage.decoding import Layout
+from arimage.models.conditions import (
+    Conditions,
+    check_image,
+    check_raster,
+    distinct_rows,
+    spread,
+    with_unconditional,
+)
 
 
 # Images 0 and 2 have one condition, and without it all rows are equal.
@@ -120,3 +128,10 @@ def test_an_any_order_model_may_be_bound_to_an_image_twice(family):
     cache, logits = model.prefill(3)
     assert torch.equal(logits[:, 0], logits[:, 1]) and not torch.equal(logits[:, 0], logits[:, 2])
     assert len(cache.keys[0]) == 6
+
+
+@pytest.mark.parametrize("check", [check_image, check_raster])
+def test_models_of_one_grid_refuse_others_before_it(check):
+    check(Layout((2, 3)), "this model")
+    with pytest.raises(ValueError, match="before the image: this model generates one grid only"):
+        check(Layout((2, 3), before=[(1, 2)]), "this model")
