@@ -337,9 +337,9 @@ def kernels() -> dict:
     def numbers(seeds, positions, steps, purpose, count, exponential):
         return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
 
-    def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed):
-        settings = rows or (temperature, top_k, top_p)
-        return probabilities(logits, scale if scales is None else scales, *settings, allowed)
+    def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p=0.0):
+        settings = [*(rows or (temperature, top_k, top_p)), min_p]
+        return probabilities(logits, scale if scales is None else scales, *settings[:3], allowed, settings[3])
 
     return {
         "arimage::nearest_code": nearest_code,

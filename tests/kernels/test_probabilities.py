@@ -15,7 +15,7 @@ def three_of_four(size):
     return torch.arange(size) % 4 != 1
 
 
-def naive_probabilities(logits, scale, temperature, top_k, top_p, allowed):
+def naive_probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p):
     """One place, in float64, by sorting a list; logits are [G, V]."""
     logits = logits.double()
     row = logits[0] if len(logits) == 1 else logits[1] + scale * (logits[0] - logits[1])
@@ -29,19 +29,21 @@ def naive_probabilities(logits, scale, temperature, top_k, top_p, allowed):
         if before <= top_p * total:
             kept[token] = weights[token]
         before += weights[token]
+    kept = [weight if weight >= min_p * max(kept) else 0.0 for weight in kept]
     return torch.tensor(kept) / sum(kept)
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.03, 0.3, 1.0])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 100])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_definition_equals_sorted_lists(groups, top_k, top_p):
+def test_the_definition_equals_sorted_lists(groups, top_k, top_p, min_p):
     logits, allowed = random_logits(groups, 2, 3, 40), three_of_four(40)
     scale = torch.arange(6).view(2, 3) / 2
-    actual = probabilities(logits, scale, 0.8, top_k, top_p, allowed)
+    actual = probabilities(logits, scale, 0.8, top_k, top_p, allowed, min_p)
     for b in range(2):
         for j in range(3):
-            expected = naive_probabilities(logits[:, b, j], scale[b, j].item(), 0.8, top_k, top_p, allowed)
+            expected = naive_probabilities(logits[:, b, j], scale[b, j].item(), 0.8, top_k, top_p, allowed, min_p)
             torch.testing.assert_close(actual[b, j], expected, atol=1e-6, rtol=1e-4)
 
 
@@ -91,19 +93,36 @@ CASES = {
     "top-k of more blocks than one": ((1, 1, 1, 5003), torch.float32, {"top_k": 2000}),
     "top-p": ((1, 1, 2, 1000), torch.float16, {"top_p": 0.9, "allowed": three_of_four(1000)}),
     "top-p of more blocks than one": ((1, 1, 1, 5003), torch.bfloat16, {"top_p": 0.95}),
+    "min-p": ((2, 1, 2, 1000), torch.bfloat16, {"scale": 3.0, "min_p": 0.03, "allowed": three_of_four(1000)}),
+    "min-p of more blocks than one": ((1, 1, 1, 5003), torch.float32, {"min_p": 0.3}),
+    "min-p above top-k": ((1, 1, 2, 1000), torch.float32, {"top_k": 500, "min_p": 0.1}),
+    "min-p below top-k": ((1, 1, 2, 1000), torch.float32, {"top_k": 5, "min_p": 0.001}),
+    "min-p above top-p": ((1, 1, 2, 1000), torch.float32, {"top_p": 0.95, "min_p": 0.1}),
+    "min-p below top-p": ((1, 1, 2, 1000), torch.float32, {"top_p": 0.3, "min_p": 0.001}),
+    "the most probable": ((1, 1, 2, 1000), torch.bfloat16, {"min_p": 1.0}),
     "all": (
         (2, 1, 2, 500),
         torch.bfloat16,
-        {"scale": 2.0, "temperature": 1.3, "top_k": 50, "top_p": 0.8, "allowed": three_of_four(500)},
+        {
+            "scale": 2.0,
+            "temperature": 1.3,
+            "top_k": 50,
+            "top_p": 0.8,
+            "allowed": three_of_four(500),
+            "min_p": 0.2,
+        },
     ),
     "more than there are": ((1, 1, 1, 70), torch.float32, {"top_k": 71}),
 }
 
 
+DEFAULTS = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None, "min_p": 0.0}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_triton_equals_the_definition(on_triton, case):
     shape, dtype, settings = CASES[case]
-    settings = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None} | settings
+    settings = DEFAULTS | settings
     arguments = (random_logits(*shape, dtype=dtype), *settings.values())
     (actual,) = on_triton("probabilities", "probabilities", *arguments)
     expected = probabilities(*arguments)
@@ -119,15 +138,17 @@ BY_ROW = {
     "top_k": torch.tensor([0, 5, 1000, 300]),
     "top_p": torch.tensor([0.9, 1.0, 0.3, 1.0]),
     "allowed": torch.stack([torch.arange(1000) % 4 != row for row in range(4)]),
+    "min_p": torch.tensor([0.0, 0.03, 0.3, 1.0]),
 }
 
 
 @pytest.mark.parametrize(
-    "settings", [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], list(BY_ROW)], ids=str
+    "settings", [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], ["min_p"], ["top_p", "min_p"], list(BY_ROW)],
+    ids=str,
 )
 def test_every_row_has_settings_of_its_own(on_triton, settings):
     logits = random_logits(2, 4, 2, 1000)
-    defaults = {"scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None}
+    defaults = DEFAULTS | {"scale": 2.0}
     by_row = defaults | {name: BY_ROW[name] for name in settings}
     (actual,) = on_triton("probabilities", "probabilities", logits, *by_row.values())
     expected = probabilities(logits, **by_row)
@@ -183,12 +204,22 @@ SETTINGS = {
     "top-k": {"top_k": 3},
     "top-p": {"top_p": 0.9},
     "top-k, top-p": {"top_k": 9, "top_p": 0.9},
+    "min-p": {"min_p": 0.03},
+    "top-p, min-p": {"top_p": 0.9, "min_p": torch.tensor([0.03])},
 }
 
 
 @pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
 @pytest.mark.parametrize(
-    ("settings", "groups", "size"), [("softmax", 2, 30), ("top-k", 1, 5003), ("top-p", 2, 30), ("top-k, top-p", 1, 30)]
+    ("settings", "groups", "size"),
+    [
+        ("softmax", 2, 30),
+        ("top-k", 1, 5003),
+        ("top-p", 2, 30),
+        ("top-k, top-p", 1, 30),
+        ("min-p", 1, 5003),
+        ("top-p, min-p", 2, 30),
+    ],
 )
 def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, groups, size, broken, settings):
     logits = random_logits(groups, 1, 3, size)
@@ -199,7 +230,7 @@ def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, group
     else:
         # Bits, since a float of Python keeps no sign of NaN.
         logits.view(torch.int32)[:, 0, 1, size - 2] = torch.tensor(BROKEN[broken]).to(torch.int32)
-    settings = {"scale": 2.0, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "allowed": None} | SETTINGS[settings]
+    settings = DEFAULTS | {"scale": 2.0, "temperature": 0.7} | SETTINGS[settings]
     (actual,) = on_triton("probabilities", "probabilities", logits, *settings.values())
     expected = probabilities(logits, *settings.values())
     assert expected[0, 1].isnan().all() and actual[0, 1].isnan().all()
@@ -232,9 +263,23 @@ def long_rows(size):
 
 
 @pytest.mark.parametrize("size", [16385, pytest.param(64000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("k", "top_p"), [(0, 0.9), (100, 1.0), (9000, 0.3)])
-def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p, size):
-    arguments = torch.stack(list(long_rows(size).values()))[None, :, None], 1.0, 1.0, k, top_p, None
+@pytest.mark.parametrize(
+    ("k", "top_p", "min_p"),
+    [
+        (0, 0.9, 0.0),
+        (100, 1.0, 0.0),
+        (9000, 0.3, 0.0),
+        (0, 1.0, 0.01),
+        # Between the cuts, above and below them.
+        (9000, 1.0, 0.01),
+        (9000, 1.0, 1e-9),
+        (0, 0.9, 0.3),
+        (0, 0.9, 1e-3),
+        (9000, 0.99, 1.0),
+    ],
+)
+def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p, min_p, size):
+    arguments = torch.stack(list(long_rows(size).values()))[None, :, None], 1.0, 1.0, k, top_p, None, min_p
     (actual,) = on_triton("probabilities", "probabilities", *arguments)
     for ours, theirs in zip(actual[:, 0], probabilities(*arguments)[:, 0], strict=True):
         differs = (ours > 0) != (theirs > 0)
@@ -245,24 +290,29 @@ def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p
 
 
 @pytest.mark.parametrize(
-    ("size", "by_row", "ones"),
+    ("size", "by_row", "ones", "cuts_min"),
     [
-        (4096, True, False),
-        (16384, False, True),
-        (16384, True, False),
-        (65536, True, False),
-        pytest.param(65536, False, False, marks=pytest.mark.slow),
+        (4096, True, False, False),
+        (4096, True, False, True),
+        (16384, False, True, False),
+        (16384, False, False, True),
+        (16384, True, False, False),
+        (16384, True, False, True),
+        (65536, True, False, False),
+        (65536, True, False, True),
+        pytest.param(65536, False, False, False, marks=pytest.mark.slow),
     ],
 )
-def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones):
+def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones, cuts_min):
     signature = {"logits_ptr": "*bf16", "allowed_ptr": "*u8", "out_ptr": "*fp32"}
     kinds = {"scale": "fp32", "temperature": "fp32", "top_k": "i64" if by_row else "i32", "top_p": "fp32"}
     signature |= {name: f"*{kind}" if by_row else kind for name, kind in kinds.items()}
+    signature["min_p"] = "*fp32" if by_row and cuts_min else "fp32"
     signature |= dict.fromkeys(["group_stride", "queries", "vocab_size"], "i32")
     signature |= {"scale_strides": ("i32", "i32"), "allowed_stride": "i32"}
     block = min(size, 16384)
     constants = {"guided": True, "masked": True, "cuts_k": True, "cuts_p": True, "block": block, "chunk": block // 4}
-    constants |= {"by_place": by_row, "by_row": by_row}
+    constants |= {"cuts_min": cuts_min, "by_place": by_row, "by_row": by_row}
     # Triton compiles an argument that is 1 as a constant.
     constants |= {"queries": 1, "top_k": 1} if ones else {}
     if size > block:
@@ -270,3 +320,21 @@ def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones):
     else:
         constants["gathered_ptr"] = None
     compile_kernel("probabilities", "probabilities_kernel", signature, constants, num_warps=block // 1024)
+
+
+@pytest.mark.parametrize("size", [1000, 16385])
+def test_min_p_of_zero_leaves_every_bit_as_it_is(on_triton, size):
+    logits, off = random_logits(1, 2, 2, size), torch.zeros(2)
+    for cuts in ({}, {"top_k": 100}, {"top_p": 0.9}, {"top_k": 500, "top_p": 0.9}):
+        settings = DEFAULTS | {name: torch.full((2,), value) for name, value in cuts.items()}
+        assert torch.equal(probabilities(logits, **settings | {"min_p": off}), probabilities(logits, **settings))
+        (actual,) = on_triton("probabilities", "probabilities", logits, *(settings | {"min_p": off}).values())
+        (expected,) = on_triton("probabilities", "probabilities", logits, *settings.values())
+        assert torch.equal(actual, expected)
+
+
+def test_min_p_keeps_what_is_as_probable_as_the_most_probable(on_triton):
+    logits = torch.tensor([1.0, 3.0, -torch.inf, 3.0, 2.0])[None, None, None]
+    for min_p in (1.0, 0.5):
+        (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, 1.0, None, min_p)
+        assert actual.tolist() == probabilities(logits, min_p=min_p).tolist() == [[[0, 0.5, 0, 0.5, 0]]]

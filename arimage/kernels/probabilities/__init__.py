@@ -13,13 +13,15 @@ def probabilities(
     top_k: int | torch.LongTensor = 0,
     top_p: float | torch.FloatTensor = 1.0,
     allowed: torch.BoolTensor | None = None,
+    min_p: float | torch.FloatTensor = 0.0,
 ) -> torch.FloatTensor:
-    """Guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order and in float32.
+    """Guidance, temperature, allowed tokens, top-k, top-p, min-p, softmax, in this order and in float32.
 
     Top-k keeps every token whose logit is at least the k-th largest. Top-p goes from the most to the least probable
     token (equally probable ones by ascending id) and keeps a token while those before it sum to at most `top_p`; it
-    always keeps the first. Every setting is one number or one per row [B], float32, and int64 for `top_k`. Not
-    differentiable.
+    always keeps the first. Min-p keeps every token whose logit is at least the largest one + log(`min_p`), that is,
+    whose probability is at least `min_p` times the largest. Every setting is one number or one per row [B], float32,
+    and int64 for `top_k`. Not differentiable.
 
     Args:
         logits: [G, B, Q, V], where G is 1, or 2 for logits with and without the condition.
@@ -28,6 +30,7 @@ def probabilities(
         top_k: 0 keeps all.
         top_p: in (0, 1]; 1 keeps all.
         allowed: bool [V], or [B, V] per row, the tokens that may be sampled; None allows all.
+        min_p: in [0, 1]; 0 keeps all.
 
     Returns:
         Probabilities [B, Q, V], float32. Rows whose logits hold NaN or +inf, or are all -inf, are NaN.
@@ -35,5 +38,5 @@ def probabilities(
     if runs_triton(logits):
         from . import triton
 
-        return triton.probabilities(logits, scale, temperature, top_k, top_p, allowed)
-    return reference.probabilities(logits, scale, temperature, top_k, top_p, allowed)
+        return triton.probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p)
+    return reference.probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p)

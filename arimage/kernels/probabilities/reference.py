@@ -23,6 +23,7 @@ def probabilities(
     top_k: int | torch.LongTensor,
     top_p: float | torch.FloatTensor,
     allowed: torch.BoolTensor | None,
+    min_p: float | torch.FloatTensor = 0.0,
 ) -> torch.FloatTensor:
     vocab_size, device = logits.shape[-1], logits.device
     if len(logits) == 2:
@@ -39,19 +40,26 @@ def probabilities(
     probabilities = logits.softmax(-1)
     cuts_k = isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size
     cuts_p = isinstance(top_p, torch.Tensor) or top_p < 1
-    if cuts_k or cuts_p:
+    cuts_min = isinstance(min_p, torch.Tensor) or min_p > 0
+    if cuts_k or cuts_p or cuts_min:
         top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
         top_p = torch.as_tensor(_by_row(top_p), device=device) if cuts_p else None
-        _cut(logits, probabilities, top_k, top_p)
+        min_p = torch.as_tensor(_by_row(min_p), device=device) if cuts_min else None
+        _cut(logits, probabilities, top_k, top_p, min_p)
     return probabilities
 
 
 # One operator, since the length of its search depends on the data, which a compiled graph does not allow.
 @library.custom_op("arimage::cut", mutates_args=("probabilities",))
 def _cut(
-    logits: torch.Tensor, probabilities: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+    logits: torch.Tensor,
+    probabilities: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
 ) -> None:
-    """Top-k and then top-p in place. Each is one number or one per row [B, 1, 1], or None if it is off in all rows."""
+    """Top-k, top-p and min-p in place, in this order. Each is one number or one per row [B, 1, 1], or None if it is
+    off in all rows."""
     vocab_size, total = logits.shape[-1], probabilities.sum(-1, keepdim=True)
     mask = torch.empty_like(probabilities)
     if top_k is not None:
@@ -70,6 +78,8 @@ def _cut(
             room = ((target - above).clamp(min=0) / one).floor()
             mask += at * (at.cumsum(-1) <= room + 1)
         probabilities *= mask
+    if min_p is not None:
+        probabilities *= torch.ge(logits, logits.amax(-1, keepdim=True) + min_p.log(), out=mask)
     kept = probabilities.sum(-1, keepdim=True)
     # Rows without a cut stay the same bit by bit.
     probabilities /= torch.where(kept == total, 1, kept)

@@ -75,13 +75,14 @@ def _narrow(
 
 
 @triton.jit
-def _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, block: tl.constexpr, chunk: tl.constexpr):
-    """Copy the first `block` of the numbers whose keys lie in [low, high). Returns how many there are, and the sum of
-    the weights above."""
+def _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, floor, block: tl.constexpr, chunk: tl.constexpr):
+    """Copy the first `block` of the numbers whose keys lie in [low, high). Returns how many there are, the sum of the
+    weights above, and of those among them whose keys are at least `floor`."""
     # All threads have read what was gathered before.
     tl.debug_barrier()
     size = 0
     above = tl.full([], 0.0, tl.float32)
+    heavy = tl.full([], 0.0, tl.float32)
     for start in range(0, vocab_size, chunk):
         tokens = start + tl.arange(0, chunk)
         values = tl.load(row_ptr + tokens, mask=tokens < vocab_size, other=0.0)
@@ -90,9 +91,12 @@ def _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, block: tl.con
         place = size + tl.cumsum(inside) - 1
         tl.store(gathered_ptr + place, values, mask=(inside == 1) & (place < block))
         size += tl.sum(inside)
-        above += tl.sum(tl.where(keys >= high, tl.exp(values - largest), 0.0))
+        weights = tl.where(keys >= high, tl.exp(values - largest), 0.0)
+        above += tl.sum(weights)
+        if floor is not None:
+            heavy += tl.sum(tl.where(keys >= floor, weights, 0.0))
     tl.debug_barrier()
-    return size, above
+    return size, above, heavy
 
 
 @triton.jit
@@ -103,18 +107,19 @@ def _threshold(
     target,
     largest,
     smallest,
+    floor,
     count,
     weighted: tl.constexpr,
     block: tl.constexpr,
     chunk: tl.constexpr,
 ):
     """The largest key such that the sum of the weights of the keys at least as large, or their number if not
-    `weighted`, exceeds `target`; `smallest` if there is none. Also returns the sum of the weights of larger keys, and
-    the number of equal ones. At most `count` keys are at least `smallest`, and others have no weight."""
-    low, above, more, size = smallest, 0.0, 0, vocab_size
+    `weighted`, exceeds `target`; `smallest` if there is none. Also returns the sum of the weights of larger keys, the
+    number of equal ones, and the sum of the weights of the keys at least `floor` if that is larger (not if None). At most `count` keys are at least `smallest`, and others have no weight."""
+    low, above, heavy, more, size = smallest, 0.0, 0.0, 0, vocab_size
     if gathered_ptr is not None:
         low, high, more = _narrow(row_ptr, vocab_size, target, largest, smallest, count, weighted, block, chunk // 2)
-        size, above = _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, block, chunk)
+        size, above, heavy = _gather(row_ptr, gathered_ptr, vocab_size, largest, low, high, floor, block, chunk)
         row_ptr = gathered_ptr
     keys, weights = _load(row_ptr, tl.arange(0, block), tl.minimum(size, block), largest, low)
     # Sums in another order may be rounded to more, and below to no more, than `target`.
@@ -127,9 +132,11 @@ def _threshold(
         step = step >> 1
     found = tl.maximum(found, low)
     above += tl.sum(tl.where(keys > found, weights, 0.0))
+    if floor is not None:
+        heavy += tl.sum(tl.where(keys >= floor, weights, 0.0))
     # Those that were not gathered are equal.
     tied = tl.where(size > block, size, tl.sum((keys == found).to(tl.int32)))
-    return found, above, tied
+    return found, above, tied, heavy
 
 
 @triton.jit
@@ -142,6 +149,7 @@ def probabilities_kernel(
     temperature,
     top_k,
     top_p,
+    min_p,
     group_stride,
     queries,
     vocab_size,
@@ -151,6 +159,7 @@ def probabilities_kernel(
     masked: tl.constexpr,
     cuts_k: tl.constexpr,
     cuts_p: tl.constexpr,
+    cuts_min: tl.constexpr,
     by_place: tl.constexpr,
     by_row: tl.constexpr,
     block: tl.constexpr,
@@ -163,7 +172,7 @@ def probabilities_kernel(
     may be (usually once or twice, after top-k hardly ever), and once more to gather those in `gathered_ptr` [block].
 
     `by_place`: whether `scale` points to one number per position. `by_row`: whether the other settings point to one
-    per row. `cuts_k` and `cuts_p` are False if no row cuts."""
+    per row. `cuts_k`, `cuts_p` and `cuts_min` are False if no row cuts."""
     place = tl.program_id(0).to(tl.int64)
     row = place // queries
     if by_place:
@@ -172,6 +181,8 @@ def probabilities_kernel(
         temperature = tl.load(temperature + row)
         top_k = tl.load(top_k + row).to(tl.int32)
         top_p = tl.load(top_p + row)
+        if cuts_min:
+            min_p = tl.load(min_p + row)
     logits_ptr += place * vocab_size
     out_ptr += place * vocab_size
     if gathered_ptr is not None:
@@ -201,6 +212,8 @@ def probabilities_kernel(
 
     # The key of -inf.
     smallest = tl.full([], 0x007FFFFF, tl.uint32)
+    # Min-p keeps the keys at least `floor`, and `heavy` is the sum of their weights.
+    floor = _keys(largest + tl.log(min_p)) if cuts_min else None
     # How many tokens are left at most, and how many of those at the threshold are kept, in order.
     count = vocab_size
     ties = vocab_size
@@ -208,32 +221,41 @@ def probabilities_kernel(
     if cuts_k:
         cut = (top_k > 0) & (top_k < vocab_size)
     if cut:
-        smallest, above, tied = _threshold(
-            out_ptr, gathered_ptr, vocab_size, top_k - 1, largest, smallest, count, False, block, chunk
+        smallest, above, tied, heavy = _threshold(
+            out_ptr, gathered_ptr, vocab_size, top_k - 1, largest, smallest, floor, count, False, block, chunk
         )
         kept = above + tied * tl.exp(_value(smallest) - largest)
         count = top_k - 1 + tied
     else:
         total = tl.full([chunk], 0.0, tl.float32)
+        total_heavy = tl.full([chunk], 0.0, tl.float32)
         for start in range(0, vocab_size, chunk):
-            total += _load(out_ptr, start + tl.arange(0, chunk), vocab_size, largest, smallest)[1]
-        kept = tl.sum(total)
+            keys, weights = _load(out_ptr, start + tl.arange(0, chunk), vocab_size, largest, smallest)
+            total += weights
+            if cuts_min:
+                total_heavy += tl.where(keys >= floor, weights, 0.0)
+        kept, heavy = tl.sum(total), tl.sum(total_heavy)
     if cuts_p:
         if top_p < 1:
             target = top_p * kept
-            smallest, above, tied = _threshold(
-                out_ptr, gathered_ptr, vocab_size, target, largest, smallest, count, True, block, chunk
+            smallest, above, tied, heavy = _threshold(
+                out_ptr, gathered_ptr, vocab_size, target, largest, smallest, floor, count, True, block, chunk
             )
             # They have equal weights: they are kept while the sum before them is small enough.
             one = tl.exp(_value(smallest) - largest)
             room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
             ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tied)
             kept = above + ties * one
+    least = smallest
+    if cuts_min:
+        # If the floor is above the other cuts, those that tie with these lie below it.
+        least = tl.maximum(smallest, floor)
+        kept = tl.where(floor > smallest, heavy, kept)
     kept = tl.where(broken, float("nan"), kept)
     seen = 0
     for start in range(0, vocab_size, chunk):
         tokens = start + tl.arange(0, chunk)
-        keys, weights = _load(out_ptr, tokens, vocab_size, largest, smallest)
+        keys, weights = _load(out_ptr, tokens, vocab_size, largest, least)
         if cuts_p:
             at = (keys == smallest).to(tl.int32)
             weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
@@ -251,13 +273,16 @@ def _probabilities(
     scales: torch.Tensor | None,
     rows: list[torch.Tensor],
     allowed: torch.Tensor | None,
+    min_p: float = 0.0,
 ) -> torch.Tensor:
-    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k and top_p, [B] each."""
+    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are four,
+    min_p, [B] each."""
     groups, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))
     num_warps = max(4, block // 1024)
     cuts = bool(rows) or 0 < top_k < vocab_size, bool(rows) or top_p < 1
+    settings = [*(rows or (temperature, top_k, top_p)), min_p][:4]
     gathered = None
     if vocab_size > block and any(cuts):
         gathered = torch.empty(batch * queries, block, dtype=torch.float32, device=logits.device)
@@ -268,7 +293,7 @@ def _probabilities(
             gathered,
             probabilities,
             scale if scales is None else scales,
-            *(rows or (temperature, top_k, top_p)),
+            *settings,
             batch * queries * vocab_size,
             queries,
             vocab_size,
@@ -278,6 +303,7 @@ def _probabilities(
             masked=allowed is not None,
             cuts_k=cuts[0],
             cuts_p=cuts[1],
+            cuts_min=len(rows) == 4 or min_p > 0,
             by_place=scales is not None,
             by_row=bool(rows),
             block=block,
@@ -290,7 +316,7 @@ def _probabilities(
 
 
 @_probabilities.register_fake
-def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed):
+def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p=0.0):
     return torch.empty_like(logits[0], dtype=torch.float32)
 
 
@@ -301,19 +327,22 @@ def probabilities(
     top_k: int | torch.LongTensor,
     top_p: float | torch.FloatTensor,
     allowed: torch.BoolTensor | None,
+    min_p: float | torch.FloatTensor = 0.0,
 ) -> torch.FloatTensor:
     batch, queries = logits.shape[1:3]
     scales, rows = None, []
     if isinstance(scale, torch.Tensor):
         # pyright takes any tensor for a number, see `stubPath`.
         scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0  # pyright: ignore[reportAttributeAccessIssue]
-    if any(isinstance(setting, torch.Tensor) for setting in (temperature, top_k, top_p)):
+    settings = [temperature, top_k, top_p]
+    if isinstance(min_p, torch.Tensor) or min_p > 0:
+        settings.append(min_p)
+    if any(isinstance(setting, torch.Tensor) for setting in settings):
         rows = [
             setting if isinstance(setting, torch.Tensor) else torch.full((batch,), setting, device=logits.device)
-            for setting in (temperature, top_k, top_p)
+            for setting in settings
         ]
-        temperature, top_k, top_p = 1.0, 0, 1.0
+        temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
     allowed = None if allowed is None else allowed.contiguous()
-    return _probabilities(
-        logits.contiguous(), float(scale), float(temperature), int(top_k), float(top_p), scales, rows, allowed
-    )
+    numbers = float(scale), float(temperature), int(top_k), float(top_p)
+    return _probabilities(logits.contiguous(), *numbers, scales, rows, allowed, float(min_p))
