@@ -23,6 +23,7 @@ from .options import (
     Device,
     Dtype,
     GuidanceScale,
+    MinP,
     Model,
     NumInferenceSteps,
     OrderOption,
@@ -135,6 +136,7 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -189,6 +191,7 @@ def generate(
         "order": order,
         "top_k": top_k,
         "top_p": top_p,
+        "min_p": min_p,
         "num_frames": num_frames,
     }
     if mask_image is not None:
@@ -390,6 +393,7 @@ def bench(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     runs: Annotated[int, typer.Option(help="Timed calls per decoding; the decodings take turns.")] = 5,
     images: Annotated[
         int, typer.Option(help="Images to estimate how far a decoding is from the model's distribution; 0 skips this.")
@@ -423,7 +427,13 @@ def bench(
     condition = (
         {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
     )
-    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = {
+        "guidance_scale": guidance_scale,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     rows = []
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)

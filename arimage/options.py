@@ -113,6 +113,13 @@ Orders = Annotated[
     ),
 ]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling; 1 disables it. Default: the checkpoint's.")]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the tokens at least this many times as likely as the likeliest; 0 disables it. Default: the "
+        "checkpoint's."
+    ),
+]
 NumInferenceSteps = Annotated[
     int | None,
     typer.Option(help="Denoising steps of a diffusion decoder, or of MAR. Default: the checkpoint's."),

@@ -116,7 +116,8 @@ def touched(name: str, args: tuple) -> int:
 def written(operator, args: tuple) -> list[torch.Tensor]:
     """The tensors that an operator changes in place."""
     return tensors(
-        [value for argument, value in zip(operator._schema.arguments, args, strict=True) if argument.is_write]
+        # The last of `args` are left out if they are defaults.
+        [value for argument, value in zip(operator._schema.arguments, args, strict=False) if argument.is_write]
     )
 
 

@@ -195,7 +195,8 @@ def test_one_prompt_to_a_file(run, models, tmp_path):
 
 
 def test_sampling_settings_and_decoding_reach_the_model(run, models):
-    settings = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "decoding": "sjd-gumbel"}
+    settings = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.05}
+    settings |= {"decoding": "sjd-gumbel"}
     options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     code, _, err = run(
         "generate", PROMPTS[0], "--model", models["text"], "--out", "x.png", "--device", "cpu", *options
@@ -299,6 +300,7 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
     [
         ("text", ["x", "--decoding", "sdj"], "arimage: "),
         ("text", ["x", "--top-p", "2"], "arimage: top_p is 2.0: give a probability"),
+        ("text", ["x", "--min-p", "2"], "arimage: min_p is 2.0: give a number from 0 to 1"),
         ("text", ["x", "--temperature", "0"], "arimage: temperature is 0.0"),
         ("text", ["x", "-n", "0"], "arimage: --count makes 0 images"),
         ("text", ["--class-label", "3"], "arimage: "),

@@ -32,7 +32,7 @@ from arimage.tokenizers.vq_var import VARVQModel
 
 STEPS = 2
 MODE = FakeTensorMode()
-EVERYTHING = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
+EVERYTHING = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
 
 
 class DeviceOnly(TorchDispatchMode):

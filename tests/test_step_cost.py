@@ -94,8 +94,18 @@ KERNELS = {
     ),
     "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0]), 1, P + DRAFTS * (FLOAT + LONG)),
     "probabilities": (lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9), 1, 2 * P),
+    "probabilities with min-p": (
+        lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9, min_p=0.05),
+        1,
+        2 * P,
+    ),
     "probabilities by row": (
         lambda p, logits, x, noise: probabilities(logits, noise[:, 0, 0], 0.9, x[:, 0], 0.9),
+        3,
+        2 * P + 2 * (5 * FLOAT + LONG),
+    ),
+    "probabilities with min-p by row": (
+        lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, x[:, 0], 0.9, min_p=noise[:, 0, 0]),
         3,
         2 * P + 2 * (5 * FLOAT + LONG),
     ),

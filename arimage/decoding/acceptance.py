@@ -26,7 +26,7 @@ PUBLISHED_SHARE = 1000 / 16384
 Accepts = Callable[[torch.FloatTensor, torch.FloatTensor, torch.LongTensor, torch.FloatTensor], torch.BoolTensor]
 """`accepts(p, q, x, uniform)` returns which drafts x [...], sampled from q [..., V], are accepted under p [..., V],
 given one uniform number [...] in [0, 1) per draft. A token with probability 0 under p is never accepted, so top-k,
-top-p and greedy decoding stay valid."""
+top-p, min-p and greedy decoding stay valid."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ..options import (
     Device,
     Dtype,
     GuidanceScale,
+    MinP,
     Model,
     NumInferenceSteps,
     OrderOption,
@@ -87,6 +88,7 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     num_inference_steps: NumInferenceSteps = None,
     negative_prompt: NegativePrompt = None,
     order: OrderOption = None,
@@ -122,7 +124,13 @@ def generate(
     if state.num_processes > 1 and device is None:
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype, videos=True)
-    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = {
+        "guidance_scale": guidance_scale,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     options["num_inference_steps"] = num_inference_steps
     config = make_config(
         pipe,
@@ -280,6 +288,7 @@ def compare(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     negative_prompt: NegativePrompt = None,
     order: Orders = None,
     height: Pixels = None,
@@ -326,7 +335,13 @@ def compare(
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     pipe = load_pipeline(model, device, dtype, videos=True)
-    options = {"guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = {
+        "guidance_scale": guidance_scale,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     runs, left_out = comparison.prepare_runs(
         pipe,
         rows,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..decoding.contract.models import Kind
 
 
-TOKEN_SAMPLING = frozenset({"guidance_scale", "guided_tokens", "temperature", "top_k", "top_p"})
+TOKEN_SAMPLING = frozenset({"guidance_scale", "guided_tokens", "temperature", "top_k", "top_p", "min_p"})
 LATENT_SAMPLING = frozenset({"guidance_scale", "temperature"})
 EDITING = frozenset({"image", "mask_image"})
 

@@ -60,7 +60,8 @@ class ARPipeline(DiffusionPipeline):
 
     Attributes:
         decoding: the default decoding method of calls; a decoding object or a name may be assigned.
-        generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p.
+        generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p, and
+            min_p and guided_tokens if they are on.
         known_captions: the captions that a model with a small vocabulary of images was trained on; a call warns about
             any other prompt. None for models of arbitrary text, or to turn the warning off.
 

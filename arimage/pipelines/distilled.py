@@ -111,6 +111,7 @@ class DistilledPipeline(ClassOrTextPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         guided_tokens: int | None = None,
         height: int | None = None,
         width: int | None = None,
@@ -124,9 +125,9 @@ class DistilledPipeline(ClassOrTextPipeline):
         callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
     ) -> ImagePipelineOutput | tuple:
         r"""
-        Generate images. Guidance is built into the student: guidance_scale, temperature, top_k and top_p apply to
-        the teacher only, and have no effect where it is not used. The tokens of the output are those nearest to the
-        vectors.
+        Generate images. Guidance is built into the student: guidance_scale, temperature, top_k, top_p and min_p apply
+        to the teacher only, and have no effect where it is not used. The tokens of the output are those nearest to
+        the vectors.
 
         Args:
             {class_or_text}
@@ -153,6 +154,7 @@ class DistilledPipeline(ClassOrTextPipeline):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             guided_tokens=guided_tokens,
             height=height,
             width=width,

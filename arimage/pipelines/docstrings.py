@@ -52,6 +52,9 @@ PARTS = {
             s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.
         temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
             Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
+        min_p (`float`, *optional*):
+            Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as many
+            as the checkpoint says. 0 keeps all.
         guided_tokens (`int`, *optional*):
             Apply guidance only to the first `guided_tokens` tokens of each image, by default to all.
     """,

@@ -146,7 +146,7 @@ class CosmosPipeline(ARPipeline):
         **settings,
     ) -> GenerationCall:
         """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to top_p, and generator."""
+        arguments of `__call__` from guidance_scale to min_p, and generator."""
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))
         if given > 1 or (given == 0 and not self.config.begins_with_text):
@@ -369,6 +369,7 @@ class CosmosPipeline(ARPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         num_videos_per_prompt: int = 1,
         batch_size: int | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
@@ -410,6 +411,9 @@ class CosmosPipeline(ARPipeline):
                 checkpoint's. NVIDIA's models do not support guidance.
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
+            min_p (`float`, *optional*):
+                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
+                many as the checkpoint says. 0 keeps all.
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}
@@ -436,6 +440,7 @@ class CosmosPipeline(ARPipeline):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             num_videos_per_prompt=num_videos_per_prompt,
             generator=generator,
         )

@@ -32,6 +32,7 @@ class Defaults(BaseModel):
     temperature: Number | list[Number] = 1.0
     top_k: Whole = 0
     top_p: Number = 1.0
+    min_p: Number = 0.0
     guided_tokens: Whole | None = None
     guidance_schedule: Text = "linear"
     num_inference_steps: Count = 64

@@ -105,7 +105,7 @@ def call(pipe, decoding: Decoding | str, count: int = 3, guidance: float = 3.0, 
     numbers the first image."""
     # Tiny models of videos are trained without guidance.
     guidance = 1.0 if pipe.abilities.generates_video else guidance
-    settings = {"guidance_scale": guidance, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
+    settings = {"guidance_scale": guidance, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
     out = pipe(
         **conditions(pipe, count, first),
         **{name: value for name, value in settings.items() if pipe.abilities.accepts(name)},

@@ -126,7 +126,7 @@ def arrivals(pipe, decoding, *requests):
 
 SETTINGS = [
     (("guidance_scale", 2.0), ("temperature", 0.5)),
-    (("guidance_scale", 5.0), ("top_k", 5)),
+    (("guidance_scale", 5.0), ("top_k", 5), ("min_p", 0.1)),
     (("guidance_scale", 3.0), ("top_p", 0.6)),
 ]
 

@@ -38,12 +38,12 @@ def requests(pipe, first: str, second: str, mixed: bool) -> list[Request]:
         {"decoding": second, "count": 3},
         {"decoding": first, "guidance_scale": 1.0},
         {"decoding": first, "guidance_scale": 5.0, "top_p": 0.8},
-        {"decoding": second, "guidance_scale": 4.0, "top_k": 9, "preview_every": 3},
+        {"decoding": second, "guidance_scale": 4.0, "top_k": 9, "min_p": 0.1, "preview_every": 3},
         {"decoding": first, "previews": 2},
         {"decoding": first, "film": True},
         {"decoding": second, "count": 2},
     ]
-    settings = () if mixed else ("temperature", "top_k", "top_p", "guidance_scale")
+    settings = () if mixed else ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
     return [
         Request(
             "model",

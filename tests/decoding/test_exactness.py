@@ -61,6 +61,7 @@ SAMPLINGS = {
     "temperature": Sampling(temperature=0.6),
     "top-k": Sampling(top_k=2),
     "top-p": Sampling(top_p=0.75),
+    **{f"top-p {p}, min-p {m}": Sampling(top_p=p, min_p=m) for p in (1.0, 0.9) for m in (0.03, 0.3)},
     "guidance": Sampling(guidance_scale=2.5),
     "guided first 2": Sampling(guidance_scale=2.5, guided_tokens=2),
     "allowed": Sampling(allowed=torch.tensor([True, False, True])),

@@ -143,7 +143,8 @@ BY_ROW = {
 
 
 @pytest.mark.parametrize(
-    "settings", [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], ["min_p"], ["top_p", "min_p"], list(BY_ROW)],
+    "settings",
+    [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], ["min_p"], ["top_p", "min_p"], list(BY_ROW)],
     ids=str,
 )
 def test_every_row_has_settings_of_its_own(on_triton, settings):

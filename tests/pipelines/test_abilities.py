@@ -11,7 +11,7 @@ from arimage.decoding.contract.supports import traits_of
 
 ARGUMENTS = set(
     "decoder_guidance_scale guidance_scale guided_tokens image image_reference mask_image negative_prompt num_frames "
-    "num_inference_steps order prompt_suffix ratio task temperature top_k top_p video".split()
+    "num_inference_steps order prompt_suffix ratio task temperature top_k top_p min_p video".split()
 )
 
 

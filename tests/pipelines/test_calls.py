@@ -17,8 +17,8 @@ from arimage.pipelines.call import GenerationCall
 
 
 TAIL = (
-    "guidance_scale temperature top_k top_p guided_tokens height width num_images_per_prompt batch_size generator "
-    "decoding output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
+    "guidance_scale temperature top_k top_p min_p guided_tokens height width num_images_per_prompt batch_size "
+    "generator decoding output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
 ).split()
 LATENT = {"output_type": "latent"}
 PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
@@ -240,8 +240,8 @@ EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, 
         *(("callback_on_step_end_tensor_inputs", value) for value in (None, "tokens", ["noise"], 5)),
         *(("top_k", value) for value in (5.0, float("nan"), "5", [1], True)),
         *(("guided_tokens", value) for value in (1.5, "1", True)),
-        *((name, torch.tensor([1.0, 2.0])) for name in ("guidance_scale", "temperature", "top_p")),
-        *((name, "1") for name in ("guidance_scale", "temperature", "top_p")),
+        *((name, torch.tensor([1.0, 2.0])) for name in ("guidance_scale", "temperature", "top_p", "min_p")),
+        *((name, "1") for name in ("guidance_scale", "temperature", "top_p", "min_p")),
         *(("decoding", value) for value in (5, [], object(), SpeculativeJacobiDecoding, "sdj")),
         *(("height", value) for value in ([], "64", 3, 0, 2.5)),
         *(("output_type", value) for value in (None, "jpg", 5)),

@@ -210,10 +210,11 @@ def test_a_call_overrides_the_defaults_of_the_checkpoint(pipe, greedy):
     assert not torch.equal(pipe(PROMPTS, output_type="latent", top_k=0, generator=seeded(0)).tokens, greedy)
 
 
-def test_low_temperature_and_small_top_p_come_down_to_greedy(pipe, greedy):
+def test_low_temperature_small_top_p_and_large_min_p_come_down_to_greedy(pipe, greedy):
     settings = {"guidance_scale": 3.0, "output_type": "latent", "generator": seeded(0)}
     assert torch.equal(pipe(PROMPTS, temperature=1e-5, **settings).tokens, greedy)
     assert torch.equal(pipe(PROMPTS, top_p=1e-6, **settings).tokens, greedy)
+    assert torch.equal(pipe(PROMPTS, min_p=1.0, **settings).tokens, greedy)
 
 
 # Decodings
@@ -375,6 +376,7 @@ MASK = torch.ones(2, tiny.TEXT_LENGTH)
         ({"prompt": "x", "top_k": -1}, "top_k"),
         ({"prompt": "x", "top_p": 0.0}, "top_p is 0.0: give a probability above 0"),
         ({"prompt": "x", "top_p": 1.5}, "top_p is 1.5: give a probability above 0"),
+        ({"prompt": "x", "min_p": -0.1}, "min_p is -0.1: give a number from 0 to 1"),
     ],
 )
 def test_what_a_text_model_cannot_generate_is_refused(pipe, arguments, sentence):

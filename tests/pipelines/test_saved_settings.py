@@ -19,7 +19,7 @@ DEEP = ["[" * 100_000, '{"a":' * 100_000]
 ODD = [None, True, "x", -1, 10**30, 10**400, float("nan"), float("inf"), [], [[]], {}, {"a": 1}]
 # By pipeline, the settings that it takes with one good value each.
 SETTINGS = {
-    "tokens": {"guidance_scale": 2, "temperature": 0.5, "top_k": 3, "top_p": 1, "guided_tokens": 4},
+    "tokens": {"guidance_scale": 2, "temperature": 0.5, "top_k": 3, "top_p": 1, "min_p": 0.1, "guided_tokens": 4},
     "latents": {
         "guidance_scale": 2,
         "temperature": 0.5,
@@ -27,7 +27,7 @@ SETTINGS = {
         "num_diffusion_steps": [2, 3],
     },
 }
-OTHERS = {"tokens": ["num_inference_steps", "guidance_schedule", "order"], "latents": ["top_k", "order"]}
+OTHERS = {"tokens": ["num_inference_steps", "guidance_schedule", "order"], "latents": ["top_k", "min_p", "order"]}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from arimage.pipelines import base
 
 
 DECODING = SpeculativeJacobiDecoding(window=5, refresh="gumbel", init="above")
-DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
+DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95, "min_p": 0.01}
 PROMPTS = ["a red heart", "Tree &amp; book"]
 
 

@@ -549,6 +549,7 @@ def test_packaged_recipes_are_complete(name):
         "temperature",
         "top_k",
         "top_p",
+        "min_p",
         "num_diffusion_steps",
     }
 

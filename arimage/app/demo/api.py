@@ -38,6 +38,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         temperature = gr.Number(label="temperature: above 0")
         top_k = gr.Number(label="top_k: 0 is off, 1 is greedy", precision=0)
         top_p = gr.Number(label="top_p: 1 is off")
+        min_p = gr.Number(label="min_p: 0 is off; the model's by default")
         preview_every = gr.Number(
             4, label="preview_every: forward passes between partial images; 0 means none", precision=0
         )
@@ -61,6 +62,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         top_k: int | None = None,
         top_p: float | None = None,
         preview_every: int = 4,
+        min_p: float | None = None,
     ) -> Iterator[tuple[list[Image.Image], dict]]:
         request = Request(
             model=model,
@@ -73,6 +75,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             preview_every=preview_every,
         )
         for event in events(engine.submit, request):
@@ -128,7 +131,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     sampling = [guidance_scale, temperature, top_k, top_p]
     call.click(
         generate,
-        [*subject, decoding, seed, count, *sampling, preview_every],
+        [*subject, decoding, seed, count, *sampling, preview_every, min_p],
         [pictures, state],
         api_name="generate",
         api_description=ABOUT_GENERATE,

@@ -19,7 +19,6 @@ from . import markup
 EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
 # Seconds between two progress reports of a run, partial images aside.
 PAUSE = 0.1
-SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
 # Settings of the page's events: those that generate, and those that take no time and skip the queue.
 GENERATES = {"show_progress": "hidden"}
 AT_ONCE = {**GENERATES, "queue": False}

@@ -10,13 +10,12 @@ from ...decoding import Order
 from ...media.film import write_film
 from ..engine.engine import Engine
 from ..engine.ticket import Ticket
-from ..engine.types import Progress, Request, Result
+from ..engine.types import SAMPLING, Progress, Request, Result
 from . import markup
 from .controls import (
     AT_ONCE,
     EXAMPLES,
     GENERATES,
-    SAMPLING,
     DecodingChoice,
     GenerateAndStop,
     Subject,
@@ -96,6 +95,7 @@ class GenerateTab:
                                 ("temperature", "Temperature", "Above 0", 0.1, None),
                                 ("top_k", "Top-k", "0 is off", 1, 0),
                                 ("top_p", "Top-p", "1 is off", 0.05, None),
+                                ("min_p", "Min-p", "0 is off", 0.01, None),
                             )
                         ]
             with gr.Column(scale=5, min_width=300):

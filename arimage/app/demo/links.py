@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from ..engine.engine import Engine
-from ..engine.types import Refused, Request, Result
-from .controls import SAMPLING, chosen, refusal
+from ..engine.types import SAMPLING, Refused, Request, Result
+from .controls import chosen, refusal
 
 
 # The fields of a request in a link, and their types.

@@ -18,7 +18,7 @@ from ...media.trace import draw_steps, is_known
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.call import GenerationCall, running
 from .ticket import Ticket
-from .types import FILM_STEPS, Refused
+from .types import FILM_STEPS, SAMPLING, Refused
 
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class RequestBatch:
         arguments = {
             "height": plan.size[0],
             "width": plan.size[1],
-            **{name: getattr(plan.sampling, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")},
+            **{name: getattr(plan.sampling, name) for name in SAMPLING},
         }
         if requests[0].class_label is None:
             arguments["prompt"] = [request.prompt for request in requests]

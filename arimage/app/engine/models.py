@@ -29,8 +29,8 @@ class ModelInfo:
             models.
         decodings: names of the decodings that it can run, and whether each is exact.
         decoding: the default decoding, a name with settings.
-        sampling: the defaults of guidance_scale, temperature, top_k, top_p; with a diffusion decoder also of
-            num_inference_steps.
+        sampling: the defaults of guidance_scale, temperature, top_k, top_p, min_p; with a diffusion decoder also
+            of num_inference_steps.
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
         order: the default order of its tokens; None if it does not accept one.
@@ -126,8 +126,8 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         grid=None if pipe.abilities.in_maps else model.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
-        # Models of continuous tokens have neither top-k nor top-p.
-        sampling={"top_k": 0, "top_p": 1.0, **pipe.generation_config},
+        # Models of continuous tokens have no cuts, and few checkpoints min-p.
+        sampling={"top_k": 0, "top_p": 1.0, "min_p": 0.0, **pipe.generation_config},
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
         order=pipe.order,

@@ -13,7 +13,7 @@ from PIL import Image
 from ...decoding import decoding_to_text
 from ...media.film import Film
 from ...pipelines.known import Unknown
-from .types import Cancelled, Progress, Request, Result, image_seeds
+from .types import SAMPLING, Cancelled, Progress, Request, Result, image_seeds
 from .validation import Plan
 
 
@@ -184,10 +184,7 @@ class Ticket:
                 "count": request.count,
                 "seed": request.seed,
                 "decoding": self.decoding,
-                "guidance_scale": plan.sampling.guidance_scale,
-                "temperature": plan.sampling.temperature,
-                "top_k": plan.sampling.top_k,
-                "top_p": plan.sampling.top_p,
+                **{name: getattr(plan.sampling, name) for name in SAMPLING},
                 **dict(plan.decoder),
                 "height": plan.size[0],
                 "width": plan.size[1],

@@ -10,6 +10,8 @@ from ...media.film import Film
 from ...pipelines.known import Unknown
 
 
+# The fields of `Request` that belong to `Sampling`.
+SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 # The largest number of forward passes that a film shows.
 FILM_STEPS = 64
 
@@ -75,8 +77,8 @@ class Request:
         count: number of images.
         seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
         decoding: a name with settings, as in "sjd-lazy:window=64".
-        guidance_scale, temperature, top_k, top_p: as in the pipelines; guidance_scale 0 .. 100, temperature 0.01 ..
-            100.
+        guidance_scale, temperature, top_k, top_p, min_p: as in the pipelines; guidance_scale 0 .. 100, temperature
+            0.01 .. 100.
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
         num_inference_steps: denoising steps of a diffusion decoder, 1 .. 1000, for models that have one.
@@ -97,6 +99,7 @@ class Request:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     height: int | None = None
     width: int | None = None
     negative_prompt: str | None = None

@@ -12,7 +12,7 @@ from ...pipelines.base import ARImagePipeline
 from ...pipelines.hybrid import MAX_STEPS
 from ...schema import check_encodable
 from .models import ModelInfo
-from .types import Limits, Refused, Request
+from .types import SAMPLING, Limits, Refused, Request
 
 
 MAX_SEED = 2**53 - 1
@@ -161,19 +161,19 @@ def _check_order(request: Request, info: ModelInfo) -> str | None:
 
 
 def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
-    for name, least, most in (("guidance_scale", 0, 100), ("temperature", 0.01, 100), ("top_p", 0, 1)):
+    for name, least, most in (
+        ("guidance_scale", 0, 100),
+        ("temperature", 0.01, 100),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+    ):
         value = getattr(request, name)
         if value is not None and not (math.isfinite(value) and least <= value <= most):
             raise Refused(f"{name} is {value}: give a number from {least} to {most}", name)
     if request.top_k is not None:
         _whole("top_k", request.top_k, 0, 2**20)
     try:
-        return pipe.sampling(
-            guidance_scale=request.guidance_scale,
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-        )
+        return pipe.sampling(**{name: getattr(request, name) for name in SAMPLING})
     except ValueError as error:
         raise Refused(str(error)) from error
 

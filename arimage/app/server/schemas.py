@@ -47,6 +47,7 @@ class Fields(BaseModel):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     negative_prompt: str | None = None
     num_inference_steps: int | None = None
     order: str | None = None
@@ -86,6 +87,7 @@ class Fields(BaseModel):
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            min_p=self.min_p,
             height=height,
             width=width,
             negative_prompt=self.negative_prompt,

@@ -11,12 +11,14 @@ import torch
 from ...kernels import probabilities as kernel
 
 
-# The settings that are stored per row in a stack: their dtype, and the value that stands for None.
+# The settings that are stored per row in a stack: their dtype, and the value that stands for None. A stack in which no
+# row sets one has None.
 _ROWS = {
     "guidance_scale": (torch.float32, None),
     "temperature": (torch.float32, None),
     "top_k": (torch.long, None),
     "top_p": (torch.float32, None),
+    "min_p": (torch.float32, 0.0),
     "guided_tokens": (torch.long, torch.iinfo(torch.long).max),
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
@@ -47,7 +49,8 @@ def _by_row(setting):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, softmax, in this order.
+    """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, min-p, softmax, in this
+    order.
 
     Either one for all images, or a `stack` in which every row of a batch has its own settings. In a stack all
     attributes are tensors [B, ...] or None.
@@ -58,6 +61,7 @@ class Sampling:
         temperature: >= 1e-6. For a `ScaleModel` a number or one per scale.
         top_k: keep the tokens whose logit reaches the k-th largest, ties included; 0 = all. 1 is greedy decoding.
         top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
+        min_p: keep tokens that are at least `min_p` times as probable as the most probable one, in [0, 1]; 0 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
         allowed: bool [V], tokens that may be sampled; None = all.
         forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's
@@ -73,6 +77,7 @@ class Sampling:
     temperature: Any = 1.0
     top_k: int | torch.LongTensor = 0
     top_p: float | torch.FloatTensor = 1.0
+    min_p: float | torch.FloatTensor = 0.0
     guided_tokens: int | torch.LongTensor | None = None
     allowed: torch.BoolTensor | None = field(default=None, compare=False)
     forced: torch.LongTensor | None = field(default=None, compare=False)
@@ -93,6 +98,8 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
         if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
+        if not (_is_number(self.min_p, Real) and 0 <= self.min_p <= 1):
+            raise ValueError(f"min_p is {self.min_p!r}: give a number from 0 to 1; 0 keeps all tokens")
         if self.guided_tokens is not None and not (
             _is_number(self.guided_tokens, Integral) and 0 <= self.guided_tokens <= LARGEST
         ):
@@ -110,12 +117,12 @@ class Sampling:
         overwrites.
 
         A row without guidance (a scale of 1 or less) gets the scale 1, so it can be in one batch with guided rows. A
-        setting that none of `samplings` sets (`guided_tokens`, `allowed`, `forced`) stays None, and `put` cannot add
-        it later. `forced` is [1, N] in each of `samplings`.
+        setting that none of `samplings` sets (`min_p`, `guided_tokens`, `allowed`, `forced`) is None, and `put` cannot
+        add it later. `forced` is [1, N] in each of `samplings`.
         """
         stacked = copy.copy(samplings[0])
         for name, (dtype, _) in _ROWS.items():
-            given = [value for sampling in samplings if (value := getattr(sampling, name)) is not None]
+            given = [value for sampling in samplings if (value := sampling._given(name)) is not None]
             shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
             rows = None if shape is None else torch.empty(shape, dtype=dtype, device=device)
             object.__setattr__(stacked, name, rows)
@@ -131,7 +138,7 @@ class Sampling:
             ValueError: if `other` has a setting that is None in the stack.
         """
         for name, (dtype, absent) in _ROWS.items():
-            mine, value = getattr(self, name), getattr(other, name)
+            mine, value = getattr(self, name), other._given(name)
             if isinstance(value, tuple):
                 raise ValueError(
                     f"{name} is one number per scale, but images of this batch have settings of their own: give one "
@@ -147,6 +154,11 @@ class Sampling:
                     f"{name} is of {value.shape[-1]} and of {mine.shape[-1]} tokens in one batch: give equal sizes"
                 )
             mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
+
+    def _given(self, name: str):
+        """A setting of a row, None if it has no effect."""
+        value, absent = getattr(self, name), _ROWS[name][1]
+        return None if isinstance(value, Real) and value == absent else value
 
     @property
     def guided(self) -> bool:
@@ -203,7 +215,7 @@ class Sampling:
             every = torch.arange(batch_size, device=images.device).split(1)
             stack = type(self).stack([self.take(row) for row in every], images.device)
         for name, (dtype, absent) in _ROWS.items():
-            if getattr(stack, name) is None and (value := getattr(other, name)) is not None:
+            if getattr(stack, name) is None and (value := other._given(name)) is not None:
                 value = torch.as_tensor(value)
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
                 rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
@@ -219,7 +231,10 @@ class Sampling:
         self._check_allowed(logits.shape[-1])
         if self.guided_tokens is not None:
             scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
-        probabilities = kernel.probabilities(logits, scale, self.temperature, self.top_k, self.top_p, self.allowed)
+        min_p = 0.0 if self.min_p is None else self.min_p
+        probabilities = kernel.probabilities(
+            logits, scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
+        )
         return self.force(probabilities, positions)
 
     def _check_allowed(self, vocab_size: int) -> None:
@@ -259,7 +274,7 @@ class Sampling:
 @dataclass(frozen=True)
 class LatentSampling(Sampling):
     """How a `LatentModel` samples continuous tokens. The settings for discrete tokens (`top_k`, `top_p`,
-    `guided_tokens`, `allowed`) must keep their defaults.
+    `min_p`, `guided_tokens`, `allowed`) must keep their defaults.
 
     Attributes:
         guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1
@@ -284,7 +299,7 @@ class LatentSampling(Sampling):
     def __post_init__(self):
         super().__post_init__()
         self.check_scales(None)
-        for name, default in (("top_k", 0), ("top_p", 1), ("guided_tokens", None), ("allowed", None)):
+        for name, default in (("top_k", 0), ("top_p", 1), ("min_p", 0), ("guided_tokens", None), ("allowed", None)):
             if getattr(self, name) != default:
                 raise ValueError(
                     f"{name} is for tokens of a vocabulary, and those of this model are continuous: leave it out"

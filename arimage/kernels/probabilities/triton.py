@@ -115,7 +115,8 @@ def _threshold(
 ):
     """The largest key such that the sum of the weights of the keys at least as large, or their number if not
     `weighted`, exceeds `target`; `smallest` if there is none. Also returns the sum of the weights of larger keys, the
-    number of equal ones, and the sum of the weights of the keys at least `floor` if that is larger (not if None). At most `count` keys are at least `smallest`, and others have no weight."""
+    number of equal ones, and if `floor` is larger the sum of the weights of the keys that are at least `floor`. At most
+    `count` keys are at least `smallest`, and others have no weight."""
     low, above, heavy, more, size = smallest, 0.0, 0.0, 0, vocab_size
     if gathered_ptr is not None:
         low, high, more = _narrow(row_ptr, vocab_size, target, largest, smallest, count, weighted, block, chunk // 2)
@@ -275,8 +276,8 @@ def _probabilities(
     allowed: torch.Tensor | None,
     min_p: float = 0.0,
 ) -> torch.Tensor:
-    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are four,
-    min_p, [B] each."""
+    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are
+    four, min_p, [B] each."""
     groups, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))

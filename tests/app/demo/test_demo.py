@@ -338,6 +338,7 @@ def result_of(engine, **fields) -> Result:
             "count": 2,
             "top_k": 3,
             "top_p": 0.5,
+            "min_p": 0.05,
         },
         {"model": "class", "prompt": None, "class_label": 3, "guidance_scale": 2.5},
         {"model": "scales", "temperature": 0.5, "decoding": "code"},

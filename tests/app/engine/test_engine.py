@@ -84,7 +84,8 @@ def test_models_have_abilities(engine):
     assert (scales.sizes, scales.tokens, scales.grid) == ([(8, 8)], 30, None)
     assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
     assert scales.decodings == {"next-scale": True, "code": False}
-    assert (text.decoding, scales.decoding, text.sampling["top_p"]) == ("ar", "next-scale", 1.0)
+    assert (text.decoding, scales.decoding) == ("ar", "next-scale")
+    assert (text.sampling["top_p"], text.sampling["min_p"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("name", decoding_names())
@@ -207,6 +208,7 @@ def test_settings_of_a_request_do_not_change_the_others(held_engine, held):
         {"top_k": 4},
         {"temperature": 0.2},
         {"top_p": 0.5},
+        {"min_p": 0.3},
         {"guidance_scale": 3.0},
         {"guidance_scale": 5.0},
         {},
@@ -445,6 +447,7 @@ def test_edits_read_what_viewers_show(engine):
         ({"temperature": 0.0}, "temperature", "from 0.01"),
         ({"top_k": -1}, "top_k", "from 0"),
         ({"top_p": 0.0}, None, "give a probability above 0"),
+        ({"min_p": 1.5}, "min_p", "from 0 to 1"),
         ({"height": 8, "width": 16}, "size", "does not generate 16x8 pixels (width x height)"),
         ({"image": Image.new("RGB", (8, 8))}, "image", "belong together"),
         ({"image": Image.new("F", (8, 8), 9), "mask_image": WHITE}, "image", "image has levels from 9 to 9"),

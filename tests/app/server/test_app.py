@@ -145,9 +145,10 @@ def test_the_openai_client_gets_images(client, engine):
         style="vivid",
         moderation="low",
         user="somebody",
-        extra_body={"seed": 3, "decoding": "sjd:window=4", "top_k": 8, "temperature": 0.9, "top_p": 1.0},
+        extra_body={"seed": 3, "decoding": "sjd:window=4", "top_k": 8, "temperature": 0.9, "top_p": 1.0, "min_p": 0.1},
     )
-    request = Request("text", prompt="a red heart", count=2, seed=3, decoding="sjd:window=4", top_k=8, temperature=0.9)
+    settings = {"seed": 3, "decoding": "sjd:window=4", "top_k": 8, "temperature": 0.9, "min_p": 0.1}
+    request = Request("text", prompt="a red heart", count=2, **settings)
     expected = engine.submit(request).result(60)
     assert len(answer.data) == 2 and abs(answer.created - time.time()) < 60
     for one, image in zip(answer.data, expected.images, strict=True):
@@ -158,7 +159,7 @@ def test_the_openai_client_gets_images(client, engine):
     assert extension["seeds"] == expected.seeds and extension["exact"] is True
     assert extension["passes"] == expected.passes < 16 and extension["decoding"] == "sjd:window=4"
     assert extension["tokens_per_pass"] == pytest.approx(expected.tokens_per_pass)
-    assert extension["settings"]["top_k"] == 8
+    assert (extension["settings"]["top_k"], extension["settings"]["min_p"]) == (8, 0.1)
 
 
 @pytest.mark.parametrize("extra_body", [{}, {"seed": -1}])

@@ -240,6 +240,7 @@ def test_known_tokens_stay_and_the_others_see_them():
     [
         {"top_k": 5},
         {"top_p": 0.9},
+        {"min_p": 0.1},
         {"guided_tokens": 3},
         {"guidance_schedule": "cosine"},
         {"num_inference_steps": 0},

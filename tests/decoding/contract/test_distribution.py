@@ -1,5 +1,7 @@
-"""The sampling distribution is the published one: guidance, temperature, allowed tokens, top-k, top-p, softmax."""
+"""The sampling distribution is the published one: guidance, temperature, allowed tokens, top-k, top-p, min-p,
+softmax."""
 
+import random
 import re
 from pathlib import Path
 
@@ -45,6 +47,14 @@ def test_distribution_equals_the_original_filter(family, name):
 def test_every_published_filter_is_tested(family):
     expected = load_file(FIXTURES / family / "expected.safetensors")
     assert sorted(name for name in expected if name.startswith("filter_probs")) == sorted(NAMES)
+
+
+def test_min_p_equals_the_filters_of_transformers():
+    # Temperature 0.8, top-k 20, top-p 0.9 and min-p 0.03 of transformers 5.24, in its order.
+    expected = load_file(FIXTURES / "min_p.safetensors")
+    actual = distribution(expected["logits"][None], Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.03))
+    torch.testing.assert_close(actual, expected["probabilities"], atol=1e-6, rtol=0)
+    assert torch.equal(actual == 0, expected["probabilities"] == 0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 2.5, 7.5])
@@ -122,6 +132,24 @@ def test_top_p_counts_what_temperature_and_top_k_left():
     assert (distribution(logits, Sampling(top_k=2, top_p=0.7, temperature=0.5)) > 0).tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("min_p", "kept"),
+    [(0.0, [1, 1, 1, 1, 0]), (0.15, [1, 1, 1, 0, 0]), (0.7, [1, 0, 1, 0, 0]), (1.0, [1, 0, 1, 0, 0])],
+)
+def test_min_p_keeps_tokens_by_their_ratio_to_the_most_probable(min_p, kept):
+    probabilities = torch.tensor([0.38, 0.2, 0.38, 0.04, 0.0])
+    actual = distribution(probabilities.log()[None], Sampling(min_p=min_p))
+    expected = probabilities * torch.tensor(kept)
+    torch.testing.assert_close(actual, expected / expected.sum())
+
+
+def test_min_p_is_the_last_cut():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[None]
+    # Before top-p, it would leave 0.4 and 0.3, of which the first holds more than half.
+    assert (distribution(logits, Sampling(top_p=0.5, min_p=0.6)) > 0).tolist() == [True, True, False, False]
+    assert (distribution(logits, Sampling(temperature=0.5, min_p=0.6)) > 0).tolist() == [True, False, False, False]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_distributions_are_float32_whatever_the_logits(dtype):
     logits = random_logits(2, 5, 16).to(dtype)
@@ -147,6 +175,7 @@ def test_distributions_sum_to_one(top_k, top_p):
         ("temperature", [1e30, 10**400, 0, -1.0, 1e-40, NAN, INF, True, "1"]),
         ("top_k", [-1, 5.0, NAN, INF, True, "5"]),
         ("top_p", [0, -0.5, 1.5, NAN, True]),
+        ("min_p", [-1e-9, 1.01, NAN, INF, True, None, "0.1", torch.tensor(0.1)]),
         ("guided_tokens", [-1, 2.0, True]),
         ("allowed", [torch.zeros(4, dtype=torch.bool), torch.tensor([0, 1, 1]), [True], "x", torch.ones(2, 4).bool()]),
         ("forced", [[1, 2], 5]),
@@ -168,7 +197,13 @@ def test_allowed_tokens_of_another_vocabulary_are_refused():
 
 def test_the_ends_of_the_ranges_are_taken():
     Sampling(
-        guidance_scale=0, temperature=1e-4, top_k=0, top_p=1, guided_tokens=0, allowed=torch.tensor([False, True])
+        guidance_scale=0,
+        temperature=1e-4,
+        top_k=0,
+        top_p=1,
+        min_p=1,
+        guided_tokens=0,
+        allowed=torch.tensor([False, True]),
     )
 
 
@@ -180,7 +215,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 2}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9}, {"top_p": 0.9, "min_p": 0.03}], ids=str
+)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_logits_that_are_not_finite_give_no_distribution(broken, settings, groups):
     logits = random_logits(groups, 3, 1, 8)
@@ -197,7 +234,7 @@ STACKED = [
     Sampling(guidance_scale=3.0, temperature=0.7, top_k=5),
     Sampling(top_p=0.6, guided_tokens=1, guidance_scale=5.0),
     Sampling(allowed=torch.arange(16) % 3 == 0, guidance_scale=2.0),
-    Sampling(temperature=1.5, top_k=3, top_p=0.5, forced=forced(-1, 7, -1)),
+    Sampling(temperature=1.5, top_k=3, top_p=0.5, min_p=0.2, forced=forced(-1, 7, -1)),
 ]
 POSITIONS = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
 
@@ -222,9 +259,8 @@ def test_rows_of_a_stack_are_sampled_as_each_of_them_alone():
 def test_rows_are_overwritten_in_place():
     logits = random_logits(2, 4, 2, 16)
     stack = Sampling.stack(STACKED)
-    storages = [
-        getattr(stack, name).data_ptr() for name in ("guidance_scale", "temperature", "top_k", "top_p", "forced")
-    ]
+    names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p", "forced")
+    storages = [getattr(stack, name).data_ptr() for name in names]
     new = Sampling(guidance_scale=0.5, temperature=0.9, top_k=2)
     stack.put(torch.tensor([1, 3]), new)
     stack.put(torch.tensor([0, 2]), Sampling.stack([STACKED[1], STACKED[3]]))
@@ -232,16 +268,35 @@ def test_rows_are_overwritten_in_place():
     together = stack.probabilities(logits, POSITIONS)
     for row in range(4):
         torch.testing.assert_close(together[row], alone(logits, now, row))
-    names = ("guidance_scale", "temperature", "top_k", "top_p", "forced")
     assert storages == [getattr(stack, name).data_ptr() for name in names]
 
 
 @pytest.mark.parametrize(
-    "settings", [{"guided_tokens": 3}, {"allowed": torch.ones(4) > 0}, {"forced": forced(1)}], ids=str
+    "settings", [{"min_p": 0.1}, {"guided_tokens": 3}, {"allowed": torch.ones(4) > 0}, {"forced": forced(1)}], ids=str
 )
 def test_what_no_row_could_set_cannot_be_put(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Sampling.stack([Sampling(), Sampling()]).put(torch.tensor([0]), Sampling(**settings))
+
+
+def test_random_settings_per_row_equal_each_row_alone():
+    generator, logits = random.Random(0), random_logits(1, 50, 1, 16)
+    settings = {"temperature": [0.7, 1.0, 2.0], "top_k": [0, 3, 8], "top_p": [0.6, 0.9, 1.0], "min_p": [0, 0.03, 0.3]}
+    samplings = [Sampling(**{name: generator.choice(settings[name]) for name in settings}) for _ in range(50)]
+    zeros = torch.zeros(50, 1, dtype=torch.long)
+    together = Sampling.stack(samplings).probabilities(logits, zeros)
+    for row, sampling in enumerate(samplings):
+        torch.testing.assert_close(together[row], distribution(logits[:, row], sampling))
+
+
+def test_an_image_with_min_p_joins_images_without():
+    logits, joined = random_logits(1, 3, 1, 16), Sampling(min_p=0.3, temperature=0.9)
+    for batch in (Sampling(temperature=2.0), Sampling.stack([Sampling(temperature=2.0)] * 3)):
+        stack = batch.join(torch.tensor([1]), joined, 3)
+        assert torch.equal(stack.min_p, torch.tensor([0.0, 0.3, 0.0]))
+        actual = stack.probabilities(logits, torch.zeros(3, 1, dtype=torch.long))
+        for row, sampling in enumerate([Sampling(temperature=2.0), joined, Sampling(temperature=2.0)]):
+            torch.testing.assert_close(actual[row], distribution(logits[:, row], sampling))
 
 
 def test_the_probabilities_of_a_stack_do_not_read_the_device():

@@ -144,6 +144,7 @@ def test_every_image_keeps_its_sampling(table_model, preset):
         Sampling(guidance_scale=2.0, top_p=0.6, allowed=torch.tensor([True, False, True])),
         Sampling(guidance_scale=2.0, forced=torch.tensor([[-1, 2, -1, 0, -1, 1]])),
         Sampling(guidance_scale=5.0, top_k=1),
+        Sampling(guidance_scale=2.0, min_p=0.3),
         Sampling(guidance_scale=2.0),
     ]
     waiting, found, batch = list(range(len(samplings))), {}, Batch(decoding, 3)

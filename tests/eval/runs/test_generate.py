@@ -46,7 +46,7 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
         ("text", "sjd-coupled:window=6", SpeculativeJacobiDecoding(window=6), {"guidance_scale": 3.0, "top_k": 9}),
         ("text", "eagle", "eagle", {"temperature": 0.5}),
         ("text", None, None, {}),
-        ("class", "zipar", "zipar", {"top_p": 0.9}),
+        ("class", "zipar", "zipar", {"top_p": 0.9, "min_p": 0.05}),
         ("scales", "next-scale", "next-scale", {"guidance_scale": 2.0}),
         ("scales", "code", "code", {}),
     ],
@@ -211,6 +211,7 @@ def test_what_cannot_be_generated_leaves_no_folder(command, models, tmp_path):
         (["--model", models["text"], "--prompts", prompts, "--batch-size", 0], "--batch-size is 0"),
         (["--model", models["text"], "--prompts", prompts, "--decoding", "next-scale"], "next-scale"),
         (["--model", models["text"], "--prompts", prompts, "--top-p", 2], "top_p"),
+        (["--model", models["text"], "--prompts", prompts, "--min-p", 2], "min_p"),
         (["--model", models["text"], "--prompts", prompts, "--height", 7], "height"),
         (["--model", models["text"], "--prompts", prompts, "--width", 0], "--width"),
     ):
