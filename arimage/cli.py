@@ -41,6 +41,7 @@ from .options import (
     load_pipeline,
     prompt_lines,
     raised_by_arimage,
+    sampling_options,
     supported,
 )
 from .pipelines.known import KnownCaptions
@@ -427,13 +428,7 @@ def bench(
     condition = (
         {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
     )
-    options = {
-        "guidance_scale": guidance_scale,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     rows = []
     for name in model or [DEFAULT_MODEL]:
         pipe = load_pipeline(name, device, dtype)

@@ -235,6 +235,17 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
     return pipe.to(device)
 
 
+def sampling_options(guidance_scale, temperature, top_k, top_p, min_p) -> dict:
+    """The arguments of a call that `Sampling` has, None where the checkpoint decides."""
+    return {
+        "guidance_scale": guidance_scale,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
+
+
 def supported(pipe, model: str, arguments: dict) -> dict:
     """The `arguments` that are given, not None, of a call of the pipeline of `model`.
 

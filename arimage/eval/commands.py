@@ -24,6 +24,7 @@ from ..options import (
     check_decodings,
     choose_device,
     load_pipeline,
+    sampling_options,
     supported,
 )
 
@@ -124,13 +125,7 @@ def generate(
     if state.num_processes > 1 and device is None:
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype, videos=True)
-    options = {
-        "guidance_scale": guidance_scale,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     options["num_inference_steps"] = num_inference_steps
     config = make_config(
         pipe,
@@ -335,13 +330,7 @@ def compare(
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
     pipe = load_pipeline(model, device, dtype, videos=True)
-    options = {
-        "guidance_scale": guidance_scale,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     runs, left_out = comparison.prepare_runs(
         pipe,
         rows,

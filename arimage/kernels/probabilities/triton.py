@@ -115,7 +115,7 @@ def _threshold(
 ):
     """The largest key such that the sum of the weights of the keys at least as large, or their number if not
     `weighted`, exceeds `target`; `smallest` if there is none. Also returns the sum of the weights of larger keys, the
-    number of equal ones, and if `floor` is larger the sum of the weights of the keys that are at least `floor`. At most
+    number of equal ones, and if `floor` is larger the sum of the weights of keys that are at least `floor`. At most
     `count` keys are at least `smallest`, and others have no weight."""
     low, above, heavy, more, size = smallest, 0.0, 0.0, 0, vocab_size
     if gathered_ptr is not None:
