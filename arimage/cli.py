@@ -181,18 +181,15 @@ def generate(
         return read(name, files.open_image(name, path))
 
     optional: dict = {
+        **sampling_options(guidance_scale, temperature, top_k, top_p, min_p),
         "image": None if image is None else opened("--image", image, files.to_rgba),
         "ratio": ratio,
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
         "task": task,
-        "guidance_scale": guidance_scale,
         "guided_tokens": guided_tokens,
         "num_inference_steps": num_inference_steps,
         "order": order,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
         "num_frames": num_frames,
     }
     if mask_image is not None:
@@ -233,7 +230,6 @@ def generate(
         **{pipe.per_prompt: count},
         generator=torch.Generator().manual_seed(seed),
         decoding=method,
-        temperature=temperature,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )

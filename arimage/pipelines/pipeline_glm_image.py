@@ -73,7 +73,7 @@ class GlmImagePipeline(HybridPipeline):
 
     abilities = Abilities(
         "tokens",
-        frozenset({"image", "temperature", "top_k", "top_p"}),
+        frozenset({"image", "temperature", "top_k", "top_p", "min_p"}),
         several_grids=True,
         max_references=8,
         decoder=frozenset({"guidance_scale", "num_inference_steps"}),
@@ -101,7 +101,7 @@ class GlmImagePipeline(HybridPipeline):
             scheduler=scheduler,
         )
         config = getattr(vision_language_encoder, "generation_config", None)
-        given = {name: getattr(config, name, None) for name in ("temperature", "top_k", "top_p")}
+        given = {name: getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.generation_config |= {"guidance_scale": 1.5, "num_inference_steps": 50, "top_k": TOP_K}
         self.generation_config |= {name: value for name, value in given.items() if value is not None}
 
@@ -266,6 +266,7 @@ class GlmImagePipeline(HybridPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         height: int | None = None,
         width: int | None = None,
         num_images_per_prompt: int = 1,
@@ -293,6 +294,9 @@ class GlmImagePipeline(HybridPipeline):
             temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings of the tokens, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy
                 decoding.
+            min_p (`float`, *optional*):
+                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
+                many as the checkpoint says. 0 keeps all.
             {call}
 
         {example}
@@ -313,6 +317,7 @@ class GlmImagePipeline(HybridPipeline):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             height=height,
             width=width,
             num_images_per_prompt=num_images_per_prompt,
