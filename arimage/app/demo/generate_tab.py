@@ -9,6 +9,7 @@ import gradio as gr
 from ...decoding import Order
 from ...media.film import write_film
 from ..engine.engine import Engine
+from ..engine.models import ModelInfo
 from ..engine.ticket import Ticket
 from ..engine.types import SAMPLING, Progress, Request, Result
 from . import markup
@@ -98,6 +99,7 @@ class GenerateTab:
                                 ("min_p", "Min-p", "0 is off", 0.01, None),
                             )
                         ]
+                        self._steps = gr.Number(**_steps(info), label="Decoder steps", precision=0, min_width=150)
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
                     show_label=False,
@@ -126,6 +128,7 @@ class GenerateTab:
             self._seed,
             self._count,
             self._order,
+            self._steps,
             *self._sampling,
         ]
         fields = [*self._inputs, self._decoding.about]
@@ -189,6 +192,7 @@ class GenerateTab:
             self._seed: request.seed,
             self._count: request.count,
             **({} if request.order is None else {self._order: request.order}),
+            **({} if request.num_inference_steps is None else {self._steps: request.num_inference_steps}),
         }
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
@@ -220,7 +224,7 @@ class GenerateTab:
         }
 
     def _generate_form(
-        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, order, *sampling
+        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, order, steps, *sampling
     ) -> Iterator[dict]:
         request = Request(
             **self.subject.condition(model, prompt, class_label),
@@ -228,6 +232,7 @@ class GenerateTab:
             seed=seed,
             count=count,
             order=order,
+            num_inference_steps=steps,
             preview_every=preview_every(self._engine, model),
             **dict(zip(SAMPLING, sampling, strict=True)),
         )
@@ -265,7 +270,14 @@ class GenerateTab:
         defaults = [info.sampling[name] for name in SAMPLING]
         update = self.subject.show(model) | self._decoding.choices(model)
         update[self._order] = gr.Dropdown(value=info.order, visible=info.order is not None)
+        update[self._steps] = gr.Number(**_steps(info))
         return update | dict(zip(self._sampling, defaults, strict=True))
+
+
+def _steps(info: ModelInfo) -> dict:
+    """The default number of denoising steps, and whether the model has any."""
+    steps = info.sampling.get("num_inference_steps")
+    return {"value": steps, "visible": steps is not None}
 
 
 def _columns(request: Request) -> int:

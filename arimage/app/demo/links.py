@@ -17,6 +17,7 @@ READ = {
     "seed": int,
     "decoding": str,
     "order": str,
+    "num_inference_steps": int,
     **dict.fromkeys(SAMPLING, float),
     "top_k": int,
 }

@@ -81,7 +81,7 @@ class Request:
             0.01 .. 100.
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
-        num_inference_steps: denoising steps of a diffusion decoder, 1 .. 1000, for models that have one.
+        num_inference_steps: denoising steps, 1 .. 1000, for models that accept them.
         order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
         image, mask_image: an image to edit, and a mask that is white where it changes; both or neither.
         preview_every: forward passes between partial images; 0 means none.

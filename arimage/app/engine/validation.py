@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         size: height and width in pixels.
         tokens: tokens per image.
-        decoder: the arguments of a diffusion decoder, by name.
+        decoder: the number of denoising steps, and other arguments of a diffusion decoder, by name.
         order: the order of the tokens; None for models in raster order.
         edits: whether there is an image to edit.
     """
@@ -180,12 +180,11 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
 
 def _check_decoder(request: Request, pipe: ARImagePipeline) -> tuple[tuple[str, float], ...]:
     if request.num_inference_steps is not None:
-        if "num_inference_steps" not in pipe.abilities.decoder:
-            raise Refused(
-                f"{request.model} has no diffusion decoder: leave out num_inference_steps", "num_inference_steps"
-            )
+        if not pipe.abilities.accepts("num_inference_steps"):
+            raise Refused(f"{request.model} does not accept num_inference_steps: leave it out", "num_inference_steps")
         _whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
-    given = {name: getattr(request, name) for name in sorted(pipe.abilities.decoder)}
+    names = pipe.abilities.decoder | pipe.abilities.arguments & {"num_inference_steps"}
+    given = {name: getattr(request, name) for name in sorted(names)}
     return tuple((name, pipe.generation_config[name] if value is None else value) for name, value in given.items())
 
 
