@@ -25,6 +25,7 @@ SLOW = [
     ("randar", "ar"),
     ("var-class", "next-scale"),
     ("janus", "ar"),
+    ("glm-image", "sjd-coupled:window=4"),
     ("lumina", "ar"),
     ("cosmos-text", "sjd-coupled:window=4"),
     ("mar", "mar-disa:diffusion_steps=6+3"),
