@@ -64,6 +64,7 @@ _EXPORTS = {
     "VARVQModel": "tokenizers.vq_var",
     "VideoPipelineOutput": "pipelines.output",
     "ZipARDecoding": "decoding",
+    "accelerate": "pipelines.accelerate",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
 }
@@ -127,6 +128,7 @@ __all__ = [
     "VideoPipelineOutput",
     "ZipARDecoding",
     "__version__",
+    "accelerate",
     "decoding_from_name",
     "decoding_names",
 ]
@@ -170,6 +172,7 @@ if TYPE_CHECKING:
     from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
     from .models.transformer_var_dd import VARDDTransformer
+    from .pipelines.accelerate import accelerate
     from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
     from .pipelines.pipeline_anole import AnolePipeline
     from .pipelines.pipeline_arpg import ARPGPipeline
