@@ -16,6 +16,8 @@ from transformers import (
     GlmImageTextModel,
     JanusConfig,
     JanusForConditionalGeneration,
+    Qwen3Config,
+    Qwen3Model,
 )
 
 from arimage.decoding import LatentSampling, Layout, Sampling
@@ -184,6 +186,23 @@ def emu3_gen(layers: int, side: int = 90, codes: int = 32768, **changes) -> Bind
     return bind
 
 
+def emu35(layers: int, side: int = 64, codes: int = 131072, **changes) -> Bind:
+    width = {"hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64, "num_key_value_heads": 8}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = Qwen3Config(
+        vocab_size=151854 + codes, num_hidden_layers=layers, rope_parameters=rope, **(width | changes)
+    )
+    decoder = build(lambda: Qwen3Model(config))
+    head = build(lambda: nn.Linear(config.hidden_size, 151854 + codes, bias=False))
+
+    def bind(batch: int) -> Bound:
+        embed = lambda tokens: decoder.embed_tokens(tokens + 151854)  # noqa: E731
+        model = language_model(decoder, embed, code_head(head, 151854, codes), (side, side), batch, 151846)
+        return Bound(model, Sampling(guidance_scale=5.0, top_k=5120), side * (side + 1) - 1, (decoder, head))
+
+    return bind
+
+
 def glm_image(layers: int, shape: tuple[int, int] = (32, 32), small: tuple[int, int] = (16, 16), **changes) -> Bind:
     """It has no guidance."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
@@ -291,6 +310,7 @@ MODELS = {
     "anole-7b": Published(32, partial(chameleon_7b, side=32, row_end=None)),
     "emu3-gen": Published(32, emu3_gen),
     "glm-image": Published(40, glm_image),
+    "emu3.5-image": Published(64, emu35),
     "cosmos-4b": Published(16, cosmos),
     "cosmos-5b": Published(16, partial(cosmos, text=True)),
     "arpg-l-256": Published(24, partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)),
@@ -325,6 +345,7 @@ TINY = {
     "var-d30": Published(1, partial(var_d30, tokenizer=_TOKENIZER | _SCALES, **_VAR)),
     "janus-pro-7b": Published(1, partial(janus_pro_7b, side=4, vision=_VISION, vq=_VQ, vocab_size=64, **_NARROW)),
     "emu3-gen": Published(1, partial(emu3_gen, side=4, codes=64, num_key_value_heads=1, **_NARROW)),
+    "emu3.5-image": Published(1, partial(emu35, side=4, codes=64, num_key_value_heads=1, head_dim=16, **_NARROW)),
     "cosmos-4b": Published(1, partial(cosmos, **_COSMOS)),
     "glm-image": Published(1, partial(glm_image, shape=(4, 4), small=(2, 2), num_key_value_heads=1, **_GLM)),
 }

@@ -16,7 +16,15 @@ from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import ChameleonConfig, ChameleonModel, Emu3TextConfig, Emu3TextModel, JanusConfig
+from transformers import (
+    ChameleonConfig,
+    ChameleonModel,
+    Emu3TextConfig,
+    Emu3TextModel,
+    JanusConfig,
+    Qwen3Config,
+    Qwen3Model,
+)
 from transformers import JanusForConditionalGeneration as Janus
 
 from arimage.decoding import GroupDecoding, Sampling, acceptance, decoding_from_name, parse_decoding
@@ -106,6 +114,11 @@ def language_parts(kind, dtype):
         config = Emu3TextConfig(**tiny_emu3.CONFIG["text_config"] | {"num_hidden_layers": 1})
         decoder = built(lambda: Emu3TextModel(config), dtype)
         names, first, row_end, codes = tiny_emu3.VOCABULARY, "<|visual token 000000|>", "<|extra_200|>", 64
+    elif kind == "emu3.5":
+        shape = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = Qwen3Config(**shape, head_dim=16, num_hidden_layers=1, vocab_size=611)
+        decoder = built(lambda: Qwen3Model(config), dtype)
+        names, first, row_end, codes = {"code": 515, "row end": 507}, "code", "row end", 96
     else:
         names, first, row_end, codes = (
             tiny_lumina_mgpt.vocabulary(),
@@ -177,6 +190,7 @@ FAMILIES = {
     "var-text": lambda *settings: var("text", *settings),
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
+    "emu3.5": lambda *settings: language_model("emu3.5", *settings),
     "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
     "glm-image": lambda dtype, guided: glm_image(),
     "cosmos": lambda dtype, guided: video_model("video", dtype),
@@ -234,7 +248,7 @@ def cases():
 
 
 # Much like another family: two decodings stand for all.
-TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text")
+TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text", "emu3")
 FEW = ("ar", "sjd-coupled", "next-scale", "code")
 # What a decoding does on the device does not depend on the family: one family runs them all, others a few.
 FIRST = {PRESETS[name].method: name for name in reversed(FOR_TOKENS)}.values()
@@ -251,6 +265,15 @@ def is_quick(family, name):
 )
 def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ar", "sjd-coupled"])
+def test_a_step_of_34_billion_parameters_stays_on_the_device(name):
+    published = step_models.MODELS["emu3.5-image"]
+    bound = published.build(published.layers)(BATCH)
+    assert sum(p.numel() for network in bound.networks for p in network.parameters()) == 34_103_460_864
+    run(decoding_from_name(name), bound.model, bound.sampling)
 
 
 QUICK = [("llamagen-text", "ar"), ("janus", "sjd-coupled")]

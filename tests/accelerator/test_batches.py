@@ -36,6 +36,7 @@ SLOW = {
         "sjd-coupled:window=auto",
     ],
     "emu3": ["ar", "sjd-coupled:window=4", "zipar:window=2", "line-cache:lines=2"],
+    "emu3.5": ["ar", "sjd-coupled:window=4"],
     "lumina": ["sjd-coupled:window=4"],
     "janus": ["ar"],
     "cosmos-text": ["sjd-coupled:window=4"],

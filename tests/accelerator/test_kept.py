@@ -26,6 +26,7 @@ SLOW = [
     ("var-class", "next-scale"),
     ("janus", "ar"),
     ("glm-image", "sjd-coupled:window=4"),
+    ("emu3.5", "sjd-coupled:window=4"),
     ("lumina", "ar"),
     ("cosmos-text", "sjd-coupled:window=4"),
     ("mar", "mar-disa:diffusion_steps=6+3"),

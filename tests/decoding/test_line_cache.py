@@ -9,7 +9,7 @@ from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decodi
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 
 
-FAMILIES = ["llamagen-text", "llamagen-class", "janus", "emu3", "lumina", "anole", "cosmos", "cosmos-text"]
+FAMILIES = ["llamagen-text", "llamagen-class", "janus", "emu3", "emu3.5", "lumina", "anole", "cosmos", "cosmos-text"]
 SEEDS = torch.arange(3)
 
 

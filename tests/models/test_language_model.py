@@ -417,7 +417,7 @@ def test_the_cache_goes_by_the_name_that_the_decoder_has_for_it(network, name, c
         close(actual, expected)
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "lumina", "lumina-2", "anole"])
+@pytest.mark.parametrize("family", ["janus", "emu3", "emu3.5", "lumina", "lumina-2", "anole"])
 def test_no_family_passes_an_argument_that_transformers_will_drop(family):
     pipe = BUILD[family]()
     with warnings.catch_warnings():

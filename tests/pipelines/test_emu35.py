@@ -8,7 +8,7 @@ from accelerate import cpu_offload_with_hook
 from PIL import Image
 from tiny_emu35 import EXPECTED, REFERENCE, REFERENCES
 
-from arimage import AutoPipeline
+from arimage import AutoPipeline, decoding_from_name, decoding_names
 from arimage.pipelines.emu35_prompts import smart_resize
 from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
 
@@ -156,6 +156,31 @@ def test_references_have_a_guidance_of_their_own(pipe):
     assert pipe.prepare("a").sampling.guidance_scale == 5.0
     assert pipe.prepare("a", image=REFERENCES[0]).sampling.guidance_scale == 3.0
     assert pipe.prepare("a", image=REFERENCES[0], guidance_scale=1.5).sampling.guidance_scale == 1.5
+
+
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4", "zipar:window=2", "sjd-tree:window=6,depth=3"])
+def test_waiting_prompts_bring_their_own_references(pipe, decoding):
+    first, second = REFERENCES
+    prompts, images = ["a red cat", "tree", "2 lamps", ""], [[first], [second, first], [second], [second]]
+    options = {"image": images, "decoding": decoding, **SMALL}
+    expected = tokens(pipe, prompts, **options)
+    for size in (1, 3):
+        assert torch.equal(tokens(pipe, prompts, batch_size=size, **options), expected)
+
+
+@pytest.mark.parametrize("decoding", [n for n in decoding_names() if decoding_from_name(n).exact])
+def test_every_exact_decoding_edits_greedily_alike(pipe, decoding):
+    if decoding not in pipe.decoding_names:
+        pytest.skip("for another kind of model")
+    options = {"image": REFERENCES, "top_k": 1, **SMALL}
+    assert torch.equal(tokens(pipe, "a", decoding=decoding, **options), tokens(pipe, "a", **options))
+
+
+def test_every_raster_decoding_edits(pipe):
+    names = set(pipe.decoding_names)
+    assert names >= {"ar", "sjd-coupled", "sjd-tree", "sjd-lazy", "zipar", "pjd", "line-cache", "lantern", "gsd"}
+    for name in names:
+        assert tokens(pipe, "a", image=REFERENCES[0], decoding=name, **SMALL).shape == (1, 2, 3)
 
 
 def test_a_reference_under_another_name_is_the_same(pipe):
