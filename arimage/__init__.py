@@ -30,6 +30,9 @@ _EXPORTS = {
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
+    "InfinityPipeline": "pipelines.pipeline_infinity",
+    "InfinityTransformer": "models.transformer_infinity",
+    "InfinityVQModel": "tokenizers.bsq_infinity",
     "JanusPipeline": "pipelines.pipeline_janus",
     "LPDPipeline": "pipelines.pipeline_lpd",
     "LPDTransformer": "models.transformer_lpd",
@@ -93,6 +96,9 @@ __all__ = [
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
+    "InfinityPipeline",
+    "InfinityTransformer",
+    "InfinityVQModel",
     "JanusPipeline",
     "LPDPipeline",
     "LPDTransformer",
@@ -164,6 +170,7 @@ if TYPE_CHECKING:
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
     from .models.transformer_cosmos import CosmosTransformer
+    from .models.transformer_infinity import InfinityTransformer
     from .models.transformer_latent_llama import LatentLlamaTransformer
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_llamagen_dd import LlamaGenDDTransformer
@@ -180,6 +187,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_emu3 import Emu3Pipeline
     from .pipelines.pipeline_emu35 import Emu35Pipeline
     from .pipelines.pipeline_glm_image import GlmImagePipeline
+    from .pipelines.pipeline_infinity import InfinityPipeline
     from .pipelines.pipeline_janus import JanusPipeline
     from .pipelines.pipeline_latent_llama import LatentLlamaPipeline
     from .pipelines.pipeline_llamagen import LlamaGenPipeline
@@ -190,6 +198,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline
     from .pipelines.pipeline_var_dd import VARDDPipeline
+    from .tokenizers.bsq_infinity import InfinityVQModel
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
     from .tokenizers.vq_frames import FramewiseVQModel
     from .tokenizers.vq_llamagen import LlamaGenVQModel

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PIPELINES = {
     "LlamaGenPipeline": "pipeline_llamagen",
     "VARPipeline": "pipeline_var",
+    "InfinityPipeline": "pipeline_infinity",
     "LlamaGenDDPipeline": "pipeline_llamagen_dd",
     "VARDDPipeline": "pipeline_var_dd",
     "MARPipeline": "pipeline_mar",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .emu3 import convert_emu3
     from .emu35 import convert_emu35
     from .fetch import load_published
+    from .infinity import convert_infinity
     from .janus import convert_janus
     from .llamagen import convert_llamagen
     from .lpd import convert_lpd
@@ -30,6 +31,7 @@ _MODULES = {
     "convert_arpg": ".arpg",
     "convert_emu3": ".emu3",
     "convert_emu35": ".emu35",
+    "convert_infinity": ".infinity",
     "convert_janus": ".janus",
     "convert_llamagen": ".llamagen",
     "convert_lpd": ".lpd",
@@ -53,6 +55,7 @@ __all__ = [
     "convert_arpg",
     "convert_emu3",
     "convert_emu35",
+    "convert_infinity",
     "convert_janus",
     "convert_llamagen",
     "convert_lpd",

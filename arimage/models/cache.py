@@ -242,7 +242,7 @@ class GrowingCache(StackedCache):
         groups: as in `SlotCache`.
 
     Attributes:
-        modulations: what every forward pass needs of the condition; None before the first.
+        conditions: what every forward pass needs of the condition, per layer, [rows, ...] each; None before the first.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class GrowingCache(StackedCache):
         width = self.size if filled is None else min(prefix + filled, self.size)
         super().__init__(layers, rows, heads, head_dim, size=width, prefix=prefix, **settings)
         self.places = torch.arange(prefix, self.size, device=self.keys.device)
-        self.modulations = None
+        self.conditions = None
 
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
@@ -284,11 +284,11 @@ class GrowingCache(StackedCache):
         rows, width = self.rows(images), other.keys.shape[3]
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
             mine[:, :, :, :width].index_copy_(1, rows, theirs)
-        for mine, theirs in zip(self.modulations or (), other.modulations or (), strict=True):
+        for mine, theirs in zip(self.conditions or (), other.conditions or (), strict=True):
             for part, new in zip(mine, theirs, strict=True):
                 part.index_copy_(0, rows, new)
 
     def take_rows(self, rows: torch.LongTensor) -> None:
-        if self.modulations is not None:
-            self.modulations = [tuple(part[rows] for part in layer) for layer in self.modulations]
+        if self.conditions is not None:
+            self.conditions = [tuple(part[rows] for part in layer) for layer in self.conditions]
         super().take_rows(rows)

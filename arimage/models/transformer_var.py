@@ -287,8 +287,8 @@ class VARTransformer(ModelMixin, ConfigMixin):
             modulations = self.modulations(vector)
             parts.append(vector[:, None] + self.start_position)
         else:
-            assert cache is not None and cache.modulations is not None and inputs is not None
-            modulations = [tuple(part[: len(inputs)] for part in layer) for layer in cache.modulations]
+            assert cache is not None and cache.conditions is not None and inputs is not None
+            modulations = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
         if inputs is not None:
             parts.append(self.input_projection(inputs.to(self.dtype)))
         positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
@@ -299,7 +299,7 @@ class VARTransformer(ModelMixin, ConfigMixin):
             # The prefix comes with the condition.
             cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
             if condition is not None:
-                cache.modulations = modulations
+                cache.conditions = modulations
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.

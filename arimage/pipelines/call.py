@@ -14,6 +14,7 @@ from ..decoding.contract.models import Model
 
 if TYPE_CHECKING:
     from ..models.distilled import DistilledModel
+    from ..models.infinity_scale_model import InfinityScaleModel
     from ..models.language_model import LanguageTokenModel
     from ..models.transformer_cosmos import CosmosTokenModel
     from ..models.transformer_latent_llama import LatentLlamaModel
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 Bindable: TypeAlias = (
-    "LatentLlamaModel | LlamaGenTokenModel | VARScaleModel | LanguageTokenModel | CosmosTokenModel | DistilledModel"
+    "LatentLlamaModel | LlamaGenTokenModel | VARScaleModel | InfinityScaleModel | LanguageTokenModel | "
+    "CosmosTokenModel | DistilledModel"
 )
 
 

@@ -95,16 +95,24 @@ class Level(nn.Module):
         return self.resample(hidden)
 
 
-def middle(channels: int, num_groups: int) -> nn.Sequential:
+def middle(channels: int, num_groups: int, attention: bool) -> nn.Sequential:
     return nn.Sequential(
         ResBlock(channels, channels, num_groups),
-        SpatialAttention(channels, num_groups),
+        SpatialAttention(channels, num_groups) if attention else nn.Identity(),
         ResBlock(channels, channels, num_groups),
     )
 
 
 class Encoder(nn.Module):
-    def __init__(self, channels: int, multipliers: list[int], blocks: int, latent_channels: int, num_groups: int):
+    def __init__(
+        self,
+        channels: int,
+        multipliers: list[int],
+        blocks: int,
+        latent_channels: int,
+        num_groups: int,
+        attention: bool = True,
+    ):
         super().__init__()
         if channels % num_groups:
             raise ValueError(f"norm_num_groups is {num_groups}: give a number that divides the {channels} channels")
@@ -114,13 +122,13 @@ class Encoder(nn.Module):
         self.levels = nn.ModuleList(
             Level(
                 [before] + [after] * blocks,
-                attention=i == lowest,
+                attention=attention and i == lowest,
                 num_groups=num_groups,
                 resample=nn.Identity() if i == lowest else Downsample(after),
             )
             for i, (before, after) in enumerate(pairwise(widths))
         )
-        self.mid = middle(widths[-1], num_groups)
+        self.mid = middle(widths[-1], num_groups, attention)
         self.norm_out = GroupNormSiLU(num_groups, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], latent_channels, 3, padding=1)
 
@@ -132,16 +140,24 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, channels: int, multipliers: list[int], blocks: int, latent_channels: int, num_groups: int):
+    def __init__(
+        self,
+        channels: int,
+        multipliers: list[int],
+        blocks: int,
+        latent_channels: int,
+        num_groups: int,
+        attention: bool = True,
+    ):
         super().__init__()
         widths = [channels * m for m in reversed(multipliers)]
         highest = len(multipliers) - 1
         self.conv_in = nn.Conv2d(latent_channels, widths[0], 3, padding=1)
-        self.mid = middle(widths[0], num_groups)
+        self.mid = middle(widths[0], num_groups, attention)
         self.levels = nn.ModuleList(
             Level(
                 [before] + [after] * blocks,
-                attention=i == 0,
+                attention=attention and i == 0,
                 num_groups=num_groups,
                 resample=nn.Identity() if i == highest else Upsample(after),
             )

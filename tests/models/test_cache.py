@@ -162,9 +162,9 @@ def test_row_ends_follow_their_images():
     assert cache.row_ends.sum(1).tolist() == [SLOTS + 1, 1]
 
 
-def test_modulations_follow_their_images():
+def test_conditions_follow_their_images():
     cache, _, _ = filled("growing")
     rows = torch.arange(IMAGES * GROUPS)[:, None, None]
-    cache.modulations = [(rows, rows + 10)]
+    cache.conditions = [(rows, rows + 10)]
     cache.expand(torch.tensor([2, 2]))
-    assert [part.flatten().tolist() for part in cache.modulations[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]
+    assert [part.flatten().tolist() for part in cache.conditions[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]
