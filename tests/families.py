@@ -28,6 +28,7 @@ BUILD = {
     "llamagen-class": tiny.class_pipeline,
     "var-text": lambda: tiny.scale_pipeline("text"),
     "var-class": lambda: tiny.scale_pipeline("class"),
+    "infinity": tiny.bit_pipeline,
     "janus": janus,
     "emu3": tiny_emu3.pipeline,
     "emu3.5": tiny_emu35.pipeline,

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from ..models.infinity_schedules import PixelClass
 from .paths import CheckpointError, check_file, check_folder, check_vacant
 
 
@@ -31,12 +32,13 @@ def _check_file_or_folder(path: Path) -> None:
 
 
 FILE, FOLDER = _checked(check_file), _checked(check_folder)
+FILE_OR_FOLDER = _checked(_check_file_or_folder)
 Transformer = Annotated[Path, typer.Option(callback=FILE, help="File of the transformer: .pt, .pth or .safetensors.")]
 Tokenizer = Annotated[Path, typer.Option(callback=FILE, help="File of the image tokenizer.")]
 ChameleonTokenizer = Annotated[
     Path | None,
     typer.Option(
-        callback=_checked(_check_file_or_folder),
+        callback=FILE_OR_FOLDER,
         help="Meta's folder with vqgan.ckpt and text_tokenizer.json; for Lumina-mGPT 2.0 movqgan_270M.ckpt.",
     ),
 ]
@@ -87,11 +89,39 @@ def var(transformer: Transformer, tokenizer: Tokenizer, out: Out, ema: Ema = Fal
     typer.echo(out)
 
 
+@convert_app.command()
+def infinity(
+    transformer: Annotated[
+        Path,
+        typer.Option(callback=FILE_OR_FOLDER, help="File of the transformer, or the folder of its safetensors."),
+    ],
+    vae: Annotated[
+        Path, typer.Option(callback=FILE, help="File of the image tokenizer that the transformer was trained with.")
+    ],
+    out: Out,
+    pixels: Annotated[PixelClass, typer.Option(help="Pixel class of the training images.")] = "1M",
+    subfolder: Annotated[str | None, typer.Option(help="Where the weights lie in the transformer's folder.")] = None,
+    text_encoder: Annotated[
+        Path | None, typer.Option(callback=FOLDER, help="Folder of flan-t5-xl and its tokenizer.")
+    ] = None,
+    ema: Ema = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the transformer's weights; bfloat16 halves the files.")
+    ] = "float32",
+) -> None:
+    """Convert the published files of Infinity, or a trainer's ar-ckpt-*.pth."""
+    import torch
+
+    from . import convert_infinity
+
+    options = {"pixels": pixels, "subfolder": subfolder, "text_encoder": text_encoder, "ema": ema}
+    convert_infinity(transformer, vae, **options, dtype=getattr(torch, dtype), out=out)
+    typer.echo(out)
+
+
 AnyOrder = Annotated[
     Path,
-    typer.Argument(
-        callback=_checked(_check_file_or_folder), help="File of the transformer, or a folder with one transformer."
-    ),
+    typer.Argument(callback=FILE_OR_FOLDER, help="File of the transformer, or a folder with one transformer."),
 ]
 AnyOrderTokenizer = Annotated[
     Path | None, typer.Option(callback=FILE, help="LlamaGen's vq_ds16_c2i.pt; without it images are tokens.")

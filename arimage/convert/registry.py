@@ -70,9 +70,12 @@ class PublishedCheckpoint:
 # In the layout of transformers.
 SAFETENSORS = ("*.json", "*.jinja", "*.safetensors")
 PICKLES = ("*.json", "pytorch_model*.bin")
+# Of the image tokenizers of Infinity, with 16 and 8 pixels per cell of the latents.
+INFINITY_VQ, INFINITY_VQ_8 = 110_000_000, 81_600_000
 # Of the image tokenizers of LlamaGen and VAR, and of the encoder of flan-t5-xl.
 LLAMAGEN_VQ, VAR_VQ, T5_XL_ENCODER = 71_900_000, 108_900_000, 1_223_500_000
 T5_XL_FILES = 11_400_000_000
+T5_XL_PATTERNS = ("*token*.json", "config.json", "model*", "spiece.model")
 # Of the video tokenizer of Cosmos, and of the encoder of t5-11b.
 COSMOS_VQ, T5_11B_ENCODER = 110_900_000, 4_865_000_000
 T5_11B_FILES = 45_200_000_000
@@ -104,7 +107,7 @@ def _llamagen_text(stage: int, image_size: int) -> PublishedCheckpoint:
         files={
             "transformer": HubFiles(repository, (f"t2i_XL_stage{stage}_{image_size}.pt",)),
             "tokenizer": HubFiles(repository, ("vq_ds16_t2i.pt",)),
-            "text_encoder": HubFiles("google/flan-t5-xl", ("*token*.json", "config.json", "model*", "spiece.model")),
+            "text_encoder": HubFiles("google/flan-t5-xl", T5_XL_PATTERNS),
         },
         image_size=image_size,
         parameters=parameters,
@@ -130,6 +133,30 @@ def _var(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
         other_parameters=VAR_VQ,
         bytes_per_parameter=4,
         download=4 * (parameters + VAR_VQ),
+    )
+
+
+def _infinity(
+    name: str, transformer: str, vae: str, pixels: str, image_size: int, parameters: int
+) -> PublishedCheckpoint:
+    repository, folder = "FoundationVision/Infinity", None if transformer.endswith(".pth") else transformer
+    return PublishedCheckpoint(
+        name=f"infinity-{name}",
+        family="infinity",
+        files={
+            "transformer": HubFiles(repository, (transformer if folder is None else f"{transformer}/*",)),
+            # Each transformer goes with the tokenizer that it was trained with, though others have the same shape.
+            "vae": HubFiles(repository, (f"infinity_vae_{vae}.pth",)),
+            "text_encoder": HubFiles("google/flan-t5-xl", T5_XL_PATTERNS),
+        },
+        image_size=image_size,
+        parameters=parameters,
+        other_parameters=(INFINITY_VQ if folder is None else INFINITY_VQ_8) + T5_XL_ENCODER,
+        bytes_per_parameter=4,
+        # The tokenizers' files hold more than the tokenizers.
+        download=4 * parameters + 1_560_000_000 + T5_XL_FILES,
+        licence="MIT; text encoder Apache-2.0",
+        options={"pixels": pixels} | ({} if folder is None else {"subfolder": folder}),
     )
 
 
@@ -293,6 +320,10 @@ PUBLISHED = [
     _var("d24", 256, 1_033_000_000),
     _var("d30", 256, 2_010_000_000),
     _var("d36", 512, 2_354_000_000),
+    _infinity("125m", "infinity_125M_256x256.pth", "d16", "0.06M", 256, 125_100_000),
+    _infinity("2b", "infinity_2b_reg.pth", "d32reg", "1M", 1024, 2_204_600_000),
+    _infinity("8b", "infinity_8b_weights", "d56_f8_14_patchify", "1M", 1024, 8_375_800_000),
+    _infinity("8b-512", "infinity_8b_512x512_weights", "d56_f8_14_patchify", "0.25M", 512, 8_375_800_000),
     _arpg("300m", 319_800_000),
     _arpg("700m", 719_000_000),
     _arpg("1b", 1_302_400_000),

@@ -1,4 +1,4 @@
-"""The sizes that Infinity (https://arxiv.org/abs/2412.04431) generates, and the token maps of each. No heavy imports."""
+"""The sizes that Infinity (https://arxiv.org/abs/2412.04431) generates, and the maps of each. No heavy imports."""
 
 from typing import Literal, NamedTuple
 

@@ -43,6 +43,16 @@ def levels_of(scales: Sequence[Grid], device: torch.device) -> torch.LongTensor:
     return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
 
 
+class Float32RMSNorm(nn.RMSNorm):
+    def forward(self, hidden):
+        return F.rms_norm(hidden.float(), self.normalized_shape, self.weight.float(), self.eps)
+
+
+class Float32LayerNorm(nn.LayerNorm):
+    def forward(self, hidden):
+        return F.layer_norm(hidden, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
+
+
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
@@ -68,7 +78,7 @@ class CrossAttention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
         self.num_heads = num_heads
-        self.norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
+        self.norm = Float32LayerNorm(hidden_size, eps=NORM_EPS)
         self.q_proj = Linear(hidden_size, hidden_size)
         self.kv_proj = Linear(hidden_size, 2 * hidden_size)
         self.out_proj = Linear(hidden_size, hidden_size)
@@ -80,9 +90,8 @@ class CrossAttention(nn.Module):
         return key, value
 
     def forward(self, hidden, key, value, mask):
-        norm, dtype = self.norm, self.q_proj.weight.dtype
-        normed = F.layer_norm(hidden, hidden.shape[-1:], norm.weight.float(), norm.bias.float(), NORM_EPS)
-        query = self.q_proj(normed.to(dtype)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        normed = self.norm(hidden).to(self.q_proj.weight.dtype)
+        query = self.q_proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         attended = attend(query, key, value, mask.to(query.dtype))
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
@@ -173,7 +182,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin):
                     f"hidden_size {hidden_size} does not give {heads} heads a multiple of {multiple} channels each: "
                     "change either"
                 )
-        self.text_norm = nn.RMSNorm(caption_dim, eps=NORM_EPS)
+        self.text_norm = Float32RMSNorm(caption_dim, eps=NORM_EPS)
         self.null_embedding = nn.Parameter(torch.zeros(num_text_tokens, caption_dim))
         self.text_pool = TextPool(caption_dim, hidden_size, num_pool_heads)
         self.text_fc1 = Float32Linear(caption_dim, hidden_size)
@@ -227,7 +236,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin):
             null = self.null_embedding.float()[: text.shape[1]]
             null = F.pad(null, (0, 0, 0, text.shape[1] - len(null)))
             text = torch.where(unconditional[:, None, None], null, text)
-        text = F.rms_norm(text, text.shape[-1:], self.text_norm.weight.float(), NORM_EPS)
+        text = self.text_norm(text)
         mask = visible.float().log()[:, None, None]
         return self.text_pool(text, mask), self.text_fc2(F.gelu(self.text_fc1(text), approximate="tanh")), mask
 
@@ -278,7 +287,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin):
         parts = []
         if condition is not None:
             conditions = self.conditions(**condition)
-            parts.append((conditions[-1][2] + self.start_position.float()))
+            parts.append(conditions[-1][2] + self.start_position.float())
         else:
             assert cache is not None and cache.conditions is not None and inputs is not None
             conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from ..models.transformer_llamagen import LlamaGenTokenModel
     from ..models.transformer_var import VARScaleModel
 
-
-Bindable: TypeAlias = (
-    "LatentLlamaModel | LlamaGenTokenModel | VARScaleModel | InfinityScaleModel | LanguageTokenModel | "
-    "CosmosTokenModel | DistilledModel"
-)
+    Bindable: TypeAlias = (
+        CosmosTokenModel
+        | DistilledModel
+        | InfinityScaleModel
+        | LanguageTokenModel
+        | LatentLlamaModel
+        | LlamaGenTokenModel
+        | VARScaleModel
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class GenerationCall:
         assert layout is not None
         return layout if self.images is None else layout.take(self.images)
 
-    def bind(self, model: Bindable) -> None:
+    def bind(self, model: "Bindable") -> None:
         """Set the model, which is bound to the prompts or classes, each of which it prefills once."""
         model.merge_prompts()
         images = torch.arange(len(self.seeds), device=model.device)

@@ -3,6 +3,7 @@
 import itertools
 import numbers
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +59,7 @@ class InfinityPipeline(ARImagePipeline):
 
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder"]
-    abilities = Abilities(
-        "scales", (TOKEN_SAMPLING - {"guided_tokens"}) | EDITING | {"negative_prompt"}, in_maps=True
-    )
+    abilities = Abilities("scales", TOKEN_SAMPLING | EDITING | {"negative_prompt"}, in_maps=True)
     decoded_tensor = "latents"
     _callback_tensor_inputs = ["tokens", "decided", "latents"]
     _truncates_levels = True
@@ -97,7 +96,7 @@ class InfinityPipeline(ARImagePipeline):
         """Height and width of the images of a call. Warns about sizes of another pixel class than that of the training
         images, and refuses all others."""
         sizes = self.image_sizes
-        size = tuple(own if given is None else given for given, own in zip((height, width), sizes[0], strict=True))
+        size = sizes[0][0] if height is None else height, sizes[0][1] if width is None else width
         if size in sizes:
             return size
         if size not in map(self._size, SCHEDULES):
@@ -172,7 +171,7 @@ class InfinityPipeline(ARImagePipeline):
             )
         return len(embeds)
 
-    def _encode(self, prompt, embeds, mask) -> Text:
+    def _encode(self, prompt: Any, embeds: Any, mask: Any) -> Text:
         if embeds is None:
             texts = as_texts(prompt)
             different = list(dict.fromkeys(texts))
@@ -224,7 +223,7 @@ class InfinityPipeline(ARImagePipeline):
         **settings,
     ) -> GenerationCall:
         """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to top_p, num_images_per_prompt and generator."""
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
         text = prompt, prompt_embeds, prompt_attention_mask
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
         count = self._check_text("prompt", *text)
@@ -235,6 +234,8 @@ class InfinityPipeline(ARImagePipeline):
         layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
         if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
             raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
+        if layer and settings.get("guided_tokens") is not None:
+            raise ValueError("guided_tokens is for guided logits: leave out cfg_insertion_layer, or guided_tokens")
         size = self.check_size(height, width)
         schedule = self.schedule_of(size)
         call = self.begin_call(count, size, **settings)
@@ -299,11 +300,12 @@ class InfinityPipeline(ARImagePipeline):
         prompt_attention_mask: torch.Tensor | None = None,
         negative_prompt_embeds: torch.Tensor | None = None,
         negative_prompt_attention_mask: torch.Tensor | None = None,
+        cfg_insertion_layer: int = 0,
         guidance_scale: float | list[float] | None = None,
         temperature: float | list[float] | None = None,
-        cfg_insertion_layer: int = 0,
         top_k: int | None = None,
         top_p: float | None = None,
+        guided_tokens: int | None = None,
         height: int | None = None,
         width: int | None = None,
         num_images_per_prompt: int = 1,
@@ -330,16 +332,20 @@ class InfinityPipeline(ARImagePipeline):
             negative_prompt (`str` or `list[str]`, *optional*):
                 What the image is guided away from, in place of no text: one for all prompts, or one for each.
             {prompt_embeds}
-            negative_prompt_embeds (`torch.Tensor`, *optional*), negative_prompt_attention_mask (`torch.Tensor`, *optional*):
-                The same in place of `negative_prompt`. Without a mask all tokens are read.
+            negative_prompt_embeds (`torch.Tensor`, *optional*):
+                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
+            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
+                Its mask [B, P]; without it all tokens are read.
+            cfg_insertion_layer (`int`, *optional*, defaults to 0):
+                Where guidance is applied: 0 to the logits, -m to the hidden states after the m-th last layer.
             guidance_scale (`float` or `list[float]`, *optional*, defaults to the checkpoint's):
                 s in u + s (c - u), with logits c under the condition and u without it: one for all scales, or one for
                 each. 1 or less disables guidance.
             temperature (`float` or `list[float]`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. A temperature per scale may be given.
                 A bit has two values: `top_k=1` is greedy, and `top_p=0.97` drops a value of 3% or less.
-            cfg_insertion_layer (`int`, *optional*, defaults to 0):
-                Where guidance is applied: 0 to the logits, -m to the hidden states after the m-th last layer.
+            guided_tokens (`int`, *optional*):
+                Apply guidance only to the first `guided_tokens` bits of each image, by default to all.
             {call}
                 `"latents"` [B, C, h, w] are what the image tokenizer decodes to pixels.
 
@@ -360,11 +366,12 @@ class InfinityPipeline(ARImagePipeline):
             prompt_attention_mask=prompt_attention_mask,
             negative_prompt_embeds=negative_prompt_embeds,
             negative_prompt_attention_mask=negative_prompt_attention_mask,
+            cfg_insertion_layer=cfg_insertion_layer,
             guidance_scale=guidance_scale,
             temperature=temperature,
-            cfg_insertion_layer=cfg_insertion_layer,
             top_k=top_k,
             top_p=top_p,
+            guided_tokens=guided_tokens,
             height=height,
             width=width,
             num_images_per_prompt=num_images_per_prompt,

@@ -113,7 +113,11 @@ def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
     whole, slots = (pipe(**options, batch_size=size, generator=seeds(6)) for size in (None, 4))
     hook.remove()
     # Without their words, prompts of different length are different in these.
-    lengths = pipe.num_classes is None and type(pipe).__name__ in ("JanusPipeline", "LlamaGenPipeline")
+    lengths = pipe.num_classes is None and type(pipe).__name__ in (
+        "JanusPipeline",
+        "LlamaGenPipeline",
+        "InfinityPipeline",
+    )
     assert rows[0] == 2 + (scale > 1) * (2 if lengths else 1)
     for kind in (LanguageTokenModel, LlamaGenTokenModel, VARScaleModel):
         monkeypatch.setattr(kind, "merge_prompts", lambda self: None)

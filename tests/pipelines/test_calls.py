@@ -347,7 +347,7 @@ def test_latent_output_is_the_tokens_in_their_places(pipe):
     call = pipe.prepare(**condition_of(pipe))
     assert call.seeds.shape == (1,) and call.size == pipe.image_sizes[0]
     if isinstance(out.tokens, list):
-        assert [part.shape[1:] for part in out.tokens] == list(call.model.scales)
+        assert [tuple(part.shape[1:3]) for part in out.tokens] == list(call.model.scales)
     else:
         assert out.tokens.shape == (1, *call.model.layout.shape)
     pixels = pipe.decode_tokens(call, flat(out.tokens))
@@ -356,7 +356,9 @@ def test_latent_output_is_the_tokens_in_their_places(pipe):
 
 # The length of texts
 
-FAMILIES_WITH_T5 = {name: EVERY[name] for name in ("llamagen-text", "var-text", "arpg-text", "cosmos-text")}
+FAMILIES_WITH_T5 = {
+    name: EVERY[name] for name in ("llamagen-text", "var-text", "infinity", "arpg-text", "cosmos-text")
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES_WITH_T5)

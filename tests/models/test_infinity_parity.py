@@ -1,0 +1,136 @@
+"""Everything equals the authors' implementation, on random weights in their file formats: that of the 2B, and that of
+the 8B, whose cells are 2 x 2 cells of the latents."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from arimage.convert import convert_infinity
+from arimage.decoding import Sampling
+from arimage.models.infinity_schedules import SCHEDULES
+from arimage.models.transformer_infinity import rotary_table
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+class Golden:
+    """A pipeline from the authors' files, and what their code gives."""
+
+    def __init__(self, name):
+        folder = FIXTURES / name
+        self.config = json.loads((folder / "config.json").read_text())
+        self.expected = load_file(folder / "expected.safetensors")
+        self.pipe = convert_infinity(folder / self.config["model_file"], vae=folder / self.config["vae_file"])
+        self.pipe.set_progress_bar_config(disable=True)
+        # One of the ratios is in the fixture.
+        self.ratio = next(name.partition("_")[0] for name in self.expected if name.startswith("ratio"))
+        self.schedule = SCHEDULES[tuple(self.config["schedules"][self.ratio.removeprefix("ratio")][-1])]
+
+    def __getitem__(self, name):
+        return self.expected[f"{self.ratio}_{name}"]
+
+
+@pytest.fixture(scope="module", params=["infinity", "infinity_patchify"])
+def golden(request):
+    return Golden(request.param)
+
+
+def assert_close(actual, expected, atol=1e-4):
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+
+
+def of_run(golden, run):
+    """The arguments of a greedy run of the authors' sampler."""
+    given = {name: golden.expected.get(f"{run['name']}_{name}") for name in ("prompt_embeds", "prompt_attention_mask")}
+    negative = golden.expected.get(f"{run['name']}_negative_prompt_embeds")
+    height, width = golden.config["schedules"][f"{run['ratio']:g}"][-1]
+    return {
+        **given,
+        "negative_prompt_embeds": negative,
+        "guidance_scale": run["cfg"],
+        "temperature": run["tau"],
+        "cfg_insertion_layer": run["insert"][0],
+        "top_k": 1,
+        "height": 16 * height,
+        "width": 16 * width,
+    }
+
+
+@torch.no_grad()
+def test_images_are_encoded_and_decoded_as_in_the_original(golden):
+    vq = golden.pipe.vq
+    maps = vq.encode(golden["image"].float() / 127.5 - 1, golden.schedule.scales)
+    assert torch.equal(torch.cat([bits.flatten(1, 2) for bits in maps], dim=1), golden["labels"].long())
+    assert_close(vq.latents(maps, golden.schedule.scales[-1]), golden["latents"], atol=1e-5)
+    assert_close(vq.inputs(maps), golden["inputs"], atol=1e-5)
+    assert_close(vq.decode(maps).clamp(-1, 1)[..., ::4, ::4], golden["reconstruction_stride4"])
+
+
+@torch.no_grad()
+def test_teacher_forced_logits_are_those_of_the_original(golden):
+    transformer, expected = golden.pipe.transformer, golden.expected
+    rotary = rotary_table(golden.schedule, transformer.head_dim, torch.device("cpu"))
+    assert_close(rotary.permute(2, 0, 1), golden["rope"], atol=1e-5)
+    for name, unconditional in (("logits_cond", None), ("logits_uncond", torch.ones(1, dtype=torch.bool))):
+        count = len(golden[name])
+        condition = {
+            "prompt_embeds": expected["prompt_embeds"][:count],
+            "prompt_attention_mask": expected["prompt_attention_mask"][:count],
+            "unconditional": unconditional,
+        }
+        assert_close(transformer.predict(golden["inputs"], golden.schedule, **condition), golden[name])
+
+
+@torch.no_grad()
+def test_texts_are_projected_as_in_the_original(golden):
+    transformer, expected = golden.pipe.transformer, golden.expected
+    mask = expected["prompt_attention_mask"]
+    vector, text, _ = transformer.embed_condition(expected["prompt_embeds"], mask)
+    assert_close(vector, expected["text_vector"], atol=1e-5)
+    assert_close(text[mask.bool()], expected["text_keys"], atol=1e-5)
+    # Padding may hold anything.
+    noise = expected["prompt_embeds"].masked_fill(~mask.bool()[..., None], torch.nan)
+    assert torch.equal(transformer.embed_condition(noise, mask)[0], vector)
+
+
+def test_greedy_bits_and_pixels_of_the_pipeline_are_those_of_the_original(golden):
+    for run in golden.config["runs"]:
+        output = golden.pipe(**of_run(golden, run), output_type="pt")
+        bits = torch.cat([part.flatten(1, 2) for part in output.tokens], dim=1)
+        assert torch.equal(bits, golden.expected[f"{run['name']}_bits"].long()), run["name"]
+        if f"{run['name']}_pixels_stride4" in golden.expected:
+            assert_close(2 * output.images[..., ::4, ::4] - 1, golden.expected[f"{run['name']}_pixels_stride4"])
+        if f"{run['name']}_image_bgr" in golden.expected:
+            (image,) = golden.pipe(**of_run(golden, run)).images
+            ours = torch.tensor(np.asarray(image)).flip(-1).int()
+            assert (ours - golden.expected[f"{run['name']}_image_bgr"][0]).abs().max() <= 1
+
+
+def test_guided_logits_of_the_pipeline_are_those_of_the_original(golden, monkeypatch):
+    (name,) = (name for name in golden.expected if name.endswith("_logits") and name.startswith("greedy"))
+    run = next(run for run in golden.config["runs"] if f"{run['name']}_logits" == name)
+    probabilities, seen = Sampling.probabilities, []
+
+    def watch(sampling, logits, positions):
+        conditional, *rest = logits
+        guided = torch.lerp(rest[0], conditional, sampling.guidance_scale) if rest else conditional
+        seen.append(guided / sampling.temperature)
+        return probabilities(sampling, logits, positions)
+
+    monkeypatch.setattr(Sampling, "probabilities", watch)
+    golden.pipe(**of_run(golden, run), output_type="latent")
+    assert_close(torch.cat(seen, dim=1), golden.expected[name].flatten(1, 2))
+
+
+@pytest.mark.parametrize("filters", ["k0_p0", "k0_p0.7", "k1_p0", "k900_p0.97"])
+def test_the_distribution_of_a_bit_is_that_of_the_original(golden, filters):
+    top_k, top_p = filters.removeprefix("k").split("_p")
+    sampling = Sampling(top_k=int(top_k), top_p=float(top_p) or 1.0)
+    logits = golden.expected["filter_logits"][None, None]
+    probabilities = sampling.probabilities(logits, torch.zeros(1, 64, dtype=torch.long))[0]
+    assert_close(probabilities, golden.expected[f"filter_probs_{filters}"], atol=1e-6)
