@@ -145,7 +145,7 @@ class InfinityPipeline(ARImagePipeline):
                 "checkpoint again with --text-encoder"
             )
 
-    def _check_text(self, name: str, prompt, embeds, mask, *, optional: bool = False) -> int | None:
+    def _check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
         """Refuse a text that cannot be used; return the number of texts, None if there is none."""
         if prompt is None and embeds is None and optional:
             return None
@@ -305,6 +305,7 @@ class InfinityPipeline(ARImagePipeline):
         temperature: float | list[float] | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         guided_tokens: int | None = None,
         height: int | None = None,
         width: int | None = None,
@@ -344,6 +345,8 @@ class InfinityPipeline(ARImagePipeline):
             temperature (`float` or `list[float]`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
                 Sampling settings, by default the checkpoint's; see `Sampling`. A temperature per scale may be given.
                 A bit has two values: `top_k=1` is greedy, and `top_p=0.97` drops a value of 3% or less.
+            min_p (`float`, *optional*):
+                Sample only values that are at least `min_p` times as probable as the other one.
             guided_tokens (`int`, *optional*):
                 Apply guidance only to the first `guided_tokens` bits of each image, by default to all.
             {call}
@@ -371,6 +374,7 @@ class InfinityPipeline(ARImagePipeline):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             guided_tokens=guided_tokens,
             height=height,
             width=width,
