@@ -47,6 +47,9 @@ _EXPORTS = {
     "LlamaGenTransformer": "models.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "LuminaMGPTPipeline": "pipelines.pipeline_lumina_mgpt",
+    "MammothModa2LanguageModel": "models.transformer_mammothmoda2",
+    "MammothModa2Pipeline": "pipelines.pipeline_mammothmoda2",
+    "MammothModa2Transformer2DModel": "models.decoder_mammothmoda2",
     "MARPipeline": "pipelines.pipeline_mar",
     "MARTransformer": "models.transformer_mar",
     "MaskedDecoding": "decoding",
@@ -113,6 +116,9 @@ __all__ = [
     "LlamaGenTransformer",
     "LlamaGenVQModel",
     "LuminaMGPTPipeline",
+    "MammothModa2LanguageModel",
+    "MammothModa2Pipeline",
+    "MammothModa2Transformer2DModel",
     "MARPipeline",
     "MARTransformer",
     "MaskedDecoding",
@@ -166,6 +172,7 @@ if TYPE_CHECKING:
         decoding_from_name,
         decoding_names,
     )
+    from .models.decoder_mammothmoda2 import MammothModa2Transformer2DModel
     from .models.denoising_head import DenoisingHead
     from .models.drafter_llamagen import LlamaGenDrafter
     from .models.transformer_arpg import ARPGTransformer
@@ -175,6 +182,7 @@ if TYPE_CHECKING:
     from .models.transformer_llamagen import LlamaGenTransformer
     from .models.transformer_llamagen_dd import LlamaGenDDTransformer
     from .models.transformer_lpd import LPDTransformer
+    from .models.transformer_mammothmoda2 import MammothModa2LanguageModel
     from .models.transformer_mar import MARTransformer
     from .models.transformer_randar import RandARTransformer
     from .models.transformer_var import VARTransformer
@@ -194,6 +202,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
     from .pipelines.pipeline_lpd import LPDPipeline
     from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.pipeline_mammothmoda2 import MammothModa2Pipeline
     from .pipelines.pipeline_mar import MARPipeline
     from .pipelines.pipeline_randar import RandARPipeline
     from .pipelines.pipeline_var import VARPipeline

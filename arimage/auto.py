@@ -28,6 +28,7 @@ PIPELINES = {
     "Emu35Pipeline": "pipeline_emu35",
     "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
     "AnolePipeline": "pipeline_anole",
+    "MammothModa2Pipeline": "pipeline_mammothmoda2",
     "CosmosPipeline": "pipeline_cosmos",
     "ARPGPipeline": "pipeline_arpg",
     "LPDPipeline": "pipeline_lpd",

@@ -20,6 +20,7 @@ from .options import (
     DEFAULT_MODEL,
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
+    DecoderGuidanceScale,
     Device,
     Dtype,
     GuidanceScale,
@@ -124,6 +125,7 @@ def generate(
         str | None, typer.Option(help="Width to height, as in 16:9, instead of --height and --width (Emu3).")
     ] = None,
     num_inference_steps: NumInferenceSteps = None,
+    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3).")] = None,
     prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
     task: Annotated[
@@ -189,6 +191,7 @@ def generate(
         "task": task,
         "guided_tokens": guided_tokens,
         "num_inference_steps": num_inference_steps,
+        "decoder_guidance_scale": decoder_guidance_scale,
         "order": order,
         "num_frames": num_frames,
     }

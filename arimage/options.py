@@ -124,6 +124,10 @@ NumInferenceSteps = Annotated[
     int | None,
     typer.Option(help="Denoising steps of a diffusion decoder, or of MAR. Default: the checkpoint's."),
 ]
+DecoderGuidanceScale = Annotated[
+    float | None,
+    typer.Option(help="Guidance of a diffusion decoder that has one besides the tokens'. Default: the checkpoint's."),
+]
 
 
 def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> None:

@@ -9,6 +9,7 @@ import tiny_glm_image
 import tiny_janus
 import tiny_latent_llama
 import tiny_lumina_mgpt
+import tiny_mammothmoda2
 import tiny_mar
 import torch
 
@@ -45,6 +46,8 @@ OTHERS = {
     "cosmos": tiny_cosmos.pipeline,
     "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
     "glm-image": tiny_glm_image.pipeline,
+    "mammothmoda2": tiny_mammothmoda2.pipeline,
+    "mammothmoda2-dev": lambda: tiny_mammothmoda2.pipeline("dev"),
 }
 
 # Every family, and every kind of model of a family.
@@ -61,7 +64,7 @@ EVERY = {
 }
 
 # Differ from another family in their condition or their size alone.
-TWINS = ("llamagen-class", "var-text", "lumina-2", "arpg-text")
+TWINS = ("llamagen-class", "var-text", "lumina-2", "arpg-text", "mammothmoda2-dev")
 
 
 def quick(names, alike=()):

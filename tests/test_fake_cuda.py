@@ -11,7 +11,16 @@ import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
-from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, ordered_layout
+from models.test_fake_cuda import (
+    BATCH,
+    LAYOUT,
+    built,
+    condition_of,
+    config_of,
+    cosmos,
+    mammothmoda2,
+    ordered_layout,
+)
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -172,6 +181,13 @@ def video_model(kind, dtype):
 
 
 @cache
+def experts(dtype, guided):
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"head_dim": 16, "gen_vocab_size": 80}
+    return mammothmoda2("qwen2", dtype, guided, **shape)
+
+
+@cache
 def any_order_network(family, dtype):
     config = config_of(lambda: tiny.any_order_transformer(family))
     return built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
@@ -193,6 +209,7 @@ FAMILIES = {
     "emu3.5": lambda *settings: language_model("emu3.5", *settings),
     "lumina-mgpt": lambda *settings: language_model("lumina-mgpt", *settings),
     "glm-image": lambda dtype, guided: glm_image(),
+    "mammothmoda2": experts,
     "cosmos": lambda dtype, guided: video_model("video", dtype),
     "cosmos-text": lambda dtype, guided: video_model("text", dtype),
     "arpg": lambda *settings: any_order("arpg", *settings),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .llamagen import convert_llamagen
     from .lpd import convert_lpd
     from .lumina_mgpt import convert_anole, convert_lumina_mgpt
+    from .mammothmoda2 import convert_mammothmoda2
     from .mar import convert_mar
     from .paths import CheckpointError
     from .randar import convert_randar
@@ -37,6 +38,7 @@ _MODULES = {
     "convert_lpd": ".lpd",
     "convert_llamagen_dd": ".distilled",
     "convert_lumina_mgpt": ".lumina_mgpt",
+    "convert_mammothmoda2": ".mammothmoda2",
     "convert_mar": ".mar",
     "convert_randar": ".randar",
     "convert_var": ".var",
@@ -61,6 +63,7 @@ __all__ = [
     "convert_lpd",
     "convert_llamagen_dd",
     "convert_lumina_mgpt",
+    "convert_mammothmoda2",
     "convert_mar",
     "convert_randar",
     "convert_var",

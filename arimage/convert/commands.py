@@ -273,6 +273,20 @@ def emu35(
 
 
 @convert_app.command()
+def mammothmoda2(
+    folder: Annotated[
+        Path, typer.Argument(callback=FOLDER, help="MammothModa2-Preview or -Dev, as published by ByteDance.")
+    ],
+    out: Out,
+) -> None:
+    """Convert a published MammothModa2."""
+    from . import convert_mammothmoda2
+
+    convert_mammothmoda2(folder, out=out)
+    typer.echo(out)
+
+
+@convert_app.command()
 def lumina_mgpt(
     folder: Annotated[
         Path, typer.Argument(callback=FOLDER, help="Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.")

@@ -1,13 +1,10 @@
 """From the published files of Emu3 (https://github.com/baaivision/Emu3), the authors' or those for transformers, to an
 `Emu3Pipeline`."""
 
-import base64
-import binascii
 import re
 from pathlib import Path
 
 import torch
-from tokenizers import normalizers
 from transformers import (
     AutoTokenizer,
     Emu3Config,
@@ -18,14 +15,13 @@ from transformers import (
     Emu3VQVAEConfig,
     PreTrainedTokenizerFast,
 )
-from transformers.convert_slow_tokenizer import TikTokenConverter
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from ..pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT
 from ..pipelines.pipeline_emu3 import Emu3Pipeline
 from .checkpoint import fill, load_original, save_whole
 from .folder import damaged_files, is_emu35, load_model, read_json
 from .paths import CheckpointError, check_vacant
+from .tiktoken_files import qwen_tokenizer, read_lines
 
 
 EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
@@ -140,40 +136,14 @@ def tokenizer_from_ranks(path: Path, special: list[str], **settings) -> PreTrain
     Raises:
         CheckpointError: if the file is missing or damaged.
     """
-    converter = TikTokenConverter(path, pattern=PRETOKENIZE_REGEX, extra_special_tokens=special)
-    # transformers' own needs the package tiktoken to read a table.
-    converter.load_tiktoken_bpe = _read_ranks  # pyright: ignore[reportAttributeAccessIssue] it gets the path given above
-    tokenizer = converter.converted()
-    tokenizer.normalizer = normalizers.NFC()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=qwen_tokenizer(path, special),
         bos_token=BEGIN_OF_TEXT,
         eos_token="<|extra_204|>",
         pad_token="<|endoftext|>",
         padding_side="left",
         **settings,
     )
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file of the text tokenizer that are not empty.
-
-    Raises:
-        CheckpointError: if it is missing.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not a file: give a folder with the authors' text tokenizer")
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
-
-
-def _read_ranks(path: Path) -> dict[bytes, int]:
-    try:
-        pairs = (line.split() for line in read_lines(path))
-        return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-    except (binascii.Error, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is not a table of base64 tokens and ranks: download it again") from error
 
 
 def convert_emu3(

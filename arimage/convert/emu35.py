@@ -10,9 +10,10 @@ from ..pipelines.emu35_prompts import TOKENS, TRAINED_AREA
 from ..pipelines.pipeline_emu35 import Emu35Pipeline
 from ..tokenizers.ibq_emu35 import IBQModel
 from .checkpoint import fill, load_original, save_whole
-from .emu3 import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
+from .emu3 import SPECIAL_TOKENS, tokenizer_from_ranks
 from .folder import damaged_files, is_emu35, load_original_folder, read_json
 from .paths import CheckpointError, check_vacant
+from .tiktoken_files import read_lines
 from .vqgan import vq_model_from_original
 
 

@@ -252,6 +252,22 @@ def _emu35(name: str, repository: str, base: bool) -> PublishedCheckpoint:
     )
 
 
+def _mammothmoda2(variant: str, parameters: int, download: int, licence: str) -> PublishedCheckpoint:
+    """The number of parameters is computed from the published shapes. Their pages were not seen: the bytes to download
+    are those of bfloat16."""
+    patterns = (*SAFETENSORS, "mammothu.tiktoken", "mammothu_vision_tokens.txt")
+    return PublishedCheckpoint(
+        name=f"mammothmoda2-{variant.lower()}",
+        family="mammothmoda2",
+        files={"folder": HubFiles(f"bytedance-research/MammothModa2-{variant}", patterns)},
+        image_size=1024,
+        parameters=parameters,
+        other_parameters=2_100_000_000,
+        download=download,
+        licence=licence,
+    )
+
+
 def _lumina_mgpt(size: str, image_size: int, parameters: int, suffix: str = "") -> PublishedCheckpoint:
     repository = f"Alpha-VLLM/Lumina-mGPT-{size}-{image_size}{suffix}"
     return PublishedCheckpoint(
@@ -374,6 +390,8 @@ PUBLISHED = [
         other_parameters=6_900_000_000,
         download=34_000_000_000,
     ),
+    _mammothmoda2("Preview", 10_160_000_000, 27_000_000_000, "Apache-2.0"),
+    _mammothmoda2("Dev", 10_560_000_000, 28_500_000_000, "Apache-2.0 (code)"),
     *_cosmos_both("4B", 4_014_000_000),
     *_cosmos_both("5B-Video2World", 4_585_000_000),
     *_cosmos_both("12B", 11_561_000_000),
@@ -406,6 +424,7 @@ CONVERT_COMMANDS = {
     "emu3": "arimage convert emu3",
     # Its config.json says "Emu3".
     "Emu3.5": "arimage convert emu35",
+    "mammothmoda2": "arimage convert mammothmoda2",
     "chameleon": "arimage convert lumina-mgpt (or anole)",
 }
 

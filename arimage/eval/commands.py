@@ -9,6 +9,7 @@ import typer
 
 from ..options import (
     DEFAULT_MODEL,
+    DecoderGuidanceScale,
     Device,
     Dtype,
     GuidanceScale,
@@ -91,6 +92,7 @@ def generate(
     top_p: TopP = None,
     min_p: MinP = None,
     num_inference_steps: NumInferenceSteps = None,
+    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: NegativePrompt = None,
     order: OrderOption = None,
     height: Pixels = None,
@@ -126,7 +128,7 @@ def generate(
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype, videos=True)
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
-    options["num_inference_steps"] = num_inference_steps
+    options |= {"num_inference_steps": num_inference_steps, "decoder_guidance_scale": decoder_guidance_scale}
     config = make_config(
         pipe,
         rows,

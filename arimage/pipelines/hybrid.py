@@ -21,7 +21,7 @@ GREY = 0.7
 
 class HybridPipeline(ARImagePipeline):
     """Base class of pipelines whose tokens are the condition of a diffusion decoder. A family adds `latent_shape` and
-    the three steps from tokens to pixels, `hand_off`, `denoise` and `decode_latents`; its `prepare` sets
+    the three steps from tokens to pixels, `decoder_inputs`, `denoise` and `decode_latents`; its `prepare` sets
     `call.decoder`, and `call.conditions` to what the decoder reads about each image besides its tokens.
 
     `decoding`, `stats.exact` and `stats.forward_passes` are about the tokens. `stats.seconds` has the seconds of
@@ -37,7 +37,8 @@ class HybridPipeline(ARImagePipeline):
         Args:
             kwargs: components to replace.
         """
-        pipe = cls(**{**pipeline.components, **kwargs})
+        settings = {name: pipeline.config[name] for name in cls._get_signature_keys(cls)[1] if name in pipeline.config}
+        pipe = cls(**{**settings, **pipeline.components, **kwargs})
         pipe.register_to_config(_name_or_path=pipeline.name_or_path)
         if isinstance(pipeline, ARPipeline):
             pipe.generation_config, pipe.decoding = dict(pipeline.generation_config), pipeline.decoding
@@ -52,7 +53,7 @@ class HybridPipeline(ARImagePipeline):
         """Channels, height and width of the latents of an image of `size`."""
         raise NotImplementedError
 
-    def hand_off(self, call: GenerationCall, tokens: torch.LongTensor) -> list[Any]:
+    def decoder_inputs(self, call: GenerationCall, tokens: torch.LongTensor) -> list[Any]:
         """What the decoder reads about each image with these tokens [B, N]."""
         raise NotImplementedError
 
@@ -106,7 +107,7 @@ class HybridPipeline(ARImagePipeline):
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, N] of a call: all steps of the decoder."""
         with self._timed(call, "hand_off"):
-            read = self.hand_off(call, tokens.to(self._execution_device).clamp(min=0))
+            read = self.decoder_inputs(call, tokens.to(self._execution_device).clamp(min=0))
         with self._timed(call, "decoder"):
             latents = self.denoise(call, read, self.initial_latents(call))
         with self._timed(call, "pixels"):

@@ -208,7 +208,7 @@ class GlmImagePipeline(HybridPipeline):
         scale = 2 ** (len(self.vae.config.block_out_channels) - 1)
         return self.transformer.config.in_channels, size[0] // scale, size[1] // scale
 
-    def hand_off(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
+    def decoder_inputs(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """The tokens [4 * rows * columns] of each large grid, every one twice in each direction."""
         return [_doubled(grid) for grid in call.layout.to_places(tokens)]
 

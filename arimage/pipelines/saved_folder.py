@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from ..schema import Flag, Text, check, read_object
+from ..schema import Count, Flag, Side, Text, check, read_object
 
 
 INDEX, CARD = "model_index.json", "README.md"
@@ -84,6 +84,10 @@ class IndexFields(BaseModel):
     begins_with_text: Flag = False
     requires_safety_checker: Flag = False
     image_size: Annotated[int, Field(strict=True, ge=8, le=2**13)] = 512
+    token_grid: Annotated[list[Side], Field(min_length=2, max_length=2)] = [32, 32]
+    num_codes: Count | None = None
+    reads_answer_text: Flag = False
+    reads_last_tokens: Flag = False
     image_area: Annotated[int, Field(strict=True, ge=64, le=2**26)] = 720 * 720
     token_ids: dict[str, Annotated[int, Field(strict=True, ge=0)]] | None = None
     edit_guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0

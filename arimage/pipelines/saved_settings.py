@@ -36,6 +36,7 @@ class Defaults(BaseModel):
     guided_tokens: Whole | None = None
     guidance_schedule: Text = "linear"
     num_inference_steps: Count = 64
+    decoder_guidance_scale: Number = 1.0
     num_diffusion_steps: Count | list[Count] = 100
     order: Text = "farthest"
     decoding: dict[str, Any] = {}

@@ -38,7 +38,7 @@ LARGE = {
     "llamagen-large": lambda: tiny.text_pipeline(grid=8),
 }
 # Those with another condition of the same model, or another tokenizer of the same decoder.
-SLOW = ["llamagen-class", "var-class", "lumina-2", "anole", "cosmos", "arpg-text", "arpg-places"]
+SLOW = ["llamagen-class", "var-class", "lumina-2", "anole", "cosmos", "arpg-text", "arpg-places", "mammothmoda2-dev"]
 QUICK = [family for family in FAMILIES if family not in SLOW]
 
 

@@ -38,6 +38,7 @@ SLOW = {
     "emu3": ["ar", "sjd-coupled:window=4", "zipar:window=2", "line-cache:lines=2"],
     "emu3.5": ["ar", "sjd-coupled:window=4"],
     "lumina": ["sjd-coupled:window=4"],
+    "mammothmoda2": ["ar", "sjd-coupled:window=4"],
     "janus": ["ar"],
     "cosmos-text": ["sjd-coupled:window=4"],
     "cosmos-blocks": ["ar", "sjd-coupled:window=8"],

@@ -89,6 +89,7 @@ PAIRS = [
     pytest.param("llamagen-text", "zipar:window=2", marks=pytest.mark.slow),
     pytest.param("llamagen-text", "line-cache:lines=2", marks=pytest.mark.slow),
     pytest.param("llamagen-text", "eagle", marks=pytest.mark.slow),
+    pytest.param("mammothmoda2", "sjd-coupled:window=4", marks=pytest.mark.slow),
     pytest.param("emu3", "sjd-coupled:window=4", marks=pytest.mark.slow),
     pytest.param("arpg", "sjd-coupled:window=4", marks=pytest.mark.slow),
 ]

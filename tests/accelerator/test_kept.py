@@ -28,6 +28,7 @@ SLOW = [
     ("glm-image", "sjd-coupled:window=4"),
     ("emu3.5", "sjd-coupled:window=4"),
     ("lumina", "ar"),
+    ("mammothmoda2", "sjd-coupled:window=4"),
     ("cosmos-text", "sjd-coupled:window=4"),
     ("mar", "mar-disa:diffusion_steps=6+3"),
     ("latent-llama", "path-jacobi:window=4"),

@@ -1,6 +1,8 @@
 """Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on
 data."""
 
+from unittest import mock
+
 import pytest
 import tiny
 import tiny_cosmos
@@ -11,10 +13,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
 from arimage.decoding import Layout
+from arimage.models.decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.models.transformer_mammothmoda2 import (
+    MammothModa2Config,
+    MammothModa2LanguageModel,
+    bind_prompts,
+    read_sequence,
+)
 from arimage.models.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
 from arimage.tokenizers.vq_var import VARVQModel
@@ -76,6 +85,30 @@ def language_model(kind, dtype):
         row_end=50,
         groups=2,
     )
+
+
+# The widths of the published Preview and Dev.
+MAMMOTHMODA2 = {
+    "qwen2": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+    | {"vocab_size": 152064, "gen_head_start": 152064},
+    "qwen3": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"vocab_size": 151936, "gen_head_start": 151936, "condition_layers": [-2, -3]},
+}
+
+
+def mammothmoda2(backbone, dtype, guided=True, **settings):
+    """Two layers, one of them with experts, in the published size but for `settings`, and prompts of text and of
+    generation tokens."""
+    shape = {"num_hidden_layers": 2, "expert_layers": [1, 2], "head_dim": 128, **MAMMOTHMODA2[backbone]}
+    config = MammothModa2Config(backbone=backbone, **shape | settings)
+    network = built(lambda: MammothModa2LanguageModel(config), dtype)
+    ids = torch.full((BATCH, 12), 5)
+    ids[:, -1] = config.image_end_id
+    # The check of the masks reads the host, once per call.
+    with mock.patch.object(torch.Tensor, "all", lambda _: True):
+        return bind_prompts(
+            network, ids, torch.ones_like(ids), LAYOUT, num_codes=config.num_codes, header=10, guided=guided
+        )
 
 
 def cosmos(kind, dtype, **settings):
@@ -163,6 +196,28 @@ def test_any_order(family, dtype):
 @pytest.mark.parametrize("kind", ["llama", "chameleon"])
 def test_language_models_with_row_ends(kind, dtype):
     run_tokens(language_model(kind, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("backbone", MAMMOTHMODA2)
+def test_mammothmoda2(backbone, dtype):
+    model = mammothmoda2(backbone, dtype)
+    run_tokens(model)
+    states = read_sequence(model.network, torch.zeros(40, dtype=torch.long))
+    assert states.shape == (40, MAMMOTHMODA2[backbone]["hidden_size"]) and states.dtype == dtype and states.is_cuda
+
+
+@DTYPES
+@pytest.mark.parametrize("projects_queries", [True, False])
+def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
+    shape = {"hidden_size": 2520, "num_attention_heads": 21, "num_kv_heads": 7, "axes_dim_rope": (40, 40, 40)}
+    shape |= {"num_layers": 2, "projects_queries": projects_queries, "text_feat_dim": 3584}
+    decoder = built(lambda: MammothModa2Transformer2DModel(**shape), dtype)
+    text, image = ([torch.randn(count, 3584, dtype=dtype) for count in counts] for counts in ((30, 12), (1059, 300)))
+    latents, time = torch.randn(BATCH, 16, 64, 128), torch.zeros(BATCH)
+    for given in ([text], [text, image], [text, image, [[latents[0, :, :32]], []]]):
+        velocity = decoder(latents, time, *given)
+        assert velocity.shape == latents.shape and velocity.dtype == dtype and velocity.is_cuda
 
 
 @DTYPES

@@ -82,6 +82,7 @@ class Request:
         height, width: in pixels, one of the sizes of the model.
         negative_prompt: what to guide away from, for models that accept one.
         num_inference_steps: denoising steps, 1 .. 1000, for models that accept them.
+        decoder_guidance_scale: that of a diffusion decoder, 0 .. 100, where `guidance_scale` is that of the tokens.
         order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
         image, mask_image: an image to edit, and a mask that is white where it changes; both or neither.
         preview_every: forward passes between partial images; 0 means none.
@@ -104,6 +105,7 @@ class Request:
     width: int | None = None
     negative_prompt: str | None = None
     num_inference_steps: int | None = None
+    decoder_guidance_scale: float | None = None
     order: str | None = None
     image: Image.Image | None = None
     mask_image: Image.Image | None = None

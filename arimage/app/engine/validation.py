@@ -163,6 +163,7 @@ def _check_order(request: Request, info: ModelInfo) -> str | None:
 def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
     for name, least, most in (
         ("guidance_scale", 0, 100),
+        ("decoder_guidance_scale", 0, 100),
         ("temperature", 0.01, 100),
         ("top_p", 0, 1),
         ("min_p", 0, 1),
@@ -179,9 +180,10 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
 
 
 def _check_decoder(request: Request, pipe: ARImagePipeline) -> tuple[tuple[str, float], ...]:
+    for name in ("num_inference_steps", "decoder_guidance_scale"):
+        if getattr(request, name) is not None and not pipe.abilities.accepts(name):
+            raise Refused(f"{request.model} does not accept {name}: leave it out", name)
     if request.num_inference_steps is not None:
-        if not pipe.abilities.accepts("num_inference_steps"):
-            raise Refused(f"{request.model} does not accept num_inference_steps: leave it out", "num_inference_steps")
         _whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
     names = pipe.abilities.decoder | pipe.abilities.arguments & {"num_inference_steps"}
     given = {name: getattr(request, name) for name in sorted(names)}

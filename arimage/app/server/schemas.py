@@ -50,6 +50,7 @@ class Fields(BaseModel):
     min_p: float | None = None
     negative_prompt: str | None = None
     num_inference_steps: int | None = None
+    decoder_guidance_scale: float | None = None
     order: str | None = None
 
     # Accepted without effect.
@@ -92,6 +93,7 @@ class Fields(BaseModel):
             width=width,
             negative_prompt=self.negative_prompt,
             num_inference_steps=self.num_inference_steps,
+            decoder_guidance_scale=self.decoder_guidance_scale,
             order=self.order,
             image=image,
             mask_image=mask_image,

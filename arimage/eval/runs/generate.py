@@ -95,8 +95,8 @@ def make_config(
         model: the name that `pipe` was loaded by.
         source: where the rows come from, see `make_manifest`.
         decoding: as `parse_decoding` reads it; by default the pipeline's.
-        sampling: guidance_scale, temperature, top_k, top_p, min_p and num_inference_steps that override the
-            checkpoint's.
+        sampling: guidance_scale, temperature, top_k, top_p, min_p, num_inference_steps and decoder_guidance_scale that
+            override the checkpoint's.
         negative_prompt: one for all images, for models that take one.
         order: order of the tokens, for models that take one; by default the pipeline's.
 
