@@ -174,6 +174,7 @@ def generate(
         check_output("--trace", trace, (".webp", ".gif"))
     if acceptance_map is not None:
         check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
+    decoder = num_inference_steps, decoder_guidance_scale
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
     from .media import files
@@ -183,15 +184,13 @@ def generate(
         return read(name, files.open_image(name, path))
 
     optional: dict = {
-        **sampling_options(guidance_scale, temperature, top_k, top_p, min_p),
+        **sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder),
         "image": None if image is None else opened("--image", image, files.to_rgba),
         "ratio": ratio,
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
         "task": task,
         "guided_tokens": guided_tokens,
-        "num_inference_steps": num_inference_steps,
-        "decoder_guidance_scale": decoder_guidance_scale,
         "order": order,
         "num_frames": num_frames,
     }

@@ -239,14 +239,16 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
     return pipe.to(device)
 
 
-def sampling_options(guidance_scale, temperature, top_k, top_p, min_p) -> dict:
-    """The arguments of a call that `Sampling` has, None where the checkpoint decides."""
+def sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder: float | None) -> dict:
+    """The arguments of a call that `Sampling` has, and num_inference_steps and decoder_guidance_scale where they are
+    given; None where the checkpoint decides."""
     return {
         "guidance_scale": guidance_scale,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        **dict(zip(("num_inference_steps", "decoder_guidance_scale"), decoder, strict=False)),
     }
 
 

@@ -12,6 +12,7 @@ import tiny_emu35
 import tiny_glm_image
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
+import tiny_mammothmoda2
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,7 +23,8 @@ from arimage.convert.folder import load_original_folder
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # Names of the files of repositories on the Hub, with their sizes in bytes as the pages round them, or null where they
-# were not seen. The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format.
+# were not seen. The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format; the
+# weights of MammothModa2 are taken to be in two files.
 LISTINGS = json.loads((FIXTURES / "hub_listings.json").read_text())
 UNUSED = b"no converter reads this"
 
@@ -145,6 +147,13 @@ def glm_image(root: Path) -> None:
 def emu3(root: Path) -> None:
     publish(root, "BAAI/Emu3-Gen", tiny_emu3.write_original(root / "source"))
     publish(root, "BAAI/Emu3-VisionTokenizer", tiny_emu3.write_vision_tokenizer(root / "vision"))
+
+
+def mammothmoda2(root: Path) -> None:
+    source = tiny_mammothmoda2.write_published(root / "source")
+    # What the repository has, no template of another model.
+    (source / "chat_template.jinja").write_text(tiny_mammothmoda2.CHAT_TEMPLATE)
+    publish(root, "bytedance-research/MammothModa2-Preview", source)
 
 
 def emu3_of_transformers(root: Path) -> None:

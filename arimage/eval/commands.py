@@ -127,8 +127,8 @@ def generate(
     if state.num_processes > 1 and device is None:
         device = str(state.device)
     pipe = load_pipeline(model, device, dtype, videos=True)
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
-    options |= {"num_inference_steps": num_inference_steps, "decoder_guidance_scale": decoder_guidance_scale}
+    decoder = num_inference_steps, decoder_guidance_scale
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
     config = make_config(
         pipe,
         rows,

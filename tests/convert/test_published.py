@@ -61,6 +61,11 @@ MODELS = {
     "emu3-gen": (layouts.emu3, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
     "BAAI/Emu3-Gen-hf": (layouts.emu3_of_transformers, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
     "emu3.5-image": (layouts.emu35, {"prompt": "a cat", "height": 32, "width": 48}, "Emu35Pipeline"),
+    "mammothmoda2-preview": (
+        layouts.mammothmoda2,
+        {"prompt": "a cat", "token_grid": (10, 10), "num_inference_steps": 1} | SMALL,
+        "MammothModa2Pipeline",
+    ),
     "lumina-mgpt-7b-512": (
         layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-512"),
         {"prompt": "a cat"} | SMALL,
