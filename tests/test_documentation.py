@@ -14,7 +14,12 @@ from arimage.auto import find_model
 
 
 ROOT = Path(cli.__file__).parents[1]
-GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("arimage/assets/*/README.md"))]
+GUIDES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("arimage/assets/*/README.md")),
+    *sorted(ROOT.glob("integrations/*/README.md")),
+]
 OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
 PAGES = [*(ROOT / other for other in OTHERS), *GUIDES]
 

@@ -1,0 +1,357 @@
+"""The nodes. arimage is imported when a node runs: without it the pack loads, and the node says what is missing."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import comfy.model_management as management
+import folder_paths
+import torch
+from comfy.utils import ProgressBar
+from comfy_api.latest import io
+from PIL import Image
+
+
+CATEGORY = "arimage"
+FOLDER = "arimage"
+# The largest number that a field of ComfyUI's page holds exactly.
+MAX_SEED = 2**53 - 1
+# A preview is made at most this often, in steps of the decoding.
+PREVIEW_STEPS = 4
+MISSING = "arimage is not installed"
+
+Pipe = io.Custom("ARIMAGE_PIPE")
+DecodingName = io.Custom("ARIMAGE_DECODING")
+Tokens = io.Custom("ARIMAGE_TOKENS")
+
+
+class LoadedModel(NamedTuple):
+    """A pipeline, and the device on which it generates."""
+
+    pipe: object
+    device: str
+
+    def ready(self):
+        """The pipeline on its device, to which it returns after an Unload."""
+        return self.pipe.to(self.device)
+
+
+class GeneratedTokens(NamedTuple):
+    """The tokens [B, N] of a call."""
+
+    call: object
+    tokens: torch.Tensor
+
+
+def model_folders() -> dict[str, Path]:
+    """The folders of pipelines in models/arimage."""
+    root = Path(folder_paths.models_dir) / FOLDER
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/model_index.json"))}
+
+
+def model_names() -> list[str]:
+    try:
+        from arimage.auto import packaged_models, published_models
+    except ImportError:
+        return [MISSING]
+    return [*packaged_models(), *model_folders(), *published_models()]
+
+
+def decoding_names() -> list[str]:
+    try:
+        from arimage.decoding.names import PRESETS
+    except ImportError:
+        return [MISSING]
+    return list(PRESETS)
+
+
+def check_installed() -> None:
+    try:
+        import arimage  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            f"{MISSING}: run `pip install arimage` in the Python of ComfyUI, and start it again"
+        ) from error
+
+
+def progress_of(previews: bool):
+    """A callback of a call: it moves the node's bar by decided tokens, shows the first image so far, and ends the call
+    when the user interrupts. Its attributes `call` and `tokens` are those of the last step."""
+
+    def report(pipe, step, passes, tensors):
+        management.throw_exception_if_processing_interrupted()
+        report.call, report.tokens = pipe.current_call, tensors["tokens"]
+        decided = tensors["decided"]
+        if report.bar is None:
+            report.bar = ProgressBar(decided.numel())
+        preview = None
+        if previews and step % PREVIEW_STEPS == 0:
+            pixels = pipe.preview(report.call.select(slice(1)), report.tokens[:1])
+            # Of a video, the last frame.
+            pixels = (pixels if pixels.ndim == 4 else pixels[:, :, -1])[0]
+            levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).byte().permute(1, 2, 0)
+            preview = ("JPEG", Image.fromarray(levels.cpu().numpy()), 512)
+        report.bar.update_absolute(int(decided.sum()), decided.numel(), preview)
+
+    report.bar = report.call = report.tokens = None
+    return report
+
+
+def to_pictures(images: torch.Tensor) -> list[Image.Image]:
+    """ComfyUI's images float32 [B, H, W, C], or masks [B, H, W], in 0 .. 1."""
+    return [Image.fromarray(levels) for levels in (images.clamp(0, 1) * 255).round().byte().cpu().numpy()]
+
+
+def given(pipe, settings: dict) -> dict:
+    """The settings that are not at the model's default, which is None, "" or a negative number."""
+    chosen = {
+        name: value
+        for name, value in settings.items()
+        if not (value is None or value == "" or (isinstance(value, int | float) and value < 0))
+    }
+    for name in chosen:
+        if not pipe.abilities.accepts(name):
+            raise ValueError(f"this model takes no {name}: leave it at its default")
+    return chosen
+
+
+def condition(pipe, prompt: str) -> dict:
+    """The prompt, or for a class-conditional model the class that it names: an id or a name."""
+    if pipe.num_classes is None:
+        return {"prompt": prompt}
+    return {"class_labels": int(prompt) if prompt.strip().isdigit() else prompt.strip()}
+
+
+def seed_input():
+    return io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=True)
+
+
+def sampling_inputs() -> list:
+    """Settings of the distribution; -1 stands for the model's own."""
+    return [
+        io.Float.Input("guidance_scale", default=-1.0, min=-1.0, max=100.0, step=0.1, tooltip="-1: the model's"),
+        io.Float.Input("temperature", default=-1.0, min=-1.0, max=100.0, step=0.05, tooltip="-1: the model's"),
+        io.Int.Input("top_k", default=-1, min=-1, max=2**20, tooltip="-1: the model's; 0: off"),
+        io.Float.Input("top_p", default=-1.0, min=-1.0, max=1.0, step=0.01, tooltip="-1: the model's; 1: off"),
+        io.Float.Input("min_p", default=-1.0, min=-1.0, max=1.0, step=0.01, tooltip="-1: the model's; 0: off"),
+    ]
+
+
+class LoadModel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageLoadModel",
+            display_name="Load AR model",
+            category=CATEGORY,
+            inputs=[
+                io.Combo.Input("model", options=model_names(), tooltip="Packaged, from models/arimage, or published"),
+                io.Combo.Input("dtype", options=["auto", "float32", "bfloat16", "float16"]),
+                io.Combo.Input("device", options=["default", "cpu"]),
+                io.String.Input("other", default="", tooltip="A folder or a repository of the Hub, instead of model"),
+            ],
+            outputs=[Pipe.Output(display_name="model")],
+        )
+
+    @classmethod
+    def execute(cls, model, dtype, device, other):
+        check_installed()
+        from arimage.options import load_pipeline
+
+        name = other.strip() or str(model_folders().get(model, model))
+        chosen = "cpu" if device == "cpu" else str(management.get_torch_device())
+        pipe = load_pipeline(name, chosen, dtype, videos=True, continues=True)
+        pipe.set_progress_bar_config(disable=True)
+        return io.NodeOutput(LoadedModel(pipe, chosen))
+
+
+class ChooseDecoding(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageDecoding",
+            display_name="AR decoding",
+            category=CATEGORY,
+            inputs=[
+                io.Combo.Input("decoding", options=decoding_names()),
+                io.Int.Input("window", default=0, min=0, max=4096, tooltip="0: the decoding's own"),
+                io.String.Input("settings", default="", tooltip="Others, as in init=left,refresh=coupled"),
+            ],
+            outputs=[DecodingName.Output(display_name="decoding_settings")],
+        )
+
+    @classmethod
+    def execute(cls, decoding, window, settings):
+        check_installed()
+        from arimage.decoding import decoding_from_text
+
+        parts = ([f"window={window}"] if window else []) + ([settings.strip()] if settings.strip() else [])
+        text = f"{decoding}:{','.join(parts)}" if parts else decoding
+        decoding_from_text(text)
+        return io.NodeOutput(text)
+
+
+class GenerateImages(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageGenerate",
+            display_name="Generate with AR model",
+            category=CATEGORY,
+            description="Generates images, or edits one: with a mask, where the mask is 1.",
+            inputs=[
+                Pipe.Input("model"),
+                io.String.Input(
+                    "prompt", default="a red heart", multiline=True, tooltip="Or the name or id of a class"
+                ),
+                seed_input(),
+                io.Int.Input("batch_size", default=1, min=1, max=64),
+                *sampling_inputs(),
+                io.Int.Input("width", default=0, min=0, max=8192, tooltip="0: the model's"),
+                io.Int.Input("height", default=0, min=0, max=8192, tooltip="0: the model's"),
+                io.String.Input("negative_prompt", default="", multiline=True),
+                DecodingName.Input("decoding", optional=True),
+                io.Image.Input(
+                    "image", optional=True, tooltip="To edit with mask, or a reference for models that take one"
+                ),
+                io.Mask.Input("mask", optional=True),
+            ],
+            outputs=[
+                io.Image.Output(display_name="images"),
+                Tokens.Output(display_name="tokens"),
+                io.String.Output(display_name="stats"),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        prompt,
+        seed,
+        batch_size,
+        width,
+        height,
+        negative_prompt,
+        decoding=None,
+        image=None,
+        mask=None,
+        **sampling,
+    ):
+        pipe = model.ready()
+        if pipe.abilities.generates_video:
+            raise ValueError("this model generates videos: use the node Generate video with AR model")
+        pictures = None if image is None else to_pictures(image)
+        if pictures is not None and mask is not None:
+            pictures = pictures[0]
+        masks = None if mask is None else to_pictures(mask)[0]
+        optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
+        report = progress_of(pipe.abilities.decodes_quickly)
+        out = pipe(
+            **condition(pipe, prompt),
+            **given(pipe, optional),
+            width=width or None,
+            height=height or None,
+            num_images_per_prompt=batch_size,
+            generator=torch.Generator().manual_seed(seed),
+            decoding=decoding,
+            output_type="pt",
+            callback_on_step_end=report,
+            callback_on_step_end_tensor_inputs=["tokens", "decided"],
+        )
+        images = out.images.float().permute(0, 2, 3, 1).cpu()
+        return io.NodeOutput(images, GeneratedTokens(report.call, report.tokens.clone()), out.stats.summary)
+
+
+class GenerateVideo(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageGenerateVideo",
+            display_name="Generate video with AR model",
+            category=CATEGORY,
+            inputs=[
+                Pipe.Input("model"),
+                io.String.Input("prompt", default="a red heart, moving right", multiline=True),
+                seed_input(),
+                *sampling_inputs(),
+                io.Int.Input("num_frames", default=0, min=0, max=1024, tooltip="0: the model's"),
+                DecodingName.Input("decoding", optional=True),
+                io.Image.Input("image", optional=True, tooltip="The first frame"),
+            ],
+            outputs=[
+                io.Image.Output(display_name="frames"),
+                io.Float.Output(display_name="fps"),
+                io.String.Output(display_name="stats"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, prompt, seed, num_frames, decoding=None, image=None, **sampling):
+        pipe = model.ready()
+        if not pipe.abilities.generates_video:
+            raise ValueError("this model generates images: use the node Generate with AR model")
+        first = None if image is None else to_pictures(image)[0]
+        out = pipe(
+            **({"prompt": prompt} if prompt.strip() else {}),
+            **given(pipe, {"image": first, "num_frames": num_frames or None, **sampling}),
+            generator=torch.Generator().manual_seed(seed),
+            decoding=decoding,
+            output_type="pt",
+            callback_on_step_end=progress_of(pipe.abilities.decodes_quickly),
+            callback_on_step_end_tensor_inputs=["tokens", "decided"],
+        )
+        frames = out.frames[0].float().permute(0, 2, 3, 1).cpu()
+        return io.NodeOutput(frames, float(pipe.config.fps), out.stats.summary)
+
+
+class DecodeTokens(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageDecodeTokens",
+            display_name="Decode AR tokens",
+            category=CATEGORY,
+            description="Decodes the tokens of Generate to pixels again, for example in tiles.",
+            inputs=[
+                Pipe.Input("model"),
+                Tokens.Input("tokens"),
+                io.Int.Input("tile_size", default=0, min=0, max=8192, tooltip="Pixels of a tile; 0: the whole image"),
+            ],
+            outputs=[io.Image.Output(display_name="images")],
+        )
+
+    @classmethod
+    def execute(cls, model, tokens, tile_size):
+        pipe = model.ready()
+        if tile_size:
+            pipe.enable_vae_tiling(tile_size, tile_size)
+        try:
+            with torch.no_grad():
+                pixels = pipe.decode_tokens(tokens.call, tokens.tokens)
+        finally:
+            if tile_size:
+                pipe.disable_vae_tiling()
+        return io.NodeOutput(((pixels.float().clamp(-1, 1) + 1) / 2).permute(0, 2, 3, 1).cpu())
+
+
+class Unload(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageUnload",
+            display_name="Unload AR model",
+            category=CATEGORY,
+            description="Moves a model to the CPU. ComfyUI does not unload it by itself.",
+            inputs=[Pipe.Input("model"), io.AnyType.Input("after")],
+            outputs=[io.AnyType.Output(display_name="same")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, model, after):
+        model.pipe.to("cpu")
+        management.soft_empty_cache()
+        return io.NodeOutput(after)
+
+
+NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens, Unload]

