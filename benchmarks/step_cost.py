@@ -73,6 +73,7 @@ COMMITTED = {
     "emu3-gen": ("sjd-coupled", "sjd-tree"),
     "glm-image": ("sjd-coupled", "sjd-tree"),
     "emu3.5-image": ("ar", "sjd-coupled", "sjd-tree"),
+    "mammothmoda2-preview": ("ar", "sjd-coupled", "sjd-tree"),
     "cosmos-4b": ("sjd-coupled:init=previous",),
     "cosmos-5b": ("ar",),
     "arpg-l-256": ("sjd-coupled", "groups:groups=4"),

@@ -174,33 +174,36 @@ def read_sequence(model: MammothModa2LanguageModel, ids: torch.LongTensor) -> to
     return torch.stack([states[layer][0] for layer in model.config.condition_layers]).mean(dim=0)
 
 
+def with_headers(
+    input_ids: torch.LongTensor, attention_mask: torch.Tensor, header: int
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    """Prompts [B, P], padded on the left, then the same with nothing but their last `header` tokens, [2 * B, P], and
+    their mask. Tokens that are not seen are equal, so that equal headers are prefilled once."""
+    mask = attention_mask.bool()
+    last = torch.arange(input_ids.shape[1], 0, -1, device=input_ids.device) <= header
+    masks = torch.cat([mask, mask & last])
+    return torch.where(masks, input_ids.repeat(2, 1), input_ids[:, -1:].repeat(2, 1)), masks
+
+
 def bind_prompts(
     model: MammothModa2LanguageModel,
     input_ids: torch.LongTensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     layout,
-    *,
     num_codes: int,
-    header: int,
-    guided: bool,
+    groups: int,
 ) -> LanguageTokenModel:
     """The `TokenModel` of prompts.
 
     Args:
-        input_ids, attention_mask: int64 [B, P], padded on the left.
+        input_ids, attention_mask: int64 [groups * B, P], padded on the left.
         layout: the `Layout` of the image.
         num_codes: V, the tokens that can be sampled, from `visual_token_start_id` on.
-        header: the number of tokens at the end of the prompts that prompts without a condition consist of.
-        guided: whether there are such prompts.
+        groups: 1, or 2 for the prompts of `with_headers`.
     """
     config, table = model.config, model.get_input_embeddings()
     first = config.visual_token_start_id - config.gen_vocab_start_index
     head = code_head(model.gen_head, config.visual_token_start_id - config.gen_head_start, num_codes)
-    # Tokens that are not seen are equal, so that equal headers are prefilled once.
-    masks = [attention_mask.bool()]
-    if guided:
-        masks.append(masks[0] & (torch.arange(input_ids.shape[1], 0, -1, device=input_ids.device) <= header))
-    ids = [torch.where(mask, input_ids, input_ids[:, -1:]) for mask in masks]
     codes = torch.arange(first, first + num_codes, device=input_ids.device)
     return LanguageTokenModel(
         model,
@@ -208,10 +211,10 @@ def bind_prompts(
         # Prompts have one channel more than hidden states.
         head=lambda hidden: head(hidden[..., : config.hidden_size]),
         layout=layout,
-        inputs_embeds=model.embed(torch.cat(ids)),
-        attention_mask=torch.cat(masks),
+        inputs_embeds=model.embed(input_ids),
+        attention_mask=attention_mask,
         row_end=config.row_end_id - config.gen_vocab_start_index,
-        # The tokenizer of images, whose vectors others compare, generates nothing and is not converted.
+        # The vectors of the image tokenizer, which generates nothing and is not converted, are not there.
         codebook=table(codes) if table.weight.is_meta else table.weight[first : first + num_codes],
-        groups=len(masks),
+        groups=groups,
     )

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..decoding import Decoding, Layout
 from ..models.decoder_mammothmoda2 import MammothModa2Transformer2DModel
-from ..models.transformer_mammothmoda2 import MammothModa2LanguageModel, bind_prompts, read_sequence
+from ..models.transformer_mammothmoda2 import MammothModa2LanguageModel, bind_prompts, read_sequence, with_headers
 from .abilities import TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .checks import MAX_SIDE, check_one_of
@@ -189,17 +189,13 @@ class MammothModa2Pipeline(HybridPipeline):
         negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, len(ids))
         rows, header = unpadded(ids, mask), prompts.header_length(grid)
         self._check_ids([*rows, *(row for row in negative if row is not None)])
-        model = bind_prompts(
-            self.on_device(self.language_model),
-            ids.to(device),
-            mask.to(device),
-            Layout(grid),
-            num_codes=self.config.num_codes or self.language_model.config.num_codes,
-            header=header,
-            guided=call.guided,
-        )
-        call.bind(model)
-        own = [MammothModa2Prompt(*parts) for parts in zip(rows, [header] * len(ids), negative, strict=True)]
+        ids, mask = ids.to(device), mask.to(device)
+        if call.guided:
+            ids, mask = with_headers(ids, mask, header)
+        num_codes = self.config.num_codes or self.language_model.config.num_codes
+        language_model = self.on_device(self.language_model)
+        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, groups=1 + call.guided))
+        own = [MammothModa2Prompt(*parts) for parts in zip(rows, [header] * len(rows), negative, strict=True)]
         call.conditions = [one for one in own for _ in range(call.num_images_per_prompt)]
         return call
 
