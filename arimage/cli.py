@@ -39,6 +39,7 @@ from .options import (
     check_output,
     check_prompts,
     class_labels_of,
+    images_of,
     load_pipeline,
     prompt_lines,
     raised_by_arimage,
@@ -100,8 +101,11 @@ def generate(
         ),
     ] = None,
     image: Annotated[
-        Path | None,
-        typer.Option(help="Image to edit, resized to the model's size; of a video model the first frame."),
+        list[Path] | None,
+        typer.Option(
+            help="Image to edit, resized to the model's size; of a video model the first frame. A model that reads "
+            "references takes several: without --mask-image all are references, with it those after the first."
+        ),
     ] = None,
     mask_image: Annotated[
         Path | None,
@@ -162,7 +166,7 @@ def generate(
         texts += prompt_lines(file)
     labels = class_labels_of(class_label)
     # A video may go on without a text.
-    continues = video is not None or image is not None
+    continues = video is not None or bool(image)
     if (texts and labels) or not (texts or labels or continues):
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
     total = count * max(len(texts or labels), 1)
@@ -183,9 +187,9 @@ def generate(
         name = f"{option} is {path}, which"
         return read(name, files.open_image(name, path))
 
+    opened_images = [opened("--image", path, files.to_rgba) for path in image or []]
     optional: dict = {
         **sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder),
-        "image": None if image is None else opened("--image", image, files.to_rgba),
         "ratio": ratio,
         "negative_prompt": negative_prompt,
         "prompt_suffix": prompt_suffix,
@@ -208,9 +212,11 @@ def generate(
         method = decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
     check_classes(pipe, model, labels)
-    if image is not None and mask_image is None and pipe.abilities.accepts("mask_image"):
-        named = f"there is no --mask-image, and --image {image}"
-        optional["mask_image"] = files.transparent_part(named, optional["image"])
+    if image:
+        optional |= images_of(pipe, model, opened_images, mask_image is not None)
+        if optional["image"] is opened_images[0] and mask_image is None and pipe.abilities.accepts("mask_image"):
+            named = f"there is no --mask-image, and --image {image[0]}"
+            optional["mask_image"] = files.transparent_part(named, opened_images[0])
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.abilities.generates_video else ("images", IMAGE_SUFFIXES)
     if is_file and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
@@ -240,7 +246,7 @@ def generate(
     for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
-    names = names or [(video or image or out).stem]
+    names = names or [(video or (image or [out])[0]).stem]
     rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
     written = (
         [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)

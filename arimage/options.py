@@ -252,6 +252,23 @@ def sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder:
     }
 
 
+def images_of(pipe, model: str, images: list, with_mask: bool) -> dict:
+    """The arguments of a call of the pipeline of `model` for the given images: references, or with a mask or a model
+    that reads none, an image to edit and references after it.
+
+    Raises:
+        ValueError: if there are more references than it reads.
+    """
+    edited = with_mask or not pipe.abilities.max_references
+    references = images[1:] if edited else images
+    most = pipe.abilities.max_references
+    if len(references) > most:
+        raise ValueError(f"{model} reads {most or 'no'} reference images, not {len(references)}: give fewer --image")
+    if not edited:
+        return {"image": references}
+    return {"image": images[0], "image_reference": references or None}
+
+
 def supported(pipe, model: str, arguments: dict) -> dict:
     """The `arguments` that are given, not None, of a call of the pipeline of `model`.
 

@@ -105,6 +105,11 @@ class ARPipeline(DiffusionPipeline):
         return None
 
     @property
+    def reference_guidance_scale(self) -> float | None:
+        """The default of `guidance_scale` with reference images; None for that of all calls."""
+        return None
+
+    @property
     def class_names(self) -> list[str] | None:
         """The names of the classes, indexed by id; None if the checkpoint does not name them."""
         return None

@@ -100,6 +100,10 @@ class Emu35Pipeline(ARImagePipeline):
         return image_size(self.config.image_area, height, width, ratio)
 
     @property
+    def reference_guidance_scale(self) -> float:
+        return self.config.edit_guidance_scale
+
+    @property
     def prompts(self) -> Emu35Prompts:
         return Emu35Prompts(self.tokenizer, self.config.token_ids)
 
@@ -143,7 +147,7 @@ class Emu35Pipeline(ARImagePipeline):
                 [resized.setdefault(id(one), smart_resize(name, one, self.config.image_area)) for one in listed]
                 for listed in as_references(name, given, count, self.abilities.max_references)
             ]
-            guidance_scale = self.config.edit_guidance_scale if guidance_scale is None else guidance_scale
+            guidance_scale = self.reference_guidance_scale if guidance_scale is None else guidance_scale
             if height is width is ratio is None:
                 width, height = _common_size(references)
         size = self.image_size(height, width, ratio)

@@ -44,6 +44,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         )
         image = gr.Image(label="image: the image to change", type="pil", image_mode=None)
         mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode=None)
+        references = gr.Gallery(label="references: images that the model reads with the prompt", type="pil")
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")
         maps = gr.Gallery(label="maps", format="png")
@@ -63,6 +64,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         top_p: float | None = None,
         preview_every: int = 4,
         min_p: float | None = None,
+        references: list[tuple[Image.Image, str | None]] | None = None,
     ) -> Iterator[tuple[list[Image.Image], dict]]:
         request = Request(
             model=model,
@@ -76,6 +78,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            references=tuple(image for image, _ in references or []),
             preview_every=preview_every,
         )
         for event in events(engine.submit, request):
@@ -131,7 +134,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     sampling = [guidance_scale, temperature, top_k, top_p]
     call.click(
         generate,
-        [*subject, decoding, seed, count, *sampling, preview_every, min_p],
+        [*subject, decoding, seed, count, *sampling, preview_every, min_p, references],
         [pictures, state],
         api_name="generate",
         api_description=ABOUT_GENERATE,

@@ -78,6 +78,17 @@ class GenerateTab:
                         self._count = gr.Slider(
                             1, engine.limits.images, value=1, step=1, label="Images", min_width=120, buttons=[]
                         )
+                    self._references = gr.Gallery(
+                        **_references(info),
+                        interactive=True,
+                        label="References",
+                        type="pil",
+                        format="png",
+                        height=140,
+                        columns=4,
+                        buttons=[],
+                        elem_id="references",
+                    )
                     with gr.Accordion("Advanced", open=False), gr.Row():
                         self._order = gr.Dropdown(
                             list(get_args(Order)),
@@ -127,6 +138,7 @@ class GenerateTab:
             self._decoding.dropdown,
             self._seed,
             self._count,
+            self._references,
             self._order,
             self._steps,
             *self._sampling,
@@ -224,13 +236,14 @@ class GenerateTab:
         }
 
     def _generate_form(
-        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, order, steps, *sampling
+        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, references, order, steps, *sampling
     ) -> Iterator[dict]:
         request = Request(
             **self.subject.condition(model, prompt, class_label),
             decoding=chosen(self._engine.models[model], decoding),
             seed=seed,
             count=count,
+            references=tuple(image for image, _ in references or []),
             order=order,
             num_inference_steps=steps,
             preview_every=preview_every(self._engine, model),
@@ -271,6 +284,7 @@ class GenerateTab:
         update = self.subject.show(model) | self._decoding.choices(model)
         update[self._order] = gr.Dropdown(value=info.order, visible=info.order is not None)
         update[self._steps] = gr.Number(**_steps(info))
+        update[self._references] = gr.Gallery(**_references(info))
         return update | dict(zip(self._sampling, defaults, strict=True))
 
 
@@ -278,6 +292,11 @@ def _steps(info: ModelInfo) -> dict:
     """The default number of denoising steps, and whether the model has any."""
     steps = info.sampling.get("num_inference_steps")
     return {"value": steps, "visible": steps is not None}
+
+
+def _references(info: ModelInfo) -> dict:
+    """No images yet, and whether the model reads any."""
+    return {"value": None, "visible": info.references > 0}
 
 
 def _columns(request: Request) -> int:

@@ -132,6 +132,9 @@ class RequestBatch:
         if plan.edits:
             arguments["image"] = [request.image for request in requests]
             arguments["mask_image"] = [request.mask_image for request in requests]
+        if plan.reads:
+            name = "image_reference" if plan.edits else "image"
+            arguments[name] = [list(request.references) for request in requests]
         generators = [torch.Generator().manual_seed(ticket.seeds[index]) for ticket, index in images]
         for ticket, _ in parts:
             ticket.start()

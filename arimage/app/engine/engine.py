@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from PIL import Image
+
 from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
 from .batch import RequestBatch
@@ -79,15 +81,16 @@ class Engine:
         """
         request, plan = self.check(request)
         pipe = self._pipelines[request.model]
-        if request.image is not None and request.mask_image is not None:
-            for name, read in (("image", to_rgb), ("mask_image", to_mask)):
+        for name, read in (("image", to_rgb), ("mask_image", to_mask), ("references", _to_rgb)):
+            given = getattr(request, name)
+            if given:
                 try:
-                    request = replace(request, **{name: read(name, getattr(request, name))})
+                    request = replace(request, **{name: read(name, given)})
                 except ValueError as error:
                     raise Refused(str(error), name) from error
         # Images with and without an order cannot share a batch.
         raster = plan.order == "raster" and not plan.edits
-        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster)
+        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if pipe.abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
         ticket = Ticket(request, plan, kind, self._drop, on_progress)
@@ -197,3 +200,7 @@ class Engine:
         with self._arrived:
             if ticket not in self._waiting and not ticket.future.done():
                 self._waiting.insert(0, ticket)
+
+
+def _to_rgb(name: str, images: tuple[Image.Image, ...]) -> tuple[Image.Image, ...]:
+    return tuple(to_rgb(name, image) for image in images)

@@ -33,6 +33,7 @@ class ModelInfo:
             of num_inference_steps.
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
+        references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
         names: the names of its classes by id, or of the pictures that it knows; None if it has no such list.
     """
@@ -46,6 +47,7 @@ class ModelInfo:
     sampling: dict
     negative_prompt: bool
     edits: bool
+    references: int
     order: str | None
     names: list[str] | None
 
@@ -130,6 +132,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         sampling={"top_k": 0, "top_p": 1.0, "min_p": 0.0, **pipe.generation_config},
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
+        references=pipe.abilities.max_references,
         order=pipe.order,
         names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
     )

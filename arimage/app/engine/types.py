@@ -85,6 +85,7 @@ class Request:
         decoder_guidance_scale: that of a diffusion decoder, 0 .. 100, where `guidance_scale` is that of the tokens.
         order: of the tokens, for models that accept one: "raster", "random", "farthest" or "locality".
         image, mask_image: an image to edit, and a mask that is white where it changes; both or neither.
+        references: images that the model reads together with the prompt, at most `ModelInfo.references`.
         preview_every: forward passes between partial images; 0 means none.
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
         film: record how the first image is generated.
@@ -109,6 +110,7 @@ class Request:
     order: str | None = None
     image: Image.Image | None = None
     mask_image: Image.Image | None = None
+    references: tuple[Image.Image, ...] = ()
     preview_every: int = 0
     previews: int = 0
     film: bool = False

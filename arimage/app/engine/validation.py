@@ -29,6 +29,7 @@ class Plan:
         decoder: the number of denoising steps, and other arguments of a diffusion decoder, by name.
         order: the order of the tokens; None for models in raster order.
         edits: whether there is an image to edit.
+        reads: whether there are reference images.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Plan:
     decoder: tuple[tuple[str, float], ...]
     order: str | None
     edits: bool
+    reads: bool
 
 
 def with_class(request: Request, pipe: ARImagePipeline) -> Request:
@@ -86,6 +88,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         decoder=_check_decoder(request, pipe),
         order=_check_order(request, info),
         edits=_check_pictures(request, info, limits),
+        reads=bool(request.references),
     )
 
 
@@ -117,8 +120,16 @@ def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
             raise Refused(str(error), name) from error
 
 
+def _default_size(request: Request, info: ModelInfo) -> tuple[int, int]:
+    """The first size, or with references the one whose ratio is nearest to that of the last."""
+    if not request.references or request.image is not None:
+        return info.sizes[0]
+    width, height = request.references[-1].size
+    return min(info.sizes, key=lambda size: abs(math.log(size[0] / size[1] * width / height)))
+
+
 def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int, int]:
-    default = info.sizes[0]
+    default = _default_size(request, info)
     size = (request.height or default[0], request.width or default[1])
     if size not in info.sizes:
         sizes = ", ".join(f"{width}x{height}" for height, width in info.sizes)
@@ -173,8 +184,11 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
             raise Refused(f"{name} is {value}: give a number from {least} to {most}", name)
     if request.top_k is not None:
         _whole("top_k", request.top_k, 0, 2**20)
+    given = {name: getattr(request, name) for name in SAMPLING}
+    if request.references and request.guidance_scale is None:
+        given["guidance_scale"] = pipe.reference_guidance_scale
     try:
-        return pipe.sampling(**{name: getattr(request, name) for name in SAMPLING})
+        return pipe.sampling(**given)
     except ValueError as error:
         raise Refused(str(error)) from error
 
@@ -196,8 +210,13 @@ def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
         raise Refused(f"{request.model} does not edit images: leave out image and mask_image", "image")
     if (request.image is None) != (request.mask_image is None):
         raise Refused("image and mask_image belong together: give both, or neither", "image")
-    for name in ("image", "mask_image"):
-        picture = getattr(request, name)
+    found, most = len(request.references), info.references
+    if found > most:
+        asked = f"give at most {most}" if most else "leave them out"
+        raise Refused(f"{request.model} takes {most or 'no'} reference images, not {found}: {asked}", "image")
+    pictures = [("image", request.image), ("mask_image", request.mask_image)]
+    pictures += [("image", reference) for reference in request.references]
+    for name, picture in pictures:
         if picture is not None:
             check_pixels(name, picture, limits)
     return request.image is not None

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 BODY_SECONDS = 30
 # An edit has two files. Some more are read, so that the error can name the one that was sent twice.
 MAX_FILES = 16
+# The files of an edit, by field.
+Uploads = dict[str, list[bytes]]
 # Images whose URL was asked for: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
 
@@ -102,8 +104,9 @@ def build_server(
     engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
     limits, default_model = engine.limits, next(iter(engine.models))
     names = {name: name for name in engine.models} | dict(aliases or {})
-    # Enough for an image and a mask that do not compress.
-    max_body = 8 * limits.pixels + 2**16
+    # Enough for an image, a mask and references that do not compress.
+    references = max(info.references for info in engine.models.values())
+    max_body = (8 + 4 * references) * limits.pixels + 2**16
     protection = [] if token is not None else local_only(host, base_url)
     app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
@@ -118,16 +121,21 @@ def build_server(
             raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
         return names[name]
 
-    def submit(fields: Fields, uploads: dict[str, bytes], on_progress: Callable[[Progress], None] | None) -> Ticket:
-        opened = {name: read_picture(name, data, limits) for name, data in uploads.items()}
-        image = opened.get("image")
-        mask = None if image is None else read_mask(opened.get("mask", image))
-        request = fields.to_request(model_of(fields.model or default_model), image, mask)
+    def submit(fields: Fields, uploads: Uploads, on_progress: Callable[[Progress], None] | None) -> Ticket:
+        model = model_of(fields.model or default_model)
+        opened = {name: [read_picture(name, data, limits) for data in files] for name, files in uploads.items()}
+        images, masks = opened.get("image", []), opened.get("mask", [])
+        image = mask = None
+        # The mask is that of the first image. A model that reads no references needs one.
+        if masks or (images and not engine.models[model].references):
+            image, *images = images
+            mask = read_mask(masks[0] if masks else image)
+        request = fields.to_request(model, image, mask, tuple(images))
         if any_size:
             request = nearest_size(request, engine.models[request.model].sizes)
         return engine.submit(request, on_progress)
 
-    async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: dict[str, bytes]) -> Response:
+    async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: Uploads) -> Response:
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
 
         def put(item: Progress | None) -> None:
@@ -163,7 +171,8 @@ def build_server(
 
     @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
     async def edits(http: HTTPRequest) -> Response:
-        """Generate part of an image again: where the mask, or without one the image, is transparent."""
+        """Generate part of an image again: where the mask, or without one the image, is transparent. A model that
+        reads reference images reads those without a mask, and those after the first with one."""
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
             raise Refused("an edit is not multipart/form-data: send image and mask as files")
         parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
@@ -171,12 +180,16 @@ def build_server(
         parser.spool_max_size = max_body + 1
         async with asyncio.timeout(BODY_SECONDS):
             form = await parser.parse()
-        texts, files = {}, {}
+        texts: dict[str, str] = {}
+        files: Uploads = {}
         for name, value in form.multi_items():
-            known, name = (texts, name) if isinstance(value, str) else (files, name.removesuffix("[]"))
-            if name in known:
+            name = name if isinstance(value, str) else name.removesuffix("[]")
+            if name in texts or (name in files and name != "image"):
                 raise Refused(f"the field {name} is sent several times: send it once", name)
-            known[name] = value if isinstance(value, str) else await value.read()
+            if isinstance(value, str):
+                texts[name] = value
+            else:
+                files.setdefault(name, []).append(await value.read())
         if not {"image"} <= files.keys() <= {"image", "mask"}:
             raise Refused(
                 f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"

@@ -64,7 +64,11 @@ class Fields(BaseModel):
     user: str | None = None
 
     def to_request(
-        self, model: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
+        self,
+        model: str,
+        image: Image.Image | None = None,
+        mask_image: Image.Image | None = None,
+        references: tuple[Image.Image, ...] = (),
     ) -> Request:
         """The request for the engine. Without a seed, or with -1, it gets a random one.
 
@@ -97,6 +101,7 @@ class Fields(BaseModel):
             order=self.order,
             image=image,
             mask_image=mask_image,
+            references=references,
             previews=(self.partial_images or 0) if self.stream else 0,
         )
 

@@ -389,7 +389,7 @@ def test_an_edit_has_one_image(client):
     picture = png(Image.new("RGBA", (8, 8)))
     with pytest.raises(openai.BadRequestError, match="image") as raised:
         client.images.edit(prompt="a", image=[("a.png", picture), ("b.png", picture)])
-    assert raised.value.param == "image" and "several" in raised.value.body["message"]
+    assert raised.value.param == "image" and "takes no reference images, not 1" in raised.value.body["message"]
 
 
 def test_a_jpeg_is_not_transparent(client):
