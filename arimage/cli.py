@@ -126,11 +126,11 @@ def generate(
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
     ratio: Annotated[
-        str | None, typer.Option(help="Width to height, as in 16:9, instead of --height and --width (Emu3).")
+        str | None, typer.Option(help="Width to height, as in 16:9, instead of --height and --width (Emu3, Emu3.5).")
     ] = None,
     num_inference_steps: NumInferenceSteps = None,
     decoder_guidance_scale: DecoderGuidanceScale = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3).")] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3, Emu3.5).")] = None,
     prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
     task: Annotated[
         str | None, typer.Option(help="Task of the prompt template, such as depth (Lumina-mGPT 2.0).")

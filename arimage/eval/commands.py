@@ -54,7 +54,7 @@ Ref = Annotated[
         "fvd, a folder of videos or another run."
     ),
 ]
-NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3).")]
+NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3, Emu3.5).")]
 InceptionWeights = Annotated[
     Path | None,
     typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
