@@ -357,6 +357,8 @@ VARIANTS = [
     "line-cache:lines=2",
     "eagle:tree=static",
     "next-scale:more_smooth=true",
+    "next-scale:guided_scales=2",
+    "next-scale:stop_after=2",
     "code:drafter_scales=1",
 ]
 

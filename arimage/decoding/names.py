@@ -182,7 +182,7 @@ DEFAULTS = {
         "guidance_schedule": "linear",
         "attention": "published",
     },
-    "NextScaleDecoding": {"more_smooth": False},
+    "NextScaleDecoding": {"more_smooth": False, "guided_scales": None, "stop_after": None},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
     "FlowDecoding": {"window": 32, "starts": (0,)},

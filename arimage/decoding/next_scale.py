@@ -18,11 +18,12 @@ from .contract.supports import DecodingMethod
 class ScaleState(LockstepState):
     """Adds to `LockstepState`: `latents` [B, D, *shape], the sum of the maps that are decided (None at the start).
     `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents are sums of mixtures
-    of token vectors."""
+    of token vectors, `end` how many maps are generated."""
 
     model: ScaleModel
     latents: torch.FloatTensor | None = None
     mixed: bool = False
+    end: int = 0
 
     @property
     def replaceable(self) -> bool:
@@ -40,7 +41,7 @@ class ScaleState(LockstepState):
 
     @property
     def num_steps(self) -> int:
-        return len(self.model.scales)
+        return self.end
 
 
 def scale_sampling(sampling: Sampling, scale: int, model: ScaleModel) -> Sampling:
@@ -59,6 +60,7 @@ def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.Lon
 
 
 _State = TypeVar("_State", bound=ScaleState)
+_COUNTS = ("guided_scales", "stop_after")
 
 
 @dataclass(frozen=True)
@@ -73,23 +75,35 @@ class NextScaleDecoding(DecodingMethod):
         more_smooth: for a smoother image, add up mixtures of token vectors, with Gumbel-softmax weights that sharpen
             along the scales, instead of single vectors. Not exact: an image then does not correspond to tokens, and
             the reported tokens are those with the largest weights.
+        guided_scales: guide the first scales only, this many. The later ones, which have most of the tokens, are fed
+            without the unconditional rows, which halves their cost. None guides all. Not exact, since the model's own
+            distribution guides all. Scales at the end of a list of guidance scales that are all 1 are fed without
+            these rows too, and change nothing.
+        stop_after: generate this many scales only, and decode their sum to an image of the full size, without the
+            details of the others, whose tokens stay -1. None generates all. Not exact.
 
     Raises:
-        ValueError: if `more_smooth` is not a bool.
+        ValueError: if a setting is not among these.
     """
 
     more_smooth: bool = False
+    guided_scales: int | None = None
+    stop_after: int | None = None
 
     needs = {"scales": ()}
 
     def __post_init__(self):
+        check_settings(self, {name: 1 for name in _COUNTS if getattr(self, name) is not None})
         check_settings(self, choices={"more_smooth": (True, False)})
 
     @property
     def exact(self) -> bool:
-        return not self.more_smooth
+        return not self.more_smooth and self.guided_scales is None and self.stop_after is None
 
     def misfit(self, model: ScaleModel) -> str | None:
+        for name in _COUNTS:
+            if (getattr(self, name) or 0) > len(model.scales):
+                return f"{name} is {getattr(self, name)}: give at most its {len(model.scales)} scales"
         if self.more_smooth and model.codebook is None:
             return "more_smooth adds up vectors of a codebook, and it predicts bits: leave it out"
         return None
@@ -102,14 +116,22 @@ class NextScaleDecoding(DecodingMethod):
     ) -> _State:
         """Prefill and decide the first map."""
         cache, logits = model.prefill(len(seeds))
-        state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth)
+        end = self.stop_after or len(model.scales)
+        state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth, end=end)
         self.commit(state, logits)
         return state
 
     def step(self, state: ScaleState) -> None:
         if state.over:
             return
-        self.commit(state, state.model.forward(state.taken, state.latents, state.cache))
+        rows = {} if self._guides(state) else {"guided": False}
+        self.commit(state, state.model.forward(state.taken, state.latents, state.cache, **rows))
+
+    def _guides(self, state: ScaleState) -> bool:
+        """Whether the next scale or a later one is guided."""
+        scales, guided = state.sampling.guidance_scale, self.guided_scales or len(state.model.scales)
+        later = not isinstance(scales, tuple) or max(scales[state.taken :]) > 1
+        return later and state.taken < guided
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
         """Decide the next map, given its logits [G, B, n, V]."""

@@ -151,7 +151,7 @@ class InfinityPipeline(ARImagePipeline):
             return None
         if (prompt is None) == (embeds is None):
             raise ValueError(f"give either a {name} or {name}_embeds")
-        if embeds is None:
+        if prompt is not None:
             self._check_encoder()
             return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
         config = self.transformer.config

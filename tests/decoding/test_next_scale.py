@@ -61,11 +61,11 @@ class ScaleTable:
         index = latents[-1] if latents else torch.zeros(batch_size, 1, 1, 1)
         return FedCache(len(latents) + 1), self.logits(len(latents), index)
 
-    def forward(self, scale, latents, cache):
+    def forward(self, scale, latents, cache, guided=True):
         self.forward_passes += 1
         assert cache.scales == scale, "the scales before were not fed"
         cache.scales += 1
-        return self.logits(scale, latents)
+        return self.logits(scale, latents)[: None if guided else 1]
 
     def take(self, images):
         return self
@@ -342,6 +342,50 @@ def test_scales_without_guidance_are_fed_without_unconditional_rows(bound, fed):
             every.append(logits[0])
         found.append(torch.cat(every, dim=1))
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+def rows_fed(model):
+    """How many rows the transformer is fed with in each forward pass, filled as it runs."""
+    rows = []
+    model.network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    return rows
+
+
+@torch.no_grad()
+def test_only_the_first_scales_are_guided(bound):
+    """The later scales are as under a list that ends with ones, and are fed without the unconditional rows."""
+    decoding, model = NextScaleDecoding(guided_scales=2), bound([0, 1, 2])
+    rows = rows_fed(model)
+    state = decode(model, decoding, SHARP, SEEDS[:3])
+    assert rows == [6, 6, 3, 3] and not decoding.exact
+    listed = replace(SHARP, guidance_scale=[1.0, 1 + 2 / 3, 1.0, 1.0])
+    assert torch.equal(state.tokens, decode(bound([0, 1, 2]), NextScaleDecoding(), listed, SEEDS[:3]).tokens)
+    assert rows[4:] == [6, 6, 3, 3]
+    every = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
+    assert torch.equal(state.tokens[:, :5], every.tokens[:, :5]) and not torch.equal(state.tokens, every.tokens)
+    # A guided scale follows: all rows are kept.
+    later = replace(SHARP, guidance_scale=[1.0, 1.0, 1.0, 3.0])
+    decode(bound([0, 1, 2]), NextScaleDecoding(), later, SEEDS[:3])
+    assert rows[-4:] == [6] * 4
+
+
+@torch.no_grad()
+def test_an_image_may_stop_before_the_last_scales(bound):
+    decoding = NextScaleDecoding(stop_after=3)
+    every = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
+    state = decode(bound([0, 1, 2]), decoding, SHARP, SEEDS[:3])
+    assert state.forward_passes == 3 and state.finished.all() and not decoding.exact
+    assert torch.equal(state.tokens[:, :14], every.tokens[:, :14]) and (state.tokens[:, 14:] == -1).all()
+    assert state.latents.shape == every.latents.shape
+    parts = state.tokens[:, :14].split([1, 4, 9], dim=1)
+    maps = [part.unflatten(1, (side, side)) for side, part in zip((1, 2, 3), parts, strict=True)]
+    torch.testing.assert_close(state.latents, state.model.vq.latents(maps))
+
+
+@pytest.mark.parametrize("name", ["guided_scales", "stop_after"])
+def test_more_scales_than_there_are_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is 4: give at most its 3 scales"):
+        decode(ScaleTable((1, 1, 2)), NextScaleDecoding(**{name: 4}), Sampling(), SEEDS)
 
 
 @torch.no_grad()

@@ -95,6 +95,9 @@ def token_places(
             if scale:
                 logits = model.forward(scale, latents, cache)
             positions = scale_positions(model, scale, batch_size)
+            if (tokens.gather(1, positions) < 0).any():
+                # The decoding stopped before this scale.
+                break
             place(scale_sampling(sampling, scale, model).probabilities(logits, positions), positions)
             latents = model.accumulate(scale, latents, model.vectors(scale, tokens.gather(1, positions)))
         return torch.cat(before, 1), torch.cat(own, 1)
