@@ -46,6 +46,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from arimage.decoding import acceptance, decoding_from_text
 from arimage.decoding.contract.state import attention_limit, captured_multiple
@@ -67,6 +68,7 @@ COMMITTED = {
     ),
     "llamagen-t2i-512": ("sjd-coupled",),
     "var-d30": ("next-scale", "code"),
+    "infinity-2b": ("next-scale",),
     "janus-pro-7b": ("ar", "sjd-coupled", "sjd-tree"),
     "lumina-mgpt-7b-768": ("sjd-coupled", "sjd-tree"),
     "anole-7b": ("sjd-coupled",),
@@ -134,11 +136,12 @@ class StepCounter(TorchDispatchMode):
     Attributes:
         launches, bytes: by place, "model" or "outside".
         weights: bytes of each parameter, or part of one, that was read as a whole.
+        flop: see `Cost`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter] = ()):
         super().__init__()
-        self.launches, self.bytes, self.weights = Counter(), Counter(), {}
+        self.launches, self.bytes, self.weights, self.flop = Counter(), Counter(), {}, 0
         self._storages = {parameter.untyped_storage()._cdata for parameter in parameters}
         self._place, self._attention = "outside", AttentionCounter(self)
 
@@ -178,6 +181,8 @@ class StepCounter(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         results = operator(*args, **kwargs)
+        if operator._overloadpacket in flop_registry:
+            self.flop += flop_registry[operator._overloadpacket](*args, **kwargs, out_val=results)
         name = operator._schema.name.removeprefix("aten::")
         if operator.namespace == "prim" or name in FREE or is_view(operator):
             return results
@@ -215,18 +220,20 @@ class AttentionCounter(TorchFunctionMode):
         elif mask is not None:
             moved += size(mask)
         self.counter.add(1, moved)
+        self.counter.flop += 4 * query.numel() * key.shape[2]
         # In the layout of the fused kernels, in which the heads of a token lie together.
         return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 class Cost(NamedTuple):
-    """Launches and bytes of a step, in the model and outside of it, its launches once it is captured, and the bytes of
-    the floor."""
+    """Launches and bytes of a step, in the model and outside of it, its launches once it is captured, the bytes of the
+    floor, and the operations of matrix products and attention, two per product and sum."""
 
     launches: tuple[int, int]
     captured: int
     bytes: tuple[int, int]
     floor: int
+    flop: int
 
     @property
     def ratio(self) -> float:
@@ -258,7 +265,7 @@ def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int], drafter=
     launches, moved = (
         tuple(values[place] for place in ("model", "outside")) for values in (counter.launches, counter.bytes)
     )
-    return Cost(launches, captured, moved, sum(counter.weights.values()) + filled())
+    return Cost(launches, captured, moved, sum(counter.weights.values()) + filled(), counter.flop)
 
 
 def slot_bytes(cache) -> int:
@@ -312,16 +319,20 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
         return slot_bytes(states[0].cache) * states[0].cache.length
 
     costs = {}
-    for side in bound.model.scales:
+    for shape in bound.model.scales:
         run = step(decoding, states[0]) if states else start()
-        costs[f"scale {side}x{side}"] = count(bound, run, filled)
+        costs[f"scale {'x'.join(map(str, shape))}"] = count(bound, run, filled)
     every = list(costs.values())
     launches, moved = (
         tuple(map(sum, zip(*values, strict=True)))
         for values in ([cost.launches for cost in every], [cost.bytes for cost in every])
     )
     costs["all scales"] = Cost(
-        launches, sum(cost.captured for cost in every), moved, sum(cost.floor for cost in every)
+        launches,
+        sum(cost.captured for cost in every),
+        moved,
+        sum(cost.floor for cost in every),
+        sum(cost.flop for cost in every),
     )
     return costs
 
@@ -381,9 +392,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=SHOWN)
     parser.add_argument(
-        "--decoding", nargs="+", default=list(DECODINGS), help="name:setting=value,...; not for var-d30"
+        "--decoding", nargs="+", default=list(DECODINGS), help="name:setting=value,...; not for next-scale models"
     )
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--flop", action="store_true", help="print the TFLOP of every step too")
     parser.add_argument("--write-table", action="store_true", help=f"write {TABLE.name} and print nothing")
     args = parser.parse_args()
     if args.write_table:
@@ -392,7 +404,7 @@ def main() -> None:
         return
     columns = ["model", "decoding", "launches: model", "outside", "captured"]
     for batch in args.batch_size:
-        columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio"]
+        columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio", *(["TFLOP"] if args.flop else [])]
     print("| " + " | ".join(columns) + " |\n|---|---|" + "---:|" * (len(columns) - 2))
     with fake_cuda():
         for name in args.model:
@@ -400,6 +412,7 @@ def main() -> None:
                 cells = [name, label, *map(str, (*costs[0].launches, costs[0].captured))]
                 for cost in costs:
                     cells += [f"{moved / 1e9:.3f}" for moved in (*cost.bytes, cost.floor)] + [f"{cost.ratio:.2f}"]
+                    cells += [f"{cost.flop / 1e12:.2f}"] if args.flop else []
                 print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -25,10 +25,13 @@ from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.denoising_head import DenoisingHead
 from arimage.models.distilled import DistilledModel
 from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.infinity_scale_model import InfinityScaleModel
+from arimage.models.infinity_schedules import SCHEDULES
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.models.transformer_arpg import ARPGTokenModel, ARPGTransformer
 from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 from arimage.models.transformer_glm_image import token_positions
+from arimage.models.transformer_infinity import InfinityTransformer
 from arimage.models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_llamagen_dd import LlamaGenDDTransformer
@@ -40,6 +43,7 @@ from arimage.models.transformer_var import VARScaleModel, VARTransformer
 from arimage.models.transformer_var_dd import VARDDTransformer
 from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
+from arimage.tokenizers.bsq_infinity import InfinityVQModel
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
@@ -105,6 +109,20 @@ def var_d30(layers: int, tokenizer: dict | None = None, **changes) -> Bind:
         refiner = VARScaleModel(small, vq, class_condition(batch), guided=True)
         model = VARScaleModel(network, vq, class_condition(batch), guided=True, refiner=refiner)
         return Bound(model, Sampling(guidance_scale=2.5, top_k=900, top_p=0.96), model.num_tokens, (network, vq))
+
+    return bind
+
+
+def infinity_2b(layers: int) -> Bind:
+    network = build(lambda: InfinityTransformer(num_layers=layers))
+    vq = build(InfinityVQModel, torch.float32)
+
+    def bind(batch: int) -> Bound:
+        condition = text_condition(2 * batch, PROMPT, 2048)
+        condition["unconditional"] = torch.arange(2 * batch) >= batch
+        model = InfinityScaleModel(network, vq, condition, SCHEDULES[64, 64], guided=True)
+        sampling = Sampling(guidance_scale=3.0, temperature=0.5, top_p=0.97)
+        return Bound(model, sampling, sum(model.cells), (network,))
 
     return bind
 
@@ -321,6 +339,7 @@ MODELS = {
     "llamagen-xl-512": Published(36, partial(llamagen_xl, side=32)),
     "llamagen-t2i-512": Published(36, partial(llamagen_xl, side=32, text=True)),
     "var-d30": Published(30, var_d30),
+    "infinity-2b": Published(32, infinity_2b),
     "janus-pro-7b": Published(30, janus_pro_7b),
     "lumina-mgpt-7b-768": Published(32, partial(chameleon_7b, side=48, row_end=8803)),
     "anole-7b": Published(32, partial(chameleon_7b, side=32, row_end=None)),
