@@ -15,6 +15,7 @@ import compare_llamagen
 import compare_transformers
 import compare_var
 import first_drafts
+import hybrid_stages
 import scaling
 import side_by_side
 import tiny
@@ -122,3 +123,16 @@ def test_tokens_of_packaged_models_are_compared_with_those_before(tmp_path, monk
     before.write_text(before.read_text().replace("6,", "7,"))
     last = run(str(after), "--decoding", "next-scale", "--compare", str(before))[-2:]
     assert last[0] == "0 of 1 are the same" and last[1].startswith("emoji-var next-scale: [")
+
+
+def test_the_stages_of_a_hybrid_are_timed(run, monkeypatch):
+    monkeypatch.setattr(hybrid_stages, "WIDTHS", TINY | {"head_dim": 16})
+    monkeypatch.setattr(
+        hybrid_stages,
+        "DECODER_WIDTHS",
+        {"hidden_size": 32, "num_attention_heads": 2, "num_kv_heads": 1, "axes_dim_rope": (4, 4, 8)},
+    )
+    monkeypatch.setattr(hybrid_stages, "VAE_WIDTHS", (32,) * 4)
+    lines = run(hybrid_stages, "--layers", "2", "--grid", "3", "--size", "32", "--inference-steps", "2")
+    assert lines[-3].startswith("decoding | passes | ms a pass | s of tokens")
+    assert lines[-2].startswith("ar | 9 (9 to 9) | ") and lines[-1].startswith("sjd-coupled | ")

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import tiny_glm_image
+import tiny_mammothmoda2
 from families import seeded
 
 from arimage.app.engine.engine import Engine
@@ -51,6 +52,21 @@ def test_images_are_those_of_the_pipeline(engine, pipe):
     assert (info.sampling["guidance_scale"], info.sampling["num_inference_steps"]) == (1.5, 2)
     assert (result.settings["num_inference_steps"], result.settings["guidance_scale"]) == (3, 2.0)
     assert info.grid == (2, 1) and result.deciding_pass.shape == (2, 2, 1)
+
+
+def test_tokens_and_decoder_may_have_guidance_of_their_own():
+    pipe = tiny_mammothmoda2.pipeline()
+    engine = Engine({"mammoth": pipe})
+    settings = {"guidance_scale": 3.0, "decoder_guidance_scale": 2.0, "negative_prompt": "blurry"}
+    request = Request("mammoth", prompt="a red heart", seed=5, decoding="sjd-coupled:window=4", **settings)
+    result = engine.submit(request).result(60)
+    with pytest.raises(Refused, match="decoder_guidance_scale is 101: give a number from 0 to 100"):
+        engine.submit(Request("mammoth", prompt="a", decoder_guidance_scale=101))
+    engine.close()
+    (image,) = pipe("a red heart", generator=[seeded(5)], decoding="sjd-coupled:window=4", **settings).images
+    assert abs(pixels(result.images[0]) - pixels(image)).max() <= 1
+    assert {name: result.settings[name] for name in settings} == settings
+    assert result.settings["num_inference_steps"] == 2 and result.deciding_pass.shape == (1, 3, 4)
 
 
 def test_tokens_of_others_are_generated_while_an_image_is_decoded(engine, pipe):
@@ -108,6 +124,7 @@ def test_previews_and_films_show_the_grid(engine):
         ({"num_inference_steps": 0}, "num_inference_steps is 0: give a whole number from 1 to 1000"),
         ({"num_inference_steps": 1001}, "num_inference_steps is 1001"),
         ({"negative_prompt": "x"}, "does not accept negative_prompt"),
+        ({"decoder_guidance_scale": 2.0}, "does not accept decoder_guidance_scale: leave it out"),
         ({"prompt": "x <|image|>"}, "special token"),
     ],
 )
