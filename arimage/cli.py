@@ -10,12 +10,10 @@ from typing import Annotated
 
 import typer
 
-from .auto import class_names, find_model, packaged_models, published_models
 from .convert.commands import convert_app
-from .convert.registry import PUBLISHED, size_text
-from .decoding.names import DEFAULTS, PRESETS
 from .environment import env
 from .eval.commands import eval_app
+from .listings import decodings, models
 from .options import (
     DEFAULT_MODEL,
     IMAGE_SUFFIXES,
@@ -24,6 +22,7 @@ from .options import (
     Device,
     Dtype,
     GuidanceScale,
+    Loras,
     MinP,
     Model,
     NumInferenceSteps,
@@ -46,7 +45,6 @@ from .options import (
     sampling_options,
     supported,
 )
-from .pipelines.known import KnownCaptions
 from .training.commands import train_app
 
 
@@ -61,6 +59,8 @@ app.add_typer(convert_app, name="convert", no_args_is_help=True)
 app.add_typer(train_app, name="train", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.command()(env)
+app.command()(models)
+app.command()(decodings)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
@@ -157,6 +157,7 @@ def generate(
     acceptance_map: Annotated[
         Path | None, typer.Option(help="Image file of which step decided each token of the first image.")
     ] = None,
+    lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -210,7 +211,7 @@ def generate(
         from .decoding import decoding_from_text
 
         method = decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
     if image:
         optional |= images_of(pipe, model, opened_images, mask_image is not None)
@@ -279,96 +280,6 @@ def generate(
 
 
 @app.command()
-def models(
-    name: Annotated[
-        str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
-    ] = None,
-    search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
-) -> None:
-    """List the models that have a name, with what they download and take of the disk; or, with a name, what that model
-    knows."""
-    from rich.console import Console
-    from rich.table import Table
-
-    if name is not None:
-        _list_known(name, search)
-        return
-    if search is not None:
-        raise ValueError(
-            "--search looks among what a model knows: name the model, as in `arimage models emoji-llamagen`"
-        )
-
-    table = Table("name", "pixels", "parameters", "download", "disk", "from", "licence")
-    for name in packaged_models():
-        table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
-    for entry in PUBLISHED:
-        table.add_row(
-            entry.name,
-            str(entry.image_size),
-            f"{entry.parameters / 1e6:,.0f} M",
-            size_text(entry.download),
-            size_text(entry.download + entry.converted),
-            ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
-            entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
-        )
-    # In a pipe, names are not wrapped.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
-
-
-def _list_known(model: str, search: str | None) -> None:
-    """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
-    folder = find_model(model)
-    if folder is None and model in published_models():
-        from .convert.fetch import load_published
-
-        folder = load_published(model, local_files_only=True)
-    if folder is None:
-        raise ValueError(f"{model} is a repository of the Hub: download it, and give its folder")
-    known, labels = KnownCaptions.load(folder), class_names(folder)
-    if known is None and labels is None:
-        raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
-    captions = known.pictures if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
-    wanted = (search or "").casefold()
-    names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
-    if not names:
-        raise ValueError(f"nothing that {model} knows contains {search!r}: search for another word")
-    if not sys.stdout.isatty():
-        typer.echo("\n".join(names))
-        return
-    from rich.columns import Columns
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    console.print(Columns(map(console.render_str, names), column_first=True, padding=(0, 3)))
-    if known and known.words:
-        console.print("\nCombined as in:", *known.patterns, sep="\n  ")
-        for slot, words in known.words.items():
-            console.print(f"{slot}: {', '.join(words[:12])}{', ...' if words[12:] else ''}")
-
-
-def _setting_text(value) -> str:
-    if isinstance(value, tuple):
-        return "+".join(map(str, value))
-    return str(value["method"] if isinstance(value, dict) else value)
-
-
-@app.command()
-def decodings() -> None:
-    """List the decodings that have a name, with their settings."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "exact", "what it does", "settings", "paper")
-    for name, preset in PRESETS.items():
-        settings = [
-            f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
-        ]
-        paper = f"arXiv {preset.paper}" if preset.paper else ""
-        table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
-
-
-@app.command()
 def bench(
     decoding: Annotated[
         list[str] | None,
@@ -408,6 +319,7 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Image file for a bar chart of the results; needs matplotlib.")
     ] = None,
+    lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -435,7 +347,7 @@ def bench(
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     rows = []
     for name in model or [DEFAULT_MODEL]:
-        pipe = load_pipeline(name, device, dtype)
+        pipe = load_pipeline(name, device, dtype, lora=lora)
         check_classes(pipe, name, class_label)
         sampling = supported(pipe, name, options)
         chosen, orders = {}, {}
@@ -501,6 +413,7 @@ def serve(
     batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
     images: Annotated[int, typer.Option(help="Images per request.")] = 8,
+    lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -519,7 +432,7 @@ def serve(
     token = check_token(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, images=images)
     aliases = parse_aliases(alias or [], model_names(model))
-    engine = Engine(load_models(model, device, dtype), limits)
+    engine = Engine(load_models(model, device, dtype, False, lora), limits)
     serve_forever(engine, host, port, token, base_url, aliases, any_size)
 
 
@@ -531,6 +444,7 @@ def app_command(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
     auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
+    lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -547,7 +461,7 @@ def app_command(
     from .app.engine.videos import VideoMaker
 
     password = check_password(host, auth)
-    pipelines = load_models(model, device, dtype, videos=True)
+    pipelines = load_models(model, device, dtype, videos=True, lora=lora)
     videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
     if not pipelines:
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")

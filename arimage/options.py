@@ -2,6 +2,8 @@
 
 import atexit
 import gc
+import importlib.util
+import math
 import os
 import re
 import sys
@@ -82,6 +84,15 @@ Model = Annotated[
     str,
     typer.Option(callback=check_models, help="Name of a packaged or published model, a folder, or a Hub repository."),
 ]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        callback=lambda texts: check_loras(texts),
+        help="FILE[:SCALE]: a LoRA adapter, a .safetensors file, a folder or a Hub repository, at scale 1 by default; "
+        "repeat for more. Needs arimage[lora].",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -128,6 +139,47 @@ DecoderGuidanceScale = Annotated[
     float | None,
     typer.Option(help="Guidance of a diffusion decoder that has one besides the tokens'. Default: the checkpoint's."),
 ]
+
+
+def parse_lora(text: str) -> tuple[str, float]:
+    """The source of an adapter and its scale, from FILE[:SCALE].
+
+    Raises:
+        ValueError: if the scale is not a finite number.
+    """
+    source, colon, scale = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return text, 1.0
+    try:
+        number = float(scale)
+    except ValueError:
+        # A path may hold a colon, as those of Windows do.
+        return text, 1.0
+    if not math.isfinite(number):
+        raise ValueError(f"--lora is {text}, whose scale is not finite: give a number, as in {source}:0.8")
+    return source, number
+
+
+def check_loras(texts: list[str] | None) -> list[str] | None:
+    """The value of an option --lora, after a check of its scales and local files, and that peft is installed."""
+    for text in texts or []:
+        source, _ = parse_lora(text)
+        path = Path(source).expanduser()
+        if not path.exists() and (path.suffix == ".safetensors" or source.count("/") != 1):
+            raise ValueError(f"--lora is {text}: {source} is neither a file, a folder nor a Hub repository")
+    if texts and importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora needs peft: pip install 'arimage[lora]'")
+    return texts
+
+
+def load_loras(pipe, loras: list[str]) -> None:
+    """Load adapters into a pipeline, all of them active, each at its scale."""
+    names = []
+    for text in loras:
+        before = set(pipe.get_active_adapters())
+        pipe.load_lora_weights(parse_lora(text)[0])
+        names += [name for name in pipe.get_active_adapters() if name not in before]
+    pipe.set_adapters(names, [parse_lora(text)[1] for text in loras])
 
 
 def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> None:
@@ -197,13 +249,21 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @no_garbage_collection()
-def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: bool = False, continues: bool = False):
+def load_pipeline(
+    model: str,
+    device: str | None,
+    dtype: str = "auto",
+    videos: bool = False,
+    continues: bool = False,
+    lora: list[str] | None = None,
+):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device.
         videos: whether the command takes models of videos too.
         continues: whether it takes those that only continue an image or a video.
+        lora: adapters, each FILE[:SCALE].
 
     Raises:
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
@@ -236,7 +296,10 @@ def load_pipeline(model: str, device: str | None, dtype: str = "auto", videos: b
             f"{model} continues images or videos, which this command does not give: use `arimage generate`"
         )
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
-    return pipe.to(device)
+    pipe.to(device)
+    if lora:
+        load_loras(pipe, lora)
+    return pipe
 
 
 def sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder: float | None) -> dict:

@@ -27,6 +27,7 @@ FLOORS = {
     "app": 4,
     "cli": 4,
     "environment": 4,
+    "listings": 4,
     "options": 4,
     "auto": 4,
     "__main__": 4,

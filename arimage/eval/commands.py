@@ -13,6 +13,7 @@ from ..options import (
     Device,
     Dtype,
     GuidanceScale,
+    Loras,
     MinP,
     Model,
     NumInferenceSteps,
@@ -97,6 +98,7 @@ def generate(
     order: OrderOption = None,
     height: Pixels = None,
     width: Pixels = None,
+    lora: Loras = None,
     dtype: Dtype = "auto",
     device: Device = None,
     engine: Annotated[
@@ -117,6 +119,8 @@ def generate(
     depend on interruptions or on the number of processes."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--engine ray needs Ray: pip install 'arimage[ray]'")
+    if engine == "ray" and lora:
+        raise ValueError("--engine ray takes no --lora: leave out one of the two")
     from .runs.manifest import make_manifest
 
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
@@ -126,7 +130,7 @@ def generate(
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
         device = str(state.device)
-    pipe = load_pipeline(model, device, dtype, videos=True)
+    pipe = load_pipeline(model, device, dtype, videos=True, lora=lora)
     decoder = num_inference_steps, decoder_guidance_scale
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
     config = make_config(
@@ -142,6 +146,7 @@ def generate(
         width=width,
         negative_prompt=negative_prompt,
         order=order,
+        lora=lora,
     )
     if dry_run:
         import torch

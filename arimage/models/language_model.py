@@ -22,11 +22,12 @@ PROMPT_MULTIPLE = 32
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The part of a head that computes the logits of `count` image tokens, whose ids in the language model start at
-    `first`. It multiplies only these rows of the weight, unless the weight is offloaded or quantised."""
+    `first`. It multiplies only these rows of the weight, unless the weight is offloaded or quantised, or the head is
+    another layer, such as one with an adapter."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
-        if weight.is_meta or not weight.is_floating_point():
+        if type(lm_head) is not nn.Linear or weight.is_meta or not weight.is_floating_point():
             return lm_head(hidden)[..., first : first + count]
         return F.linear(hidden.to(weight.device), weight[first : first + count])
 
@@ -224,6 +225,39 @@ class LanguageTokenModel:
         if last is not None:
             hidden = hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2]))
         return self._logits(hidden)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether `predict` knows the positions of the tokens: they follow the prompt in raster order."""
+        return self._steps is None
+
+    def predict(self, tokens: torch.LongTensor, unconditional: torch.BoolTensor | None = None) -> torch.Tensor:
+        """Teacher-forced logits [B, N, V] in float32 of tokens [B, N] after the prompts; the images `unconditional`
+        [B] have those without a condition, which a model of two groups has. Differentiable, for `trainable` models."""
+        rows = torch.arange(len(tokens), device=self.device)
+        if unconditional is not None:
+            rows = rows + len(tokens) * unconditional.to(rows)
+        condition = {name: value[rows] for name, value in self.conditions.values.items()}
+        embedded, places = self._embed(tokens[:, :-1]), torch.arange(self.num_tokens, device=self.device)
+        if self._row_end is not None:
+            columns = self.layout.columns
+            ends = [
+                self._row_end.expand(len(tokens), int(last and place > 0), -1)
+                for place, last in enumerate((places % columns == 0).tolist())
+            ]
+            pieces = zip(ends[1:], embedded.split(1, dim=1), strict=True)
+            embedded = torch.cat([part for end, token in pieces for part in (token, end)], dim=1)
+            places = places + places // columns
+        mask = F.pad(condition["mask"], (0, embedded.shape[1]), value=True)
+        hidden = self._decoder(
+            inputs_embeds=torch.cat([condition["prompt"], embedded.to(self._dtype)], dim=1),
+            position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
+            attention_mask=additive(
+                causal_mask(condition["mask"], embedded.shape[1]), self._dtype, self._heads_per_key
+            ),
+            use_cache=False,
+        ).last_hidden_state
+        return self._head(hidden[:, condition["mask"].shape[1] - 1 + places]).float()
 
     def _with_row_ends(self, cache, seen, tokens, at_slots, after, end_slots) -> torch.BoolTensor:
         """The keys that tokens and row ends see, bool [B, Q + R, K]. Tokens at `at_slots` [B, Q] see `seen` [B, Q, K];

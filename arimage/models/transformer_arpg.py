@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
@@ -40,7 +41,7 @@ class QueryBlock(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
-class ARPGTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
     """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the
     published ARPG-L.
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
@@ -143,7 +144,7 @@ class Block(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
-class CosmosTransformer(ModelMixin, ConfigMixin):
+class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The next-token transformer of Cosmos-Predict1. The defaults are the published 4B.
 
     RoPE rotates neighbouring pairs of a head's dimensions, where the original rotates its halves: the converter

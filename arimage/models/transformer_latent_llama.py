@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
@@ -17,7 +18,7 @@ from .prefix import PrefixModel
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
 
-class LatentLlamaTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
     """A next-token transformer for continuous tokens with its denoising head, conditioned on a class or on text.
 
     The head predicts the velocity sqrt(a) noise - sqrt(1 - a) token, where a is the remaining share of the token's

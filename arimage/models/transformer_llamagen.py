@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
@@ -168,7 +169,7 @@ class ClassOrTextCondition:
         return table, causal_mask(prefix_mask, count)
 
 
-class LlamaGenTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
     """The next-token transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
 
     Args:

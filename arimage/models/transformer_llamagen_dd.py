@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Whole, Width, checked
@@ -14,7 +15,7 @@ from .layers import Linear, additive, heads_per_key
 from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
 
 
-class LlamaGenDDTransformer(ModelMixin, ConfigMixin, ClassOrTextCondition):
+class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
     """The decoder of LlamaGen, fed with vectors instead of tokens: the vectors of known tokens, then noise. One causal
     forward pass turns the noise at each position into the vector of its token. The defaults are the published
     LlamaGen-DD-B.

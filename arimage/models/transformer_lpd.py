@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..schema import Count, Epsilon, Layers, Share, Side, Width, checked
@@ -45,7 +46,7 @@ class Block(nn.Module):
         return hidden + self.dropout(self.fc2(F.gelu(self.fc1(self.feed_forward_norm(hidden)))))
 
 
-class LPDTransformer(ModelMixin, ConfigMixin):
+class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The any-order transformer of LPD, conditioned on a class. The defaults are the published LPD-L.
 
     Args:

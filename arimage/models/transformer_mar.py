@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..schema import Count, Layers, Positive, Side, Width, checked
@@ -35,7 +36,7 @@ class Block(nn.Module):
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
-class MARTransformer(ModelMixin, ConfigMixin):
+class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The masked transformer of MAR. The defaults are the published MAR-B of 256 pixels.
 
     The encoder reads the known tokens, and the decoder outputs a condition per token for the denoising head. Both also

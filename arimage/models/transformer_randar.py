@@ -4,6 +4,7 @@ each image token."""
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
@@ -14,7 +15,7 @@ from .paired import PairedModel, teacher_forcing_mask
 from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table
 
 
-class RandARTransformer(ModelMixin, ConfigMixin):
+class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The any-order transformer of RandAR, conditioned on a class. The defaults are the published RandAR-L.
 
     Args:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.linear import linear
@@ -130,7 +131,7 @@ class Float32Linear(nn.Linear):
         return linear(hidden.float(), self.weight.float(), self.bias.float())
 
 
-class VARTransformer(ModelMixin, ConfigMixin):
+class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
 
     An image is K maps of tokens, from coarse to fine. All tokens of a map are predicted in one forward pass from the

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
@@ -32,7 +33,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2 + 1, shift2)), gate2)
 
 
-class VARDDTransformer(ModelMixin, ConfigMixin):
+class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The transformer of VAR, fed with vectors instead of sums of maps: the vectors of known maps, then noise. One
     forward pass turns the noise at each position into the vector of its token. A vector sees the class, the coarser
     maps and itself, but not the rest of its own map. The defaults are the published VAR-DD-d16.

@@ -34,6 +34,7 @@ from .call import GenerationCall, RunOptions, running, running_call
 from .checks import as_decoding, as_texts, with_dtype
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
+from .lora import LoraMixin, adapter_state
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
@@ -49,7 +50,7 @@ MAX_IMAGES_PER_PROMPT = 1000
 CONDITIONS = {"prompt", "class_labels", "prompt_embeds", "input_ids", "tokens", "video"}
 
 
-class ARPipeline(DiffusionPipeline):
+class ARPipeline(LoraMixin, DiffusionPipeline):
     """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
     `generate`, and
 
@@ -202,6 +203,7 @@ class ARPipeline(DiffusionPipeline):
                 "safe_serialization is False, but pipelines load .safetensors files only, since others may run code: "
                 "leave it out"
             )
+        self.check_without_adapters()
         # First, since the parent may push the folder to the Hub.
         saved = {name: getattr(self, name) for name in self._saved_defaults}
         config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
@@ -390,7 +392,8 @@ class ARPipeline(DiffusionPipeline):
         if steps is None or not (steps.compiles or on_cuda) or self.has_hooks:
             return None
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
-        steps.use_weights([each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())])
+        addresses = [each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())]
+        steps.use_weights([*addresses, *adapter_state(modules)])
         return steps
 
     # Parts of `prepare`

@@ -51,6 +51,7 @@ class Emu3Pipeline(ARImagePipeline):
 
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
     model_cpu_offload_seq = "model"
+    _lora_loadable_modules = ["model"]
     _optional_components = ["tokenizer"]
 
     def __init__(

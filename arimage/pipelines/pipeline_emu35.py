@@ -60,6 +60,7 @@ class Emu35Pipeline(ARImagePipeline):
         "tokens", TOKEN_SAMPLING | EDITING | {"image_reference", "negative_prompt", "ratio"}, max_references=3
     )
     model_cpu_offload_seq = "model->vq"
+    _lora_loadable_modules = ["model"]
     _optional_components = ["tokenizer"]
     # So do the authors.
     _truncates_levels = True

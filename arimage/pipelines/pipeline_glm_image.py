@@ -79,6 +79,7 @@ class GlmImagePipeline(HybridPipeline):
         decoder=frozenset({"guidance_scale", "num_inference_steps"}),
     )
     model_cpu_offload_seq = "vision_language_encoder->text_encoder->transformer->vae"
+    _lora_loadable_modules = ["vision_language_encoder", "transformer"]
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class JanusPipeline(ARImagePipeline):
 
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "model"
+    _lora_loadable_modules = ["model"]
     _optional_components = ["processor"]
     _truncates_levels = True
 
@@ -161,7 +162,7 @@ class JanusPipeline(ARImagePipeline):
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all tokens, float32 [V, D]."""
         codebook = self.parts.vqmodel.quantize.embedding
-        codes = torch.arange(codebook.num_embeddings, device=self._execution_device)
+        codes = torch.arange(codebook.weight.shape[0], device=self._execution_device)
         return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

@@ -1,11 +1,20 @@
 """The console commands `arimage train ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from ..options import Device, Dtype, Model, choose_device, load_pipeline
+from ..options import (
+    Device,
+    Dtype,
+    Model,
+    Seed,
+    check_decodings,
+    choose_device,
+    load_pipeline,
+    prompt_lines,
+)
 
 
 train_app = typer.Typer(
@@ -139,6 +148,76 @@ def collaborate(
     run_collaborate(
         load_recipe(recipe, "transformer", "collaborate"), load_pipeline(model, device, dtype), data, heldout, out
     )
+
+
+@train_app.command("lora")
+def lora(
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Pictures with captions: a folder with metadata.jsonl (file_name, text) or with NAME.txt next to "
+            "each picture, or a parquet file with image, and caption or text. For a model of classes, captions are "
+            "their names or ids."
+        ),
+    ],
+    out: Out,
+    model: Model = PACKAGED,
+    rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 16,
+    alpha: Annotated[float, typer.Option(help="The adapter is scaled by alpha / rank.")] = 16.0,
+    targets: Annotated[
+        Literal["attention", "all"], typer.Option(help="The attention, or all linear layers of the decoder.")
+    ] = "attention",
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 500,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-4,
+    batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 8,
+    caption: Annotated[
+        str | None, typer.Option(help='Template of all captions, in which {} is the own one: "{} in blue ink".')
+    ] = None,
+    caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
+    prior: Annotated[
+        Path | None,
+        typer.Option(help="Pictures with captions that the model should keep, in the same layouts as --data."),
+    ] = None,
+    prior_share: Annotated[float, typer.Option(help="Share of --prior in every batch.")] = 0.5,
+    short_share: Annotated[
+        float, typer.Option(help="Share of steps on the first 96 tokens only, with more pictures, in raster order.")
+    ] = 0.5,
+    validation_prompts: Annotated[
+        Path | None, typer.Option(help="Text file with one prompt per line, for samples.png.")
+    ] = None,
+    decoding: Annotated[
+        str | None, typer.Option(callback=check_decodings, help="Decoding of samples.png. Default: the model's.")
+    ] = None,
+    report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 300.0,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train a LoRA adapter for a finished model; OUT/best has the lowest held-out loss, OUT/last is the last one, and
+    OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
+    from .adapters.lora import LoraSettings, LoraTask, train_lora, warning_of_poor_pictures
+    from .adapters.pairs import load_pairs
+
+    settings = LoraSettings(
+        rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
+    )
+    prompts = [] if validation_prompts is None else prompt_lines(validation_prompts)
+    pipe = load_pipeline(model, device, dtype)
+    size = pipe.image_sizes[0]
+    pictures = load_pairs(data, size, caption)
+    old = None if prior is None else load_pairs(prior, size)
+    parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
+    task = LoraTask(pipe, pictures, settings, **parts)
+    out.mkdir(parents=True, exist_ok=True)
+    psnr, own = task.report_reconstructions(out)
+    typer.echo(
+        f"the image tokenizer draws these pictures at {psnr:.1f} dB"
+        + ("" if own is None else f", prior ones at {own:.1f} dB")
+    )
+    if warning := warning_of_poor_pictures(psnr, own):
+        typer.echo(f"warning: {warning}", err=True)
+    train_lora(task, out, report_every)
+    typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
 
 
 @train_app.command("classifier")

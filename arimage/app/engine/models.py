@@ -100,10 +100,21 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
 
 
 def load_models(
-    models: list[str] | None, device: str | None, dtype: str = "auto", videos: bool = False
+    models: list[str] | None,
+    device: str | None,
+    dtype: str = "auto",
+    videos: bool = False,
+    lora: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused."""
-    return {name: load_pipeline(model, device, dtype, videos) for name, model in model_names(models, videos).items()}
+    """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused.
+
+    Raises:
+        ValueError: if there are adapters, and not one model that they are for.
+    """
+    names = model_names(models, videos)
+    if lora and len(names) != 1:
+        raise ValueError(f"--lora changes one model, and there are {len(names)}: give its name as --model")
+    return {name: load_pipeline(model, device, dtype, videos, lora=lora) for name, model in names.items()}
 
 
 @torch.no_grad()

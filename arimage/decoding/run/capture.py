@@ -63,9 +63,10 @@ class CompiledSteps:
         options = (f"{name}={getattr(value, '__name__', value)}" for name, value in sorted(self._options.items()))
         return f"compiled with {', '.join(options)}"
 
-    def use_weights(self, weights: list[int]) -> None:
-        """Called before steps with the addresses of the weights: a graph reads the weights where they were when it was
-        captured, so graphs of other weights are dropped."""
+    def use_weights(self, weights: list[Hashable]) -> None:
+        """Called before steps with the addresses of the weights, and the scales of adapters: a graph reads the weights
+        where they were, and multiplies by the scales that there were, when it was captured. So graphs of others are
+        dropped."""
         if weights != self._weights:
             self.kept.clear()
         self._weights = weights

@@ -87,6 +87,7 @@ def make_config(
     width: int | None = None,
     negative_prompt: str | None = None,
     order: str | None = None,
+    lora: list[str] | None = None,
 ) -> dict:
     """The configuration of a run as stored in config.json, with defaults filled in.
 
@@ -99,6 +100,7 @@ def make_config(
             override the checkpoint's.
         negative_prompt: one for all images, for models that take one.
         order: order of the tokens, for models that take one; by default the pipeline's.
+        lora: the adapters that were loaded, each FILE[:SCALE].
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings.
@@ -142,6 +144,7 @@ def make_config(
         "height": height,
         "width": width,
         **optional,
+        **({"lora": [Path(text).name for text in lora]} if lora else {}),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "machine": machine(pipe._execution_device),
     }

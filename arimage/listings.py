@@ -1,0 +1,99 @@
+"""The console commands that list models and decodings."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .auto import class_names, find_model, packaged_models, published_models
+from .convert.registry import PUBLISHED, size_text
+from .decoding.names import DEFAULTS, PRESETS
+from .pipelines.known import KnownCaptions
+
+
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
+) -> None:
+    """List the models that have a name, with what they download and take of the disk; or, with a name, what that model
+    knows."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if name is not None:
+        _list_known(name, search)
+        return
+    if search is not None:
+        raise ValueError(
+            "--search looks among what a model knows: name the model, as in `arimage models emoji-llamagen`"
+        )
+
+    table = Table("name", "pixels", "parameters", "download", "disk", "from", "licence")
+    for name in packaged_models():
+        table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
+    for entry in PUBLISHED:
+        table.add_row(
+            entry.name,
+            str(entry.image_size),
+            f"{entry.parameters / 1e6:,.0f} M",
+            size_text(entry.download),
+            size_text(entry.download + entry.converted),
+            ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
+            entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
+        )
+    # In a pipe, names are not wrapped.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
+
+
+def _list_known(model: str, search: str | None) -> None:
+    """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
+    folder = find_model(model)
+    if folder is None and model in published_models():
+        from .convert.fetch import load_published
+
+        folder = load_published(model, local_files_only=True)
+    if folder is None:
+        raise ValueError(f"{model} is a repository of the Hub: download it, and give its folder")
+    known, labels = KnownCaptions.load(folder), class_names(folder)
+    if known is None and labels is None:
+        raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
+    captions = known.pictures if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
+    wanted = (search or "").casefold()
+    names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
+    if not names:
+        raise ValueError(f"nothing that {model} knows contains {search!r}: search for another word")
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(names))
+        return
+    from rich.columns import Columns
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.print(Columns(map(console.render_str, names), column_first=True, padding=(0, 3)))
+    if known and known.words:
+        console.print("\nCombined as in:", *known.patterns, sep="\n  ")
+        for slot, words in known.words.items():
+            console.print(f"{slot}: {', '.join(words[:12])}{', ...' if words[12:] else ''}")
+
+
+def _setting_text(value) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(value["method"] if isinstance(value, dict) else value)
+
+
+def decodings() -> None:
+    """List the decodings that have a name, with their settings."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "exact", "what it does", "settings", "paper")
+    for name, preset in PRESETS.items():
+        settings = [
+            f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
+        ]
+        paper = f"arXiv {preset.paper}" if preset.paper else ""
+        table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
+    Console(width=None if sys.stdout.isatty() else 240).print(table)

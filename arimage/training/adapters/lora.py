@@ -1,0 +1,254 @@
+"""`arimage train lora`: a LoRA adapter for a finished model, learned from pictures with captions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers import ModelMixin
+from torch import nn
+
+from ...pipelines.base import ARPipeline
+from ...pipelines.lora import check_peft
+from ..data import save_grid, to_unit_range
+from ..loop import OptimizerSettings, fit
+from ..processes import batch_generator
+from .losses import condition_of, losses_of
+from .pairs import Pairs
+
+
+ADAPTER = "trained"
+ATTENTION = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "out_proj"}
+MLP = {"gate_proj", "up_proj", "down_proj"}
+# What language models have besides the decoder of the image tokens.
+ELSEWHERE = ("vision", "visual", "vqmodel", "aligner")
+# Pictures per call of the image tokenizer, and on a sheet.
+CHUNK, SHOWN = 32, 8
+# The tokens of a short step, see `LoraSettings`.
+SHORT = 96
+# How many dB below that of the model's own pictures a reconstruction is poor.
+POOR = 4.0
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """How an adapter is trained.
+
+    Attributes:
+        alpha: the adapter is scaled by alpha / rank.
+        targets: "attention", or "all" linear layers of the decoder.
+        caption_dropout: the share of pictures that are learned without their caption.
+        prior_share: the share of each batch that comes from the prior pictures, if there are any.
+        short_share: the share of steps on the first 96 tokens only, with as many more pictures, in raster order: there
+            the caption decides most.
+    """
+
+    rank: int = 16
+    alpha: float = 16.0
+    targets: Literal["attention", "all"] = "attention"
+    steps: int = 500
+    learning_rate: float = 1e-4
+    batch_size: int = 8
+    caption_dropout: float = 0.1
+    prior_share: float = 0.5
+    short_share: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("rank", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
+        for name in ("alpha", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give more than 0")
+        for name in ("caption_dropout", "prior_share", "short_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more, and less than 1")
+
+
+def target_names(component: nn.Module, targets: str) -> list[str]:
+    """The names of the layers that an adapter changes."""
+    every = [name for name, module in component.named_modules() if isinstance(module, nn.Linear)]
+    own = isinstance(component, ModelMixin)
+    if own and targets == "all":
+        return every
+    ends = ATTENTION if targets == "attention" else ATTENTION | MLP
+    chosen = [name for name in every if name.rpartition(".")[2] in ends]
+    return chosen if own else [name for name in chosen if not any(part in name for part in ELSEWHERE)]
+
+
+class LoraTask(nn.Module):
+    """Teaches an adapter of a pipeline the tokens of pictures. Only its weights are trained and kept."""
+
+    def __init__(
+        self,
+        pipe: ARPipeline,
+        data: Pairs,
+        settings: LoraSettings,
+        *,
+        base: str,
+        prior: Pairs | None = None,
+        prompts: Sequence[str] = (),
+        decoding: str | None = None,
+    ):
+        super().__init__()
+        check_peft()
+        if len(data) < 2:
+            raise ValueError(f"there are {len(data)} pictures: give at least 2, a tenth of which is held out")
+        from peft import LoraConfig, inject_adapter_in_model
+
+        self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
+        losses = losses_of(pipe, data.captions[0])
+        self.frozen.losses = losses
+        (self.key,) = pipe._lora_loadable_modules
+        self.component = SimpleNamespace(it=pipe.components[self.key])
+        torch.manual_seed(settings.seed)
+        names = target_names(self.component.it, settings.targets)
+        config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=names)
+        inject_adapter_in_model(config, self.component.it, ADAPTER)
+        self.component.it._hf_peft_config_loaded = True
+        self.component.it.eval()
+        self.weights = nn.ParameterList([one for one in self.component.it.parameters() if one.requires_grad])
+        # The lowest held-out loss so far, and its step: buffers are part of a checkpoint.
+        self.register_buffer("best", torch.tensor([torch.inf, 0.0]))
+
+        shuffled = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+        count = max(1, len(data) // 10)
+        self.heldout, self.data, self.prior = data.take(shuffled[:count]), data.take(shuffled[count:]), prior
+        self.tokens, self.heldout_tokens = self.encode(self.data), self.encode(self.heldout)
+        self.prior_tokens = None if prior is None else self.encode(prior)
+        priors = [] if prior is None else prior.captions
+        shown = [*self.data.captions[:SHOWN], *self.heldout.captions[:SHOWN], *priors[:SHOWN]]
+        self.prompts = list(prompts or shown)
+
+    @torch.no_grad()
+    def encode(self, data: Pairs) -> torch.LongTensor:
+        device = self.frozen.pipe._execution_device
+        chunks = torch.arange(len(data)).split(CHUNK)
+        return torch.cat([self.frozen.losses.tokens(data.pixels(part.tolist()).to(device)).cpu() for part in chunks])
+
+    @torch.no_grad()
+    def reconstructions(self, data: Pairs, tokens: torch.LongTensor, count: int = CHUNK) -> torch.Tensor:
+        """What the image tokenizer makes of the first pictures of `data`: pixels [M, 3, H, W] in [0, 1]."""
+        pipe, texts = self.frozen.pipe, data.captions[:count]
+        raster = {"order": "raster"} if pipe.abilities.accepts("order") else {}
+        call = pipe.prepare(**condition_of(pipe, texts), **raster, guidance_scale=1.0)
+        return (pipe.decode_tokens(call, tokens[: len(texts)].to(pipe._execution_device)).float().cpu() + 1) / 2
+
+    def report_reconstructions(self, out: Path) -> tuple[float, float | None]:
+        """The mean PSNR in dB of reconstructed pictures, and of prior ones if there are any. Saves the pictures above
+        their reconstructions: what the tokenizer cannot draw, no adapter learns."""
+        found = []
+        for name, data, tokens in (("pictures", self.data, self.tokens), ("prior", self.prior, self.prior_tokens)):
+            if data is None or tokens is None:
+                continue
+            given = (to_unit_range(data.images[:CHUNK]) + 1) / 2
+            drawn = self.reconstructions(data, tokens).clamp(0, 1)
+            found.append(float((-10 * (drawn - given).square().mean((1, 2, 3)).log10()).mean()))
+            sheet = torch.cat([given[:SHOWN], drawn[:SHOWN]])
+            save_grid(sheet, out / f"reconstructions-{name}.png", columns=min(SHOWN, len(given)))
+        return found[0], found[1] if len(found) > 1 else None
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        settings, generator = self.settings, batch_generator(self.settings.seed, step)
+        size, count = settings.batch_size, self.tokens.shape[1]
+        fixed = not self.frozen.pipe.abilities.accepts("order") and self.frozen.pipe.abilities.kind == "tokens"
+        if fixed and count > SHORT and torch.rand((), generator=generator) < settings.short_share:
+            size, count = size * count // SHORT, SHORT
+        old = torch.rand(size, generator=generator) < (settings.prior_share if self.prior is not None else 0)
+        captions, tokens = [], []
+        for is_old in old.tolist():
+            data, every = (self.prior, self.prior_tokens) if is_old else (self.data, self.tokens)
+            assert data is not None and every is not None
+            index = int(torch.randint(len(data), (), generator=generator))
+            captions.append(data.captions[index])
+            tokens.append(every[index])
+        dropped = torch.rand(size, generator=generator) < settings.caption_dropout
+        device = self.frozen.pipe._execution_device
+        losses = self.frozen.losses(captions, torch.stack(tokens).to(device), dropped, count, generator).mean(1)
+        figures = {"loss": losses.mean().detach()}
+        if old.any() and not old.all():
+            figures["new loss"], figures["prior loss"] = losses[~old].mean().detach(), losses[old].mean().detach()
+        return losses.mean(), figures
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        total = []
+        for part in torch.arange(len(self.heldout)).split(self.settings.batch_size):
+            captions = [self.heldout.captions[i] for i in part.tolist()]
+            tokens = self.heldout_tokens[part].to(self.frozen.pipe._execution_device)
+            generator = torch.Generator().manual_seed(self.settings.seed)
+            kept = torch.zeros(len(part), dtype=torch.bool)
+            total.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).mean(1))
+        loss = float(torch.cat(total).mean())
+        self.save(out / "last")
+        if loss < self.best[0]:
+            self.best.copy_(torch.tensor([loss, step]))
+            self.save(out / "best")
+        self.save_sheet(out / "samples.png")
+        return {"held-out loss": loss}
+
+    def save(self, folder: Path) -> None:
+        from peft import get_peft_model_state_dict
+
+        pipe, component = self.frozen.pipe, self.component.it
+        layers = get_peft_model_state_dict(component, adapter_name=ADAPTER, save_embedding_layers=False)
+        parts = {
+            f"{self.key}_lora_layers": layers,
+            f"{self.key}_lora_adapter_metadata": component.peft_config[ADAPTER].to_dict(),
+        }
+        known = [*self.data.captions, *self.heldout.captions]
+        type(pipe).save_lora_weights(folder, **parts, base=self.frozen.base, captions=list(dict.fromkeys(known)))
+
+    def save_sheet(self, path: Path) -> None:
+        """One column per prompt: the base, the adapter at 0.5 and at 1."""
+        pipe = self.frozen.pipe
+        known, pipe.known_captions = pipe.known_captions, None
+        rows = []
+        for scale in (0.0, 0.5, 1.0):
+            pipe.set_adapters(ADAPTER, scale)
+            images = pipe(
+                **condition_of(pipe, self.prompts),
+                decoding=self.frozen.decoding,
+                batch_size=CHUNK,
+                generator=torch.Generator().manual_seed(self.settings.seed),
+                output_type="pt",
+            ).images
+            rows.append(images.float().cpu())
+        pipe.known_captions = known
+        pipe.set_adapters(ADAPTER, 1.0)
+        size = [min(side, 256) for side in rows[0].shape[2:]]
+        save_grid(F.interpolate(torch.cat(rows), size, mode="area"), path, columns=len(self.prompts))
+
+    def train(self, mode: bool = True) -> "LoraTask":
+        """Also after a report, which leaves the adapter without gradients."""
+        for weight in self.weights:
+            weight.requires_grad_(mode)
+        return super().train(mode)
+
+
+def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
+    """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
+    shows what they change."""
+    settings = task.settings
+    optimizer = OptimizerSettings(
+        steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        weight_decay=0.0,
+        warmup_steps=min(20, settings.steps),
+        # Averages over the last fifty steps.
+        ema_decay=0.98,
+    )
+    fit(task, optimizer, out, report_every_seconds=report_every_seconds, log_every=10)
+
+
+def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:
+    """What to tell the user if the image tokenizer draws the new pictures much worse than those that it knows."""
+    if own is None or psnr >= own - POOR:
+        return None
+    return (
+        f"the image tokenizer draws these pictures at {psnr:.1f} dB, and the prior ones at {own:.1f} dB: look at "
+        "reconstructions-pictures.png, since no adapter learns what it cannot draw"
+    )

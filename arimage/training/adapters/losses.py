@@ -1,0 +1,139 @@
+"""The loss of an adapter on the tokens of pictures, with the family's own teacher-forced logits."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ...decoding.contract.orders import order_of
+from ...models.language_model import LanguageTokenModel
+from ...pipelines.base import ARPipeline
+from ...pipelines.class_or_text import ClassOrTextPipeline
+
+
+class Losses(Protocol):
+    """Cross-entropy of the tokens of pictures under a model, differentiable."""
+
+    def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, N] of pixels [B, 3, H, W] in [-1, 1]."""
+        ...
+
+    def __call__(
+        self,
+        captions: list[str],
+        tokens: torch.LongTensor,
+        unconditional: torch.BoolTensor,
+        count: int,
+        generator: torch.Generator,
+    ) -> torch.Tensor:
+        """Losses [B, K] of `tokens` [B, N]: of the first `count` ones where the order of generation is fixed, else of
+        all. The images `unconditional` [B] have no condition."""
+        ...
+
+
+def condition_of(pipe: ARPipeline, captions: list[str]) -> dict:
+    """The argument of a call with these captions, which name classes where the model generates classes."""
+    if pipe.num_classes is None:
+        return {"prompt": captions}
+    return {"class_labels": [int(text) if text.isdigit() else text for text in captions]}
+
+
+class PrefixLosses:
+    """Of transformers that read a class or a text as a prefix: in raster order, or in a new random order per image."""
+
+    def __init__(self, pipe: ClassOrTextPipeline):
+        self.pipe, self.any_order = pipe, pipe.abilities.accepts("order")
+        self._conditions: dict[str, dict[str, torch.Tensor]] = {}
+
+    def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
+        return self.pipe.encode_image(pixels).flatten(1)
+
+    @torch.no_grad()
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        given = condition_of(self.pipe, captions)
+        return self.pipe.encode_prefix(given.get("prompt"), given.get("class_labels"), None, None)
+
+    def conditions(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        """The conditions of captions, each of which is encoded once."""
+        new = [text for text in dict.fromkeys(captions) if text not in self._conditions]
+        if new:
+            encoded = self._encode(new)
+            for i, text in enumerate(new):
+                self._conditions[text] = {name: value[i] for name, value in encoded.items()}
+        rows = [self._conditions[text] for text in captions]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
+        if not self.any_order:
+            tokens = tokens[:, :count]
+            logits = self.pipe.transformer.predict(tokens, **condition)
+        else:
+            side = self.pipe.transformer.config.grid_size
+            order = order_of("random", (side, side), torch.randint(2**62, (len(tokens),), generator=generator))
+            assert order is not None
+            order = order.to(tokens.device)
+            logits = self.pipe.transformer.predict(tokens, order=order, **condition)
+            tokens = tokens.gather(1, order)
+        return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
+
+
+class ScaleLosses(PrefixLosses):
+    """Of VAR: all scales in one forward pass."""
+
+    def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
+        return torch.cat([part.flatten(1) for part in self.pipe.encode_image(pixels)], dim=1)
+
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        given = condition_of(self.pipe, captions)
+        return self.pipe.encode_condition(given.get("prompt"), given.get("class_labels"), None, None)
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        sides = self.pipe.transformer.config.scales
+        parts = zip(tokens.split([side**2 for side in sides], 1), sides, strict=True)
+        maps = [part.unflatten(1, (side, side)) for part, side in parts]
+        with torch.no_grad():
+            inputs = self.pipe.vq.inputs(maps)
+        condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
+        logits = self.pipe.transformer.predict(inputs, **condition)
+        return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
+
+
+class LanguageLosses:
+    """Of language models: prompt and image in one forward pass. Without a condition the prompt is the family's own
+    unconditional one."""
+
+    def __init__(self, pipe: ARPipeline):
+        self.pipe = pipe
+
+    def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
+        return self.pipe.encode_image(pixels).flatten(1)
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        model = self.pipe.prepare(**condition_of(self.pipe, captions), guidance_scale=2.0).model
+        return F.cross_entropy(model.predict(tokens, unconditional).transpose(1, 2), tokens, reduction="none")
+
+
+def losses_of(pipe: ARPipeline, caption: str) -> Losses:
+    """The losses of the family of a pipeline.
+
+    Args:
+        caption: that of one of the pictures.
+
+    Raises:
+        ValueError: if the family cannot be trained here, or the caption is none of its classes.
+    """
+    kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
+    if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):
+        return ScaleLosses(pipe)
+    if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
+        return PrefixLosses(pipe)
+    if kind == "tokens" and not videos:
+        with torch.no_grad():
+            model = pipe.prepare(**condition_of(pipe, [caption])).model
+        if isinstance(model, LanguageTokenModel) and model.trainable:
+            return LanguageLosses(pipe)
+    raise ValueError(
+        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, Janus, "
+        "Emu3, Lumina-mGPT or Anole"
+    )

@@ -1,0 +1,119 @@
+"""Pictures with captions, in the layouts of diffusers' examples: a folder with metadata.jsonl or with NAME.txt next to
+each picture, or a parquet file."""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image, ImageOps
+
+from ...media.files import open_image, to_rgb
+from ..data import IMAGE_SUFFIXES, to_unit_range
+
+
+METADATA = "metadata.jsonl"
+
+
+@dataclass
+class Pairs:
+    """Pictures uint8 [M, 3, H, W] and the caption of each."""
+
+    images: torch.Tensor
+    captions: list[str]
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def take(self, index: list[int]) -> "Pairs":
+        return Pairs(self.images[index], [self.captions[i] for i in index])
+
+    def pixels(self, index: slice | list[int]) -> torch.Tensor:
+        """float32 [B, 3, H, W] in [-1, 1]."""
+        return to_unit_range(self.images[index])
+
+
+def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) -> Pairs:
+    """Read pictures and captions, and resize and crop the pictures to `size` (height, width).
+
+    Args:
+        path: a parquet file with the columns `image` and `caption` or `text`, or a folder. The captions of a folder
+            are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture.
+        caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
+            needs one.
+
+    Raises:
+        ValueError: if there are no pictures, one cannot be read or has no caption, or a folder has captions in both
+            places.
+    """
+    if path.is_dir():
+        found = _read_folder(path, needed=caption is None or "{}" in caption)
+    elif path.is_file():
+        found = _read_parquet(path)
+    else:
+        raise ValueError(f"{path} is neither a folder of pictures nor a parquet file: check the path")
+    if not found:
+        raise ValueError(f"{path} has no pictures: put files of {', '.join(sorted(IMAGE_SUFFIXES))} there")
+    images, captions = [], []
+    for name, source, text in found:
+        picture = to_rgb(name, open_image(name, source))
+        picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
+        images.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+        captions.append(text if caption is None else caption.replace("{}", text))
+    return Pairs(torch.stack(images), captions)
+
+
+def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    notes = [path for path in paths if path.with_suffix(".txt").is_file()]
+    listed: dict[Path, str] = {}
+    if (folder / METADATA).is_file():
+        if notes:
+            raise ValueError(f"{folder} has {METADATA} and {notes[0].with_suffix('.txt').name}: keep one of the two")
+        for number, line in enumerate((folder / METADATA).read_text(encoding="utf-8").splitlines(), 1):
+            listed |= _read_line(folder, line, number) if line.strip() else {}
+    found = []
+    for path in paths:
+        text = listed.get(path)
+        if path in notes:
+            text = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
+        if not text and needed:
+            raise ValueError(
+                f"{path} has no caption: write it into {path.stem}.txt or {METADATA}, or give one for all as --caption"
+            )
+        found.append((str(path), path, text or ""))
+    return found
+
+
+def _read_line(folder: Path, line: str, number: int) -> dict[Path, str]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of {folder / METADATA} is not JSON ({error}): correct it") from error
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("file_name", "text")):
+        raise ValueError(f"line {number} of {folder / METADATA} has no file_name or text: write both")
+    path = folder / row["file_name"]
+    if not path.is_file():
+        raise ValueError(f"line {number} of {folder / METADATA} names {row['file_name']}, which is not there")
+    return {path: row["text"].strip()}
+
+
+def _read_parquet(path: Path) -> list[tuple[str, io.BytesIO, str]]:
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as parquet ({error}): get the file again") from error
+    column = next((name for name in ("caption", "text") if name in table.column_names), None)
+    if column is None or "image" not in table.column_names:
+        raise ValueError(f"{path} has the columns {table.column_names}: it needs image, and caption or text")
+    found = []
+    for number, row in enumerate(table.select(["image", column]).to_pylist(), 1):
+        data = row["image"].get("bytes") if isinstance(row["image"], dict) else row["image"]
+        if not isinstance(data, bytes) or not isinstance(row[column], str) or not row[column].strip():
+            raise ValueError(f"{path}, row {number}, has no picture or no {column}: leave the row out")
+        found.append((f"{path}, row {number}", io.BytesIO(data), row[column].strip()))
+    return found

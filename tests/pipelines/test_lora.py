@@ -1,0 +1,376 @@
+"""Adapters on every family: what they change, and how they are loaded, scaled, fused and saved."""
+
+import contextlib
+import json
+from importlib import import_module
+
+import pytest
+import torch
+from adapters import STYLE, adapter, merge
+from families import EVERY, condition_of, flat, quick, seeded
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from arimage import AutoPipeline
+from arimage.auto import PIPELINES
+from arimage.pipelines.known import KnownCaptions
+
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+from diffusers.loaders.peft import PeftAdapterMixin  # noqa: E402
+from peft import LoraConfig, get_peft_model_state_dict  # noqa: E402
+
+
+FEW = ["llamagen-text", "var-class", "arpg", "janus", "emu3", "lumina"]
+few = pytest.mark.parametrize("family", FEW)
+
+
+def build(family):
+    return EVERY[family]()
+
+
+def run(pipe, **settings):
+    return pipe(**condition_of(pipe), output_type="latent", generator=seeded(0), **settings)
+
+
+def tokens(pipe, **settings):
+    return flat(run(pipe, **settings).tokens)
+
+
+def greedy(pipe, **settings):
+    return tokens(pipe, top_k=1, **settings)
+
+
+def first_logits(pipe):
+    with torch.no_grad():
+        return pipe.prepare(**condition_of(pipe), generator=seeded(0)).model.prefill(1)[1]
+
+
+def write(path, state, config=None, **about):
+    """A file as `save_lora_weights` writes it."""
+    header = {} if config is None else {"lora_adapter_metadata": json.dumps(config)}
+    save_file(state, path, metadata={"format": "pt", **header, **{name: json.dumps(it) for name, it in about.items()}})
+    return path
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pipeline_names_components_that_take_adapters(name):
+    kind = getattr(import_module(f"arimage.pipelines.{PIPELINES[name]}"), name)
+    types = kind._get_signature_types()
+    for key in kind._lora_loadable_modules:
+        assert all(issubclass(one, PreTrainedModel | PeftAdapterMixin) for one in types[key] if one is not type(None))
+
+
+@pytest.mark.parametrize("family", quick(EVERY))
+def test_every_layer_honours_its_adapter(family):
+    pipe, merged = build(family), build(family)
+    state = adapter(pipe, size=0.3)
+    before = tokens(pipe)
+    pipe.load_lora_weights(state, STYLE)
+    merge(merged, state)
+    found = tokens(pipe)
+    assert not torch.equal(found, before)
+    if found.is_floating_point():
+        torch.testing.assert_close(found, tokens(merged), rtol=1e-2, atol=1e-2)
+        return
+    assert torch.equal(found, tokens(merged))
+    if pipe.abilities.kind == "tokens":
+        torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
+
+
+@few
+def test_scales_switches_and_unloads(family):
+    pipe = build(family)
+    base = tokens(pipe)
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    styled = tokens(pipe)
+    assert not torch.equal(styled, base)
+    for change, expected in [
+        (lambda: pipe.set_adapters(STYLE, 0.0), base),
+        (lambda: pipe.set_adapters(STYLE, 1.0), styled),
+        (pipe.disable_lora, base),
+        (pipe.enable_lora, styled),
+        (pipe.fuse_lora, styled),
+        (pipe.unfuse_lora, styled),
+        (pipe.unload_lora_weights, base),
+    ]:
+        change()
+        assert torch.equal(tokens(pipe), expected)
+    assert pipe.get_list_adapters() == {}
+    assert not any("base_layer" in name for name in pipe.components[pipe._lora_loadable_modules[0]].state_dict())
+
+
+@few
+def test_two_halves_of_an_adapter_are_the_whole(family):
+    pipe = build(family)
+    state = adapter(pipe)
+    pipe.load_lora_weights(state, STYLE)
+    whole = tokens(pipe)
+    pipe.load_lora_weights(state, "yy")
+    pipe.set_adapters([STYLE, "yy"], [0.5, 0.5])
+    assert torch.equal(tokens(pipe), whole)
+    pipe.delete_adapters("yy")
+    assert pipe.get_list_adapters() == {pipe._lora_loadable_modules[0]: [STYLE]}
+    pipe.set_adapters(STYLE)
+    assert torch.equal(tokens(pipe), whole)
+
+
+@pytest.mark.parametrize("family", [name for name in FEW if name not in ("var-class", "arpg")])
+def test_exact_decodings_stay_exact(family):
+    pipe = build(family)
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    out = run(pipe, top_k=1, decoding="sjd-coupled:window=4")
+    assert torch.equal(flat(out.tokens), greedy(pipe, decoding="ar"))
+    assert out.stats.exact
+
+
+def test_a_drafter_of_the_base_stays_exact():
+    pipe = build("llamagen-text")
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    assert torch.equal(greedy(pipe, decoding="eagle"), greedy(pipe, decoding="ar"))
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("janus", marks=pytest.mark.slow)])
+def test_compiled_steps_follow_the_scale(family):
+    pipe = build(family)
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    whole = tokens(pipe)
+    pipe.set_adapters(STYLE, 0.5)
+    half = tokens(pipe)
+    pipe.compile(backend="eager")
+    assert torch.equal(tokens(pipe), half)
+    pipe.set_adapters(STYLE, 1.0)
+    assert torch.equal(tokens(pipe), whole)
+
+
+def test_a_compiled_component_takes_adapters():
+    pipe, plain = build("llamagen-text"), build("llamagen-text")
+    state = adapter(plain)
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    for each in (pipe, plain):
+        each.load_lora_weights(state, STYLE)
+        each.set_adapters(STYLE, 0.5)
+    assert torch.equal(tokens(pipe), tokens(plain))
+
+
+# Files
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+def test_saved_adapters_load_with_their_alpha(family, tmp_path):
+    pipe = build(family)
+    (key,) = pipe._lora_loadable_modules
+    state = adapter(pipe, targets="q_proj" if key == "model" else "qkv")
+    rank = 2
+    config = {f"{key}.{name}": value for name, value in LoraConfig(r=rank, lora_alpha=2 * rank).to_dict().items()}
+    path = write(tmp_path / "one.safetensors", state, {n: v for n, v in config.items() if not isinstance(v, set)})
+    pipe.load_lora_weights(path, adapter_name=STYLE)
+    strong = tokens(pipe)
+    component = pipe.components[key]
+    layers = get_peft_model_state_dict(component, adapter_name=STYLE)
+    parts = {f"{key}_lora_layers": layers, f"{key}_lora_adapter_metadata": component.peft_config[STYLE].to_dict()}
+    type(pipe).save_lora_weights(tmp_path / "saved", **parts, base="tiny", captions=["a blue house"])
+    with safe_open(tmp_path / "saved" / "pytorch_lora_weights.safetensors", framework="pt") as file:
+        header = file.metadata()
+        assert set(file.keys()) == set(state)
+    assert header["format"] == "pt"
+    assert json.loads(header["lora_adapter_metadata"])[f"{key}.lora_alpha"] == 2 * rank
+    assert json.loads(header["arimage"]) == {"base": "tiny", "captions": ["a blue house"]}
+
+    other, merged = build(family), build(family)
+    other.load_lora_weights(tmp_path / "saved")
+    assert other.get_list_adapters() == {key: ["default_0"]}
+    merge(merged, state, scale=2.0)
+    assert torch.equal(tokens(other), strong) and torch.equal(tokens(merged), strong)
+
+
+def test_saving_refuses_what_is_no_component(tmp_path):
+    pipe = build("llamagen-text")
+    with pytest.raises(ValueError, match="transformer_lora_layers"):
+        pipe.save_lora_weights(tmp_path)
+    with pytest.raises(ValueError, match="text_encoder_lora_layers"):
+        pipe.save_lora_weights(tmp_path, transformer_lora_layers=adapter(pipe), text_encoder_lora_layers={})
+
+
+def test_a_wrong_prefix_is_refused():
+    pipe = build("llamagen-text")
+    state = {name.removeprefix("transformer."): value for name, value in adapter(pipe, targets="qkv").items()}
+    with pytest.raises(ValueError, match=r"blocks\.0\.attention\.qkv_proj\.lora_A\.weight.*prefix=None"):
+        pipe.load_lora_weights(state)
+    with pytest.raises(ValueError, match="none at all"):
+        pipe.load_lora_weights({})
+    pipe.transformer.load_lora_adapter(state, prefix=None, adapter_name=STYLE)
+    assert pipe.get_list_adapters() == {"transformer": [STYLE]}
+
+
+def test_layers_and_shapes_that_do_not_fit_are_named():
+    pipe = build("llamagen-text")
+    state = adapter(pipe, targets="blocks.0.attention.qkv")
+    a, b = state
+    with pytest.raises(ValueError, match=r"blocks\.7\.attention.*no such layer"):
+        pipe.load_lora_weights({name.replace(".0.", ".7."): value for name, value in state.items()})
+    with pytest.raises(ValueError, match=r"lora_A.*\[2, 31\].*must be 32"):
+        pipe.load_lora_weights({a: state[a][:, :31], b: state[b]})
+    with pytest.raises(ValueError, match=r"lora_B.*dimension 0 must be 64"):
+        pipe.load_lora_weights({a: state[a], b: state[b][:63]})
+    assert pipe.get_list_adapters() == {}
+
+
+def test_damaged_and_missing_files_are_named(tmp_path):
+    pipe = build("llamagen-text")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    for path, words in [
+        (tmp_path / "cut.safetensors", "damaged"),
+        (tmp_path / "none.safetensors", "is not a file"),
+        (tmp_path / "none", "is not a folder"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            pipe.load_lora_weights(path)
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.safetensors", adapter(pipe, targets="qkv"))
+    with pytest.raises(ValueError, match="3 .safetensors files"):
+        pipe.load_lora_weights(tmp_path)
+    pipe.load_lora_weights(tmp_path, weight_name="b.safetensors")
+
+
+# Names and hot swaps
+
+
+def test_names_that_peft_would_mistake_are_refused():
+    pipe = build("llamagen-text")
+    state = adapter(pipe, targets="qkv")
+    for name in ("b", "blocks", "weight", "lora", "my.style", ""):
+        with pytest.raises(ValueError, match="adapter_name is"):
+            pipe.load_lora_weights(state, name)
+    pipe.load_lora_weights(state, "style")
+    for name in ("style2", "sty"):
+        with pytest.raises(ValueError, match="part of the name 'style'|part of the name"):
+            pipe.load_lora_weights(state, name)
+    with pytest.raises(ValueError, match="already"):
+        pipe.load_lora_weights(state, "style")
+    with pytest.raises(ValueError, match="no adapter 'zz' to swap"):
+        pipe.load_lora_weights(state, STYLE, hotswap=True)
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_hot_swap_changes_one_adapter_alone(family, rank):
+    pipe, other = build(family), build(family)
+    first, second, third = (adapter(pipe, seed=i, rank=n, targets="proj") for i, n in enumerate((2, 2, rank)))
+    pipe.enable_lora_hotswap(target_rank=4)
+    pipe.load_lora_weights(first, "style")
+    with pytest.raises(ValueError, match="before the first one"):
+        pipe.enable_lora_hotswap(target_rank=8)
+    pipe.load_lora_weights(second, STYLE)
+    pipe.set_adapters(["style", STYLE])
+    pipe.load_lora_weights(third, STYLE, hotswap=True)
+    other.load_lora_weights(first, "style")
+    other.load_lora_weights(third, STYLE)
+    other.set_adapters(["style", STYLE])
+    assert torch.equal(tokens(pipe), tokens(other))
+
+
+# What else holds weights
+
+
+def test_folders_with_adapters_are_not_saved(tmp_path):
+    pipe = build("llamagen-text")
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    styled = tokens(pipe)
+    for prepare in (lambda: None, pipe.fuse_lora):
+        prepare()
+        with pytest.raises(ValueError, match="unload_lora_weights"):
+            pipe.save_pretrained(tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+    pipe.unload_lora_weights()
+    pipe.save_pretrained(tmp_path / "model")
+    merged = AutoPipeline.from_pretrained(tmp_path / "model")
+    merged.set_progress_bar_config(disable=True)
+    assert torch.equal(tokens(merged), styled)
+
+
+def test_pipelines_that_share_a_component_share_its_adapters():
+    pipe = build("llamagen-text")
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    for other in (type(pipe).from_pipe(pipe), type(pipe)(**pipe.components)):
+        assert other.get_list_adapters() == {"transformer": [STYLE]}
+
+
+def test_quantised_weights_are_not_fused():
+    pipe = build("llamagen-text")
+    pipe.load_lora_weights(adapter(pipe, targets="qkv"), STYLE)
+    layer = pipe.transformer.blocks[0].attention.qkv_proj.base_layer
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match="quantised"):
+        pipe.fuse_lora()
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+def test_adapters_take_the_dtype_of_the_component(family):
+    pipe = build(family).to(dtype=torch.bfloat16)
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    component = pipe.components[pipe._lora_loadable_modules[0]]
+    assert {value.dtype for name, value in component.named_parameters() if "lora_" in name} == {torch.bfloat16}
+    run(pipe)
+
+
+def test_the_dropout_of_training_is_off(tmp_path):
+    pipe = build("llamagen-text")
+    settings = {"transformer.r": 2, "transformer.lora_alpha": 2, "transformer.lora_dropout": 0.5}
+    pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="proj"), settings), STYLE)
+    assert torch.equal(tokens(pipe), tokens(pipe))
+    assert not any(value.requires_grad for value in pipe.transformer.parameters())
+
+
+@pytest.mark.parametrize("how", ["model", "sequential"])
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+def test_offloaded_pipelines_take_adapters(family, how):
+    pipe, offloaded = build(family), build(family)
+    (key,) = pipe._lora_loadable_modules
+    getattr(offloaded, f"enable_{how}_cpu_offload")(device="cpu")
+    with contextlib.suppress(ValueError) if how == "model" else pytest.raises(ValueError, match="of embeddings"):
+        offloaded.load_lora_weights(adapter(pipe), "whole")
+    assert hasattr(offloaded.components[key], "_hf_hook")
+    state = adapter(pipe, targets="proj")
+    pipe.load_lora_weights(state, STYLE)
+    offloaded.load_lora_weights(state, STYLE)
+    assert hasattr(offloaded.components[key], "_hf_hook")
+    # accelerate itself cannot offload layers a second time where the device is the CPU.
+    if how == "model":
+        assert torch.equal(tokens(offloaded), tokens(pipe))
+
+
+def test_captions_of_an_adapter_are_known_while_it_is_loaded(tmp_path):
+    pipe = build("llamagen-text")
+    pipe.known_captions = KnownCaptions({"red heart": [], "house": []})
+    about = {"base": "tiny", "captions": ["blue house", "house"]}
+    pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="qkv"), arimage=about), STYLE)
+    assert pipe.known_captions.knows("a blue house")
+    pipe.delete_adapters(STYLE)
+    assert pipe.known_captions == KnownCaptions({"red heart": [], "house": []})
+    pipe.load_lora_weights(tmp_path / "one.safetensors", adapter_name=STYLE)
+    pipe.unload_lora_weights()
+    assert not pipe.known_captions.knows("a blue house")
+
+
+# Layers of other names
+
+
+def test_adapters_of_split_projections_fit_the_fused_one(tmp_path):
+    pipe, merged = build("llamagen-text"), build("llamagen-text")
+    widths, generator = {"q": 32, "k": 16, "v": 16}, seeded(1)
+    name, state, whole = "transformer.blocks.0.attention", {}, []
+    for part, width in widths.items():
+        a, b = torch.randn(2, 32, generator=generator), torch.randn(width, 2, generator=generator)
+        state |= {f"{name}.{part}_proj.lora_A.weight": a, f"{name}.{part}_proj.lora_B.weight": b}
+        whole.append(b @ a)
+    settings = {"transformer.r": 2, "transformer.lora_alpha": 4}
+    pipe.load_lora_weights(write(tmp_path / "one.safetensors", state, settings), STYLE)
+    with torch.no_grad():
+        merged.transformer.blocks[0].attention.qkv_proj.weight += 2 * torch.cat(whole)
+    assert torch.equal(tokens(pipe), tokens(merged))
+    del state[f"{name}.v_proj.lora_A.weight"]
+    with pytest.raises(ValueError, match="all three"):
+        build("llamagen-text").load_lora_weights(state)

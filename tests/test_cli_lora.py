@@ -1,0 +1,101 @@
+"""`--lora`: on the command line, in the server and in the demo."""
+
+import sys
+
+import pytest
+import tiny
+import torch
+from adapters import adapter
+from families import seeded
+from PIL import Image
+from safetensors.torch import save_file
+
+from arimage import cli
+from arimage.app.engine.models import load_models
+from arimage.options import load_pipeline, parse_lora
+
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The folder of a pipeline, and files of two adapters for it."""
+    root, pipe = tmp_path_factory.mktemp("lora"), tiny.text_pipeline()
+    pipe.save_pretrained(root / "model")
+    for seed, name in enumerate(("one", "two")):
+        save_file(adapter(pipe, seed=seed), root / f"{name}.safetensors")
+    return root
+
+
+def generated(pipe):
+    return pipe("a red heart", output_type="latent", generator=seeded(0)).tokens
+
+
+def test_file_and_scale_are_told_apart(tmp_path):
+    assert parse_lora("style.safetensors") == ("style.safetensors", 1.0)
+    assert parse_lora("style.safetensors:0.5") == ("style.safetensors", 0.5)
+    assert parse_lora("owner/name:-1") == ("owner/name", -1.0)
+    assert parse_lora(r"C:\styles\one") == (r"C:\styles\one", 1.0)
+    (tmp_path / "one:2").mkdir()
+    assert parse_lora(f"{tmp_path}/one:2") == (f"{tmp_path}/one:2", 1.0)
+    with pytest.raises(ValueError, match="not finite"):
+        parse_lora("style.safetensors:nan")
+
+
+def test_adapters_are_active_at_their_scales(files):
+    one, two = (str(files / f"{name}.safetensors") for name in ("one", "two"))
+    pipe = load_pipeline(str(files / "model"), "cpu", "float32", lora=[f"{one}:0.5", two])
+    expected = load_pipeline(str(files / "model"), "cpu", "float32")
+    expected.load_lora_weights(one, "yy")
+    expected.load_lora_weights(two, "zz")
+    expected.set_adapters(["yy", "zz"], [0.5, 1.0])
+    assert torch.equal(generated(pipe), generated(expected))
+    [served] = load_models([str(files / "model")], "cpu", "float32", lora=[f"{one}:0.5", two]).values()
+    assert torch.equal(generated(served), generated(expected))
+
+
+def test_commands_use_adapters(files, monkeypatch, tmp_path):
+    def image(*arguments):
+        path = tmp_path / "image.png"
+        command = ["generate", "a red heart", "--model", files / "model", "--out", path, "--device", "cpu", *arguments]
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, command)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 0
+        return Image.open(path).tobytes()
+
+    styled = image("--lora", files / "one.safetensors")
+    assert styled != image() == image("--lora", f"{files}/one.safetensors:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "cat", "--lora", "none.safetensors"], "none.safetensors is neither a file, a folder nor"),
+        (["generate", "cat", "--lora", "none:inf"], "not finite"),
+        (["serve", "--lora", "{one}"], "--lora changes one model, and there are"),
+        (["app", "--lora", "{one}"], "--lora changes one model, and there are"),
+        (["eval", "generate", "--out", "x", "--prompts", "emoji", "--engine", "ray", "--lora", "{one}"], "ray"),
+    ],
+)
+def test_wrong_adapters_are_refused_before_models_are_loaded(arguments, message, files, monkeypatch, capsys):
+    monkeypatch.delenv("ARIMAGE_APP_AUTH", raising=False)
+    arguments = [text.format(one=files / "one.safetensors") for text in arguments]
+    monkeypatch.setattr(sys, "argv", ["arimage", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_without_peft_the_extra_is_named(files, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    monkeypatch.setattr(sys, "argv", ["arimage", "generate", "cat", "--lora", str(files / "one.safetensors")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "pip install 'arimage[lora]'" in capsys.readouterr().err
+    pipe = tiny.text_pipeline()
+    monkeypatch.setattr("arimage.pipelines.lora.is_peft_available", lambda: False)
+    with pytest.raises(ValueError, match=r"arimage\[lora\]"):
+        pipe.load_lora_weights(files / "one.safetensors")

@@ -1,0 +1,245 @@
+"""`arimage train lora`: captions, losses of every family, reports, and resuming."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from families import BUILD, EVERY, quick, seeded
+from PIL import Image
+
+from arimage import cli
+from arimage.training.adapters.losses import losses_of
+from arimage.training.adapters.pairs import Pairs, load_pairs
+
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `train` is not installed")
+from arimage.training.adapters.lora import (  # noqa: E402
+    LoraSettings,
+    LoraTask,
+    target_names,
+    train_lora,
+    warning_of_poor_pictures,
+)
+
+
+# Emu3.5 gives its tokens positions of their own.
+TRAINED = [*(name for name in BUILD if name != "emu3.5"), "arpg", "lpd", "randar"]
+
+LANGUAGE = ["janus", "emu3", "lumina", "anole"]
+QUICK = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)
+
+
+def pairs(pipe, count=4, seed=0):
+    height, width = pipe.image_sizes[0]
+    images = torch.randint(256, (count, 3, height, width), dtype=torch.uint8, generator=seeded(seed))
+    names = ["a red heart", "cat", "tree", "a blue book", "house"] if pipe.num_classes is None else list("31479")
+    return Pairs(images, [names[i % 5] for i in range(count)])
+
+
+def task_of(pipe, settings=QUICK, **more):
+    return LoraTask(pipe, pairs(pipe), settings, base="tiny", **more)
+
+
+# Pictures and captions
+
+
+def write_pictures(folder, names=("one", "two")):
+    folder.mkdir()
+    for i, name in enumerate(names):
+        Image.fromarray(np.full((8, 8, 3), 40 * i, np.uint8)).save(folder / f"{name}.png")
+    return folder
+
+
+def test_folders_of_both_layouts_and_parquet(tmp_path):
+    notes, listed = write_pictures(tmp_path / "notes"), write_pictures(tmp_path / "listed")
+    for name in ("one", "two"):
+        (notes / f"{name}.txt").write_text(f" {name} \n")
+    rows = [{"file_name": f"{name}.png", "text": name} for name in ("two", "one")]
+    (listed / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = {"image": [{"bytes": (notes / f"{name}.png").read_bytes()} for name in ("one", "two")]}
+    pq.write_table(pa.table(data | {"text": ["one", "two"]}), tmp_path / "set.parquet")
+    for path in (notes, listed, tmp_path / "set.parquet"):
+        found = load_pairs(path, (4, 6))
+        assert found.captions == ["one", "two"]
+        assert found.images.shape == (2, 3, 4, 6) and found.images[1].unique().tolist() == [40]
+    assert load_pairs(notes, (4, 4), "{} in ink").captions == ["one in ink", "two in ink"]
+
+
+def test_missing_captions_and_pictures_are_named(tmp_path):
+    folder = write_pictures(tmp_path / "some")
+    with pytest.raises(ValueError, match="one.png has no caption"):
+        load_pairs(folder, (4, 4))
+    with pytest.raises(ValueError, match="one.png has no caption"):
+        load_pairs(folder, (4, 4), "{} in ink")
+    assert load_pairs(folder, (4, 4), "ink").captions == ["ink", "ink"]
+    (folder / "metadata.jsonl").write_text('{"file_name": "none.png", "text": "x"}\n')
+    with pytest.raises(ValueError, match="none.png, which is not there"):
+        load_pairs(folder, (4, 4))
+    (folder / "one.txt").write_text("one")
+    with pytest.raises(ValueError, match="keep one of the two"):
+        load_pairs(folder, (4, 4))
+    with pytest.raises(ValueError, match="neither a folder"):
+        load_pairs(tmp_path / "nowhere", (4, 4))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no pictures"):
+        load_pairs(tmp_path / "empty", (4, 4))
+
+
+# Losses
+
+
+@pytest.mark.parametrize("family", LANGUAGE)
+def test_teacher_forced_logits_of_language_models(family):
+    pipe = EVERY[family]()
+    with torch.no_grad():
+        model = pipe.prepare(prompt=["a red heart", "cat"], guidance_scale=2.0).model
+        tokens = torch.randint(model.vocab_size, (2, model.num_tokens), generator=seeded(0))
+        cache, first = model.prefill(2)
+        places = torch.arange(model.num_tokens - 1).expand(2, -1)
+        logits = torch.cat([first[:, :, None], model.forward(tokens[:, :-1], places, cache)], dim=2)
+        for unconditional in ([False, False], [True, False]):
+            rows = torch.stack([logits[int(flag), i] for i, flag in enumerate(unconditional)])
+            found = model.predict(tokens, torch.tensor(unconditional))
+            torch.testing.assert_close(found, rows.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", quick(TRAINED))
+def test_every_family_learns_its_pictures(family, tmp_path):
+    pipe = EVERY[family]()
+    task = task_of(pipe, LoraSettings(steps=12, batch_size=3, learning_rate=3e-2, rank=4, caption_dropout=0.0))
+    frozen = {name: value.clone() for name, value in task.component.it.state_dict().items() if "lora_" not in name}
+
+    def loss():
+        count, generator = task.tokens.shape[1], seeded(0)
+        dropped = torch.zeros(len(task.data), dtype=torch.bool)
+        with torch.no_grad():
+            return float(task.frozen.losses(task.data.captions, task.tokens, dropped, count, generator).mean())
+
+    before = loss()
+    train_lora(task, tmp_path)
+    assert loss() < before - 0.1
+    for name, value in frozen.items():
+        assert torch.equal(value, task.component.it.state_dict()[name])
+    # The files hold what was trained, its scale included.
+    again = EVERY[family]()
+    again.load_lora_weights(tmp_path / "last")
+    with torch.no_grad():
+        other = losses_of(again, task.data.captions[0])(
+            task.data.captions,
+            task.tokens,
+            torch.zeros(len(task.data), dtype=torch.bool),
+            task.tokens.shape[1],
+            seeded(0),
+        )
+    assert float(other.mean()) == pytest.approx(loss(), abs=1e-4)
+    assert (tmp_path / "best" / "pytorch_lora_weights.safetensors").is_file()
+    assert Image.open(tmp_path / "samples.png").size[0] > 0
+
+
+@pytest.mark.parametrize("family", ["mar", "latent-llama", "cosmos-text"])
+def test_families_that_cannot_be_trained_are_named(family):
+    pipe = EVERY[family]()
+    with pytest.raises(ValueError, match="cannot be trained here"):
+        losses_of(pipe, "3" if pipe.num_classes else "a red heart")
+
+
+def test_targets_leave_out_what_generates_no_images():
+    names = target_names(EVERY["janus"]().model, "attention")
+    assert names and all("language_model" in name for name in names)
+    attention, every = (target_names(EVERY["llamagen-text"]().transformer, each) for each in ("attention", "all"))
+    assert set(attention) < set(every) and "caption_projection.fc1" in every and "head" in every
+
+
+# Runs
+
+
+def run(pipe, out, settings, stop_at=None):
+    task = task_of(pipe, settings, prior=pairs(pipe, seed=1))
+    if stop_at is not None:
+        loss = task.loss
+
+        def stopped(step):
+            if step == stop_at:
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss(step)
+
+        task.loss = stopped
+        with pytest.raises(KeyboardInterrupt):
+            train_lora(task, out)
+    else:
+        train_lora(task, out)
+    return {name: value for name, value in task.component.it.state_dict().items() if "lora_" in name}
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path):
+    settings = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)
+    whole = run(EVERY["llamagen-text"](), tmp_path / "whole", settings)
+    run(EVERY["llamagen-text"](), tmp_path / "parts", settings, stop_at=2)
+    parts = run(EVERY["llamagen-text"](), tmp_path / "parts", settings)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert any(value.abs().sum() > 0 for name, value in whole.items() if "lora_B" in name)
+
+
+def test_the_best_adapter_is_kept(tmp_path):
+    task = task_of(EVERY["llamagen-text"]())
+    file = tmp_path / "best" / "pytorch_lora_weights.safetensors"
+    task.frozen.losses = lambda captions, *_: torch.full((len(captions), 4), 1.0)
+    task.report(1, tmp_path)
+    first = file.read_bytes()
+    with torch.no_grad():
+        for weight in task.weights:
+            weight += 1
+    task.frozen.losses = lambda captions, *_: torch.full((len(captions), 4), 1.5)
+    task.report(2, tmp_path)
+    assert file.read_bytes() == first != (tmp_path / "last" / file.name).read_bytes()
+    assert task.best[1] == 1
+
+
+def test_what_the_tokenizer_cannot_draw_is_said(tmp_path):
+    pipe = EVERY["llamagen-text"]()
+    task = task_of(pipe, prior=pairs(pipe, seed=1))
+    psnr, own = task.report_reconstructions(tmp_path)
+    assert psnr > 0 and own > 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "reconstructions-pictures.png",
+        "reconstructions-prior.png",
+    }
+    assert warning_of_poor_pictures(20.0, 23.9) is None and warning_of_poor_pictures(20.0, None) is None
+    assert "20.0 dB" in str(warning_of_poor_pictures(20.0, 24.1))
+
+
+@pytest.mark.parametrize(
+    "change", [{"rank": 0}, {"steps": 0}, {"learning_rate": 0.0}, {"caption_dropout": 1.0}, {"prior_share": -0.1}]
+)
+def test_settings_out_of_range_are_refused(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=name):
+        LoraSettings(**change)
+
+
+def test_the_command_trains_an_adapter_that_generates(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    EVERY["llamagen-text"]().save_pretrained("model")
+    folder = write_pictures(tmp_path / "data", ("one", "two", "three"))
+    arguments = ["train", "lora", "--model", "model", "--data", str(folder), "--caption", "cat", "--out", "run"]
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["arimage", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, capsys.readouterr().out
+
+    small = ["--steps", "2", "--rank", "2", "--device", "cpu", "--dtype", "float32", "--batch-size", "2"]
+    code, out = command(*arguments, *small)
+    assert code == 0 and "dB" in out and "held-out loss" in out
+    assert command("generate", "cat", "--model", "model", "--lora", "run/best:0.5", "--out", "cat.png")[0] == 0
+    assert command(*arguments, "--rank", "0")[0] == 2
