@@ -12,7 +12,7 @@ import typer
 
 from .convert.commands import convert_app
 from .environment import env
-from .eval.commands import eval_app
+from .eval.commands import eval_app, reproduce
 from .listings import decodings, models
 from .options import (
     DEFAULT_MODEL,
@@ -61,6 +61,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.command()(env)
 app.command()(models)
 app.command()(decodings)
+app.command()(reproduce)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000

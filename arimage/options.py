@@ -88,7 +88,6 @@ Loras = Annotated[
     list[str] | None,
     typer.Option(
         "--lora",
-        callback=lambda texts: check_loras(texts),
         help="FILE[:SCALE]: a LoRA adapter, a .safetensors file, a folder or a Hub repository, at scale 1 by default; "
         "repeat for more. Needs arimage[lora].",
     ),
@@ -160,16 +159,19 @@ def parse_lora(text: str) -> tuple[str, float]:
     return source, number
 
 
-def check_loras(texts: list[str] | None) -> list[str] | None:
-    """The value of an option --lora, after a check of its scales and local files, and that peft is installed."""
-    for text in texts or []:
+def check_loras(texts: list[str]) -> None:
+    """Check the values of an option --lora: their scales, their files, and that peft is installed.
+
+    Raises:
+        ValueError: if one is wrong, or peft is missing.
+    """
+    for text in texts:
         source, _ = parse_lora(text)
         path = Path(source).expanduser()
         if not path.exists() and (path.suffix == ".safetensors" or source.count("/") != 1):
             raise ValueError(f"--lora is {text}: {source} is neither a file, a folder nor a Hub repository")
     if texts and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft: pip install 'arimage[lora]'")
-    return texts
 
 
 def load_loras(pipe, loras: list[str]) -> None:
@@ -269,6 +271,7 @@ def load_pipeline(
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
             command takes none.
     """
+    check_loras(lora or [])
     device = choose_device(device)
     import torch
     from diffusers.utils import logging as diffusers_logging

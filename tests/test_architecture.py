@@ -46,6 +46,8 @@ INNER = {
         "emoji",
         ...,
         "score",
+        "protocol",
+        "reproduce",
         "report",
         "compare",
         "commands",

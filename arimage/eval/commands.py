@@ -252,6 +252,80 @@ def export(
     typer.echo(out)
 
 
+# Not of `eval`: `arimage reproduce`.
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a model with a published figure. Default: list them all.")
+    ] = None,
+    protocol: Annotated[str | None, typer.Option(help="Which figure, for models with several.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder. An interrupted run in it is resumed.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print images, settings, passes and hours only.")] = False,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Fewer images than the figure is of; a FID then gets no verdict.")
+    ] = None,
+    decoding: Annotated[
+        str | None, typer.Option(callback=check_decodings, help="An exact decoding in place of the authors'.")
+    ] = None,
+    allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Also take a lossy --decoding.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of the weights, for models that cannot be downloaded by name.")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="Prompts of GenEval or DPG-Bench.")] = None,
+    ref: Annotated[
+        Path | None, typer.Option(help="Reference of an ImageNet FID. Default: export the images for ADM's evaluator.")
+    ] = None,
+    inception_weights: InceptionWeights = None,
+    size: Annotated[int | None, typer.Option(help="Must be the size that the figure was scored at.")] = None,
+    batch_size: BatchSize = 32,
+    bandwidth: Annotated[
+        float, typer.Option(min=0.01, help="TB/s of the accelerator's memory, for --dry-run.")
+    ] = 3.35,
+    teraflops: Annotated[float, typer.Option(min=0.01, help="TFLOP/s of the accelerator, for --dry-run.")] = 400.0,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Reproduce a published figure: generate its images with its settings, score or export them, and say whether the
+    figure is inside its band."""
+    from .protocol import describe, find_protocol, load_protocols
+
+    if name is None:
+        for row, its in load_protocols().items():
+            typer.echo(f"{row}: {', '.join(f'{figure} {value:g}' for figure, value in its.expected.items())}")
+        return
+    found, row = find_protocol(name, protocol)
+
+    from .reproduce import check_decoding, check_size
+    from .reproduce import reproduce as run
+
+    chosen = check_decoding(row, decoding, allow_lossy)
+    check_size(row, size)
+    if images is not None and images > row.number:
+        raise ValueError(f"--images is {images}, and the figure is of {row.number}: give at most so many")
+    if dry_run:
+        typer.echo(describe(found, row, images or row.number, chosen, batch_size, bandwidth, teraflops))
+        return
+    if out is None:
+        raise ValueError("--out is missing: name a folder for the images and the report")
+    if row.folder is not None and model is None:
+        raise ValueError(f"{name} cannot be downloaded by name: give --model, a folder of {row.folder}")
+    typer.echo(
+        run(
+            found,
+            row,
+            out,
+            decoding=chosen,
+            images=images,
+            model=model,
+            prompts=prompts,
+            reference=ref,
+            inception_weights=inception_weights,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+    )
+
+
 @eval_app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished `arimage eval generate`, one per decoding.")],

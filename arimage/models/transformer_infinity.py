@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
@@ -139,7 +140,7 @@ class TextPool(nn.Module):
         return self.out_proj(attend(query, key, value, mask).flatten(1))
 
 
-class InfinityTransformer(ModelMixin, ConfigMixin):
+class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The next-scale transformer of Infinity. The defaults are the published 2B.
 
     An image is K maps of cells with b bits each, from coarse to fine. All bits of a map are predicted in one forward

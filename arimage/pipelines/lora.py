@@ -240,17 +240,20 @@ class LoraMixin(LoraBaseMixin):
             for key, there in self.get_list_adapters().items():
                 if name in there:
                     delete_adapter_layers(self._bare(key), name)
-                    self._bare(key).peft_config.pop(name, None)
+                    getattr(self._bare(key), "peft_config", {}).pop(name, None)
             self._know_captions(name, [])
 
     def unload_lora_weights(self) -> None:
         """Delete all adapters and their layers. Weights that were fused stay as they are."""
-        for key, names in self.get_list_adapters().items():
-            recurse_remove_peft_layers(self._bare(key))
-            del self._bare(key).peft_config
-            self._bare(key)._hf_peft_config_loaded = False
-            for name in names:
+        for key in self._lora_loadable_modules:
+            component = self._bare(key)
+            for name in self.get_list_adapters().get(key, ()):
                 self._know_captions(name, [])
+            # Also layers whose adapters were all deleted.
+            if any(True for _ in lora_layers(component)):
+                recurse_remove_peft_layers(component)
+                component._hf_peft_config_loaded = False
+                vars(component).pop("peft_config", None)
         self._note_fused()
 
     def _bare(self, key: str) -> Any:

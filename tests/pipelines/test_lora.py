@@ -115,6 +115,9 @@ def test_two_halves_of_an_adapter_are_the_whole(family):
     assert pipe.get_list_adapters() == {pipe._lora_loadable_modules[0]: [STYLE]}
     pipe.set_adapters(STYLE)
     assert torch.equal(tokens(pipe), whole)
+    pipe.delete_adapters(STYLE)
+    pipe.unload_lora_weights()
+    pipe.check_without_adapters()
 
 
 @pytest.mark.parametrize("family", [name for name in FEW if name not in ("var-class", "arpg")])

@@ -25,8 +25,8 @@ from arimage.training.adapters.lora import (  # noqa: E402
 )
 
 
-# Emu3.5 gives its tokens positions of their own.
-TRAINED = [*(name for name in BUILD if name != "emu3.5"), "arpg", "lpd", "randar"]
+# Emu3.5 gives its tokens positions of their own, and the tokens of Infinity are bits.
+TRAINED = [*(name for name in BUILD if name not in ("emu3.5", "infinity")), "arpg", "lpd", "randar"]
 
 LANGUAGE = ["janus", "emu3", "lumina", "anole"]
 QUICK = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)

@@ -1,0 +1,189 @@
+"""`arimage reproduce`: generates the images of a published figure with its settings, scores them, and says whether the
+figure is the same."""
+
+import json
+from pathlib import Path
+
+from ..decoding import decoding_from_text
+from ..options import load_pipeline
+from .metrics.features import file_sha256
+from .protocol import PROMPT_FILES, Protocol, settings_text
+from .runs.export import export
+from .runs.generate import generate_by_processes, join_processes, make_config
+from .runs.manifest import make_manifest
+from .runs.prompts import EMOJI_PROMPTS, read_prompts
+from .score import Job, score
+
+
+# Of the figures of packaged models: how many of the packaged prompts they are of.
+EMOJI = 336
+SCORERS = {
+    # Of https://github.com/openai/guided-diffusion.
+    "imagenet": "python evaluator.py VIRTUAL_imagenet{size}_labeled.npz {out}",
+    # Then the mean of the means of its six tasks.
+    "geneval": "python evaluation/evaluate_images.py {out} --outfile results.jsonl --model-path DETECTOR",
+    "dpg": "accelerate launch dpg_bench/compute_dpg_bench.py --image-root-path {out} --resolution {size} --pic-num 4 "
+    "--res-path dpg.txt",
+}
+
+
+def check_decoding(row: Protocol, decoding: str | None, allow_lossy: bool) -> str:
+    """The decoding of a reproduction: the authors' own, or an exact one.
+
+    Raises:
+        ValueError: if it is another lossy one, without `allow_lossy`.
+    """
+    if decoding is None or decoding == row.decoding:
+        return row.decoding
+    if not decoding_from_text(decoding).exact and not allow_lossy:
+        raise ValueError(
+            f"--decoding {decoding} is lossy, and the figure is that of {row.decoding}: choose an exact one, or give "
+            "--allow-lossy to measure what it costs"
+        )
+    return decoding
+
+
+def check_size(row: Protocol, size: int | None) -> None:
+    """Refuse to score at another size than the published figure was.
+
+    Raises:
+        ValueError: if `size` is another.
+    """
+    if size is not None and size != (row.score_size or row.size):
+        raise ValueError(
+            f"--size is {size}, and the figure is that of {row.score_size or row.size} pixels: leave it out"
+        )
+
+
+def manifest_of(row: Protocol, images: int, prompts: str | None, seed: int, out: Path) -> tuple[list[dict], dict]:
+    """The manifest of `images` images, and where they come from; see `make_manifest`.
+
+    Raises:
+        ValueError: if the benchmark needs a file of prompts, or there are too few images.
+    """
+    if row.benchmark == "imagenet":
+        classes = min(images, 1000)
+        return make_manifest(None, 1, classes, images // classes, seed)
+    if row.benchmark == "emoji":
+        every = read_prompts(EMOJI_PROMPTS)[:EMOJI]
+        per_prompt = row.per_prompt if images == row.number else 1
+        count = max(1, images // per_prompt)
+        # Evenly among all prompts.
+        chosen = [every[i * len(every) // count] for i in range(count)] if count < len(every) else every
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / "prompts.jsonl"
+        file.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
+        return make_manifest(str(file), per_prompt if count >= len(every) else 1, None, 1, seed)
+    if prompts is None:
+        raise ValueError(f"--prompts is missing: give {PROMPT_FILES[row.benchmark]}")
+    if images != row.number:
+        raise ValueError(f"--images is for ImageNet and packaged models: {row.benchmark} is of all its prompts")
+    rows, source = make_manifest(prompts, row.per_prompt, None, 1, seed)
+    if len(rows) != row.number:
+        raise ValueError(
+            f"{prompts} has {len(rows) // row.per_prompt} prompts, and {row.benchmark} has "
+            f"{row.number // row.per_prompt}: give {PROMPT_FILES[row.benchmark]}"
+        )
+    return rows, source
+
+
+def reproduce(
+    name: str,
+    row: Protocol,
+    out: Path,
+    *,
+    decoding: str,
+    images: int | None = None,
+    model: str | None = None,
+    prompts: str | None = None,
+    reference: Path | None = None,
+    inception_weights: Path | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    device: str | None = None,
+) -> str:
+    """Generate, score or export, and compare; the text is also written to OUT/report.md. Resumes an interrupted run.
+
+    Raises:
+        ValueError: if a setting does not fit, or a reference or weights are damaged.
+    """
+    count = images or row.number
+    rows, source = manifest_of(row, count, prompts, seed, out)
+    state = join_processes(device)
+    if state.num_processes > 1 and device is None:
+        device = str(state.device)
+    loaded = model or name.partition(":")[0]
+    pipe = load_pipeline(loaded, device, row.dtype)
+    config = make_config(
+        pipe,
+        rows,
+        model=loaded,
+        source=source,
+        seed=seed,
+        batch_size=batch_size,
+        decoding=decoding,
+        sampling={
+            **row.sampling,
+            **({"num_inference_steps": row.num_inference_steps} if row.num_inference_steps else {}),
+        },
+        order=row.order,
+    )
+    run = out / "run"
+    generate_by_processes(pipe, config, rows, run, state)
+    if not state.is_main_process:
+        return ""
+    entries, scorer = _score(row, run, out, reference, inception_weights, str(pipe._execution_device))
+    text = report_text(name, row, decoding, len(rows), entries, scorer)
+    if reference is not None and reference.is_file():
+        text += f"\nReference: {reference.name}, sha256 {file_sha256(reference)}\n"
+    (out / "report.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def _score(row, run: Path, out: Path, reference, weights, device: str) -> tuple[dict[str, dict], str | None]:
+    """The entries of `metrics.json`, or the command of the scorer that the images were exported for."""
+    if row.benchmark == "emoji":
+        return score(Job(run, device=device), ["emoji-kid", "retrieval"]), None
+    if row.benchmark == "imagenet" and reference is not None:
+        size = row.score_size if row.score_size != row.size else None
+        job = Job(run, reference, weights, resize="tf1", device=device, size=size)
+        return score(job, ["fid"]), None
+    layout = {"imagenet": "adm-npz"}.get(row.benchmark, row.benchmark)
+    target = out / ("images.npz" if layout == "adm-npz" else "images")
+    if not target.exists():
+        export(run, layout, target, row.score_size if layout == "adm-npz" and row.score_size != row.size else None)
+    return {}, SCORERS[row.benchmark].format(out=target, size=row.score_size or row.size)
+
+
+def report_text(
+    name: str, row: Protocol, decoding: str, count: int, entries: dict[str, dict], scorer: str | None
+) -> str:
+    """The report of a reproduction."""
+    figure, value = row.figure, row.expected[row.figure]
+    lines = [f"# {name}", "", f"{count:,} images, {decoding}, {settings_text(row)}. Published: {row.source}.", ""]
+    if scorer is None:
+        found = entries[figure]
+        error = found["standard_error"] or 0.0
+        band, here = row.band(error), found["value"]
+        verdict = "inside" if abs(here - value) <= band else "outside"
+        if row.benchmark == "imagenet" and count < row.number:
+            verdict = f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"
+        if not decoding_from_text(decoding).exact and decoding != row.decoding:
+            verdict = f"none: {decoding} is lossy, and the figure is that of {row.decoding}"
+        lines += [
+            "| figure | published | here | band | verdict |",
+            "| --- | --- | --- | --- | --- |",
+            f"| {figure} | {value:g} | {here:.4g} ± {error:.2g} | ± {band:.3g} | {verdict} |",
+        ]
+        others = {key: entry for key, entry in entries.items() if key != figure}
+        lines += ["", *(f"- {key}: {entry['value']:.4g}" for key, entry in others.items())]
+    else:
+        lines += [f"Published: {figure} {value:g}, band ± {row.band():.3g}. Score the exported images with", "", "```"]
+        lines += [scorer, "```"]
+    lines += [
+        "",
+        *(f"- Differs: {text}." for text in row.differs),
+        *(f"- Usual mistake: {text}." for text in row.mistakes),
+    ]
+    lines += [f"- Quoted from memory: {', '.join(row.memory)}."] if row.memory else []
+    return "\n".join(lines) + "\n"
