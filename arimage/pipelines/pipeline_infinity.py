@@ -156,7 +156,7 @@ class InfinityPipeline(ARImagePipeline):
             return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
         config = self.transformer.config
         expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
-        if not isinstance(embeds, torch.Tensor):
+        if embeds is None or not isinstance(embeds, torch.Tensor):
             raise ValueError(f"{name}_embeds are {embeds!r}: give {expected}")
         shape = tuple(embeds.shape)
         if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
