@@ -4,13 +4,13 @@ vocabulary, feed-forward layers and a head of their own for the tokens of images
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from .cache_transformers import cache_argument
 from .language_model import LanguageTokenModel, code_head
+from .layers import additive, causal_mask
 
 
 class MammothModa2Config(Qwen3Config):
@@ -153,8 +153,11 @@ class MammothModa2LanguageModel(PreTrainedModel):
             text = embedded[..., -1:].bool()
         if position_ids is None:
             position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        if attention_mask is None:
+            prefix = hidden.new_ones(1, hidden.shape[1], dtype=torch.bool)
+            attention_mask = additive(causal_mask(prefix, 0), hidden.dtype)
         attention = {
-            "attention_mask": create_causal_mask(self.config, hidden, attention_mask, None),
+            "attention_mask": attention_mask,
             "position_embeddings": self.rotary_emb(hidden, position_ids),
             self._cache_argument: cache,
         }

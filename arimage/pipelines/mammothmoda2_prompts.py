@@ -9,12 +9,10 @@ from transformers import PreTrainedTokenizerFast
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
 
 
-IM_START, BEGIN_OF_CODES, END_OF_IMAGE, END_OF_ROW = (
-    "<|im_start|>",
-    "<|image token|>",
-    "<|image end|>",
-    "<|endofline|>",
-)
+IM_START = "<|im_start|>"
+BEGIN_OF_CODES = "<|image token|>"
+END_OF_IMAGE = "<|image end|>"
+END_OF_ROW = "<|endofline|>"
 SYSTEM = "You are a helpful image generator."
 # The authors' negative prompt, word by word.
 NEGATIVE_PROMPT = (
