@@ -7,7 +7,7 @@ from decoding.test_exactness import assert_follows
 from tiny_mammothmoda2 import EXPECTED
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
-from arimage.models.transformer_mammothmoda2 import MammothModa2Config, bind_prompts, with_headers
+from arimage.models.transformer_mammothmoda2 import MammothModa2Config, bind_prompts, read_sequence, with_headers
 
 
 CODES = 3
@@ -93,3 +93,13 @@ def test_rows_of_the_head_may_be_aligned_with_the_embeddings(network):
     settings = network.config.to_dict()
     assert network.config.num_codes == 68
     assert MammothModa2Config(**settings | {"gen_head_start": 304}).num_codes == 72
+
+
+@torch.no_grad()
+def test_a_sequence_is_read_causally_by_every_attention():
+    network = tiny_mammothmoda2.pipeline("preview", tokenizer=False).language_model
+    ids = EXPECTED["preview"]["input_ids"][0]
+    read = read_sequence(network, ids)
+    torch.testing.assert_close(read_sequence(network, ids[:9]), read[:9])
+    network.set_attn_implementation("eager")
+    torch.testing.assert_close(read_sequence(network, ids), read)
