@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .app.commands import open_app, serve
 from .convert.commands import convert_app
 from .environment import env
 from .eval.commands import eval_app, reproduce
@@ -62,20 +63,14 @@ app.command()(env)
 app.command()(models)
 app.command()(decodings)
 app.command()(reproduce)
+app.command()(serve)
+app.command("app")(open_app)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
 OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
 PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        callback=check_models,
-        help="As in `arimage generate`; repeat for more. Default: the packaged models.",
-    ),
-]
 ClassLabels = Annotated[
     list[str] | None,
     typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
@@ -385,93 +380,6 @@ def bench(
         write_json(results, out)
     if plot is not None:
         write_plot(results, plot)
-
-
-@app.command()
-def serve(
-    model: Models = None,
-    host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 8000,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the token that clients send as their API key. Alternative: ARIMAGE_TOKEN."),
-    ] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept clients without a token on any --host.")] = False,
-    base_url: Annotated[
-        str | None, typer.Option(help="Start of the URLs of images, if the server is behind a proxy.")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; "
-            "repeat for more."
-        ),
-    ] = None,
-    any_size: Annotated[
-        bool,
-        typer.Option("--any-size", help="Generate the nearest size of the model instead of refusing others."),
-    ] = False,
-    batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
-    queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
-    images: Annotated[int, typer.Option(help="Images per request.")] = 8,
-    lora: Loras = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-) -> None:
-    """Serve the OpenAI Images API."""
-    _check_port(port)
-    try:
-        from .app.server.auth import check_token
-        from .app.server.serve import serve_forever
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
-
-    from .app.engine.engine import Engine
-    from .app.engine.models import load_models, model_names, parse_aliases
-    from .app.engine.types import Limits
-
-    token = check_token(host, token_file, no_auth)
-    limits = Limits(batch=batch, queue=queue, images=images)
-    aliases = parse_aliases(alias or [], model_names(model))
-    engine = Engine(load_models(model, device, dtype, False, lora), limits)
-    serve_forever(engine, host, port, token, base_url, aliases, any_size)
-
-
-@app.command("app")
-def app_command(
-    model: Models = None,
-    host: Annotated[
-        str, typer.Option(help="Interface to bind. Non-loopback hosts, such as 0.0.0.0, require --auth.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
-    auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
-    lora: Loras = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-) -> None:
-    """Open the demo: watch images while they are decoded, let decodings race, edit images."""
-    _check_port(port)
-    try:
-        from .app.demo.demo import serve_demo
-        from .app.server.auth import check_password
-    except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
-
-    from .app.engine.engine import Engine
-    from .app.engine.models import load_models
-    from .app.engine.videos import VideoMaker
-
-    password = check_password(host, auth)
-    pipelines = load_models(model, device, dtype, videos=True, lora=lora)
-    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
-    if not pipelines:
-        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
-    serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)
-
-
-def _check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port is {port}: give a number from 0 to 65535")
 
 
 @app.command("bench-compare")

@@ -52,7 +52,7 @@ class Limits:
     """
 
     queue: int = 64
-    prompt_characters: int = 500
+    prompt_characters: int = 4000
     images: int = 8
     pixels: int = 2**20
     work: int = 2**16

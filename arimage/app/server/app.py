@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
@@ -17,25 +17,28 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from ..engine.engine import Engine
 from ..engine.ticket import Ticket
 from ..engine.types import Cancelled, Progress, Refused, Result
-from .auth import local_only
+from .auth import check_addresses, local_only
 from .index_page import home_page
+from .leniency import Leniency
 from .metrics import Metrics
 from .middleware import PICTURES, Gate, TooLarge, too_large
 from .schemas import (
     MEDIA_TYPES,
     Fields,
+    LenientFields,
+    Notes,
     answer,
     describe_model,
     error_body,
     error_response,
     event,
-    nearest_size,
     read_mask,
     read_picture,
     refusal,
@@ -79,7 +82,8 @@ def build_server(
     base_url: str | None = None,
     host: str = "127.0.0.1",
     aliases: Mapping[str, str] | None = None,
-    any_size: bool = False,
+    leniency: Leniency = Leniency(),  # noqa: B008
+    allow_origin: Sequence[str] = (),
 ) -> FastAPI:
     """The application: the OpenAI Images API, a page about the server at /, /health, and /metrics for Prometheus.
 
@@ -92,13 +96,13 @@ def build_server(
         host: the interface on which it listens. Without a token, a server on a loopback interface answers only
             requests to a loopback address or to `base_url`, and none from pages of other sites.
         aliases: other names for models, for clients that send fixed names.
-        any_size: generate the nearest size that the model has, instead of refusing a size that it does not have.
+        leniency: requests that are answered although they ask for something that the server or the model lacks.
+        allow_origin: sites, as in "https://chat.example.org", whose pages may send requests.
 
     Raises:
-        ValueError: if `base_url` does not begin with http:// or https://.
+        ValueError: if `base_url` does not begin with http:// or https://, or an origin has another form.
     """
-    if base_url is not None and not base_url.startswith(("http://", "https://")):
-        raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
+    check_addresses(base_url, allow_origin)
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
     metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
     engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
@@ -107,9 +111,14 @@ def build_server(
     # Enough for an image, a mask and references that do not compress.
     references = max(info.references for info in engine.models.values())
     max_body = (8 + 4 * references) * limits.pixels + 2**16
-    protection = [] if token is not None else local_only(host, base_url)
+    protection = [] if token is not None else local_only(host, base_url, allow_origin)
+    if allow_origin:
+        allowed = {"allow_origins": allow_origin, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        protection.insert(0, Middleware(CORSMiddleware, **allowed))
     app.user_middleware += [*protection, Middleware(Gate, token=token, max_body=max_body, metrics=metrics)]
     _add_error_handlers(app, max_body)
+
+    form_of = LenientFields if leniency.ignore_unknown_fields else Fields
 
     def root_of(http: HTTPRequest) -> str:
         """The URL of this server, as its clients know it."""
@@ -117,23 +126,31 @@ def build_server(
 
     def model_of(name: str) -> str:
         """The model with this name or alias."""
+        if name not in names and leniency.any_model:
+            return default_model
         if name not in names:
             raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
         return names[name]
 
-    def submit(fields: Fields, uploads: Uploads, on_progress: Callable[[Progress], None] | None) -> Ticket:
+    def submit(
+        fields: Fields, uploads: Uploads, on_progress: Callable[[Progress], None] | None
+    ) -> tuple[Ticket, Notes]:
         model = model_of(fields.model or default_model)
+        info = engine.models[model]
         opened = {name: [read_picture(name, data, limits) for data in files] for name, files in uploads.items()}
         images, masks = opened.get("image", []), opened.get("mask", [])
-        image = mask = None
+        image = mask = edited = None
         # The mask is that of the first image. A model that reads no references needs one.
-        if masks or (images and not engine.models[model].references):
+        if masks or (images and not info.references):
             image, *images = images
-            mask = read_mask(masks[0] if masks else image)
+            mask = None if masks else leniency.whole_mask(image)
+            edited = None if mask is None else "whole"
+            if mask is None:
+                mask = read_mask(masks[0] if masks else image)
         request = fields.to_request(model, image, mask, tuple(images))
-        if any_size:
-            request = nearest_size(request, engine.models[request.model].sizes)
-        return engine.submit(request, on_progress)
+        request, ignored = leniency.adapt(request, info, limits)
+        ticket = engine.submit(request, on_progress)
+        return ticket, Notes(sorted([*ignored, *(fields.model_extra or {})]), edited, ticket.tokens)
 
     async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: Uploads) -> Response:
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -143,10 +160,10 @@ def build_server(
             loop.call_soon_threadsafe(events.put_nowait, item)
 
         on_progress = put if fields.stream and fields.partial_images else None
-        ticket = await run_in_threadpool(submit, fields, uploads, on_progress)
+        ticket, notes = await run_in_threadpool(submit, fields, uploads, on_progress)
         ticket.future.add_done_callback(lambda _: put(None))
         if fields.stream:
-            return StreamingResponse(_stream(ticket, events, fields, kind), media_type="text/event-stream")
+            return StreamingResponse(_stream(ticket, events, fields, kind, notes), media_type="text/event-stream")
         result = await _wait(ticket, events, http)
         if result is None:
             # Nobody reads this. nginx logs this status when a client has disconnected.
@@ -158,7 +175,7 @@ def build_server(
             data = [{"url": f"{root}{PICTURES}{pictures.add(file, media_type)}"} for file in files]
         else:
             data = [{"b64_json": base64.b64encode(file).decode()} for file in files]
-        return JSONResponse(answer(result, fields, data))
+        return JSONResponse(answer(result, fields, data, notes))
 
     @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
     async def generations(http: HTTPRequest) -> Response:
@@ -167,7 +184,7 @@ def build_server(
             return error_response("the body is not JSON: send Content-Type: application/json", 415)
         async with asyncio.timeout(BODY_SECONDS):
             body = await http.body()
-        return await generate(http, Fields.model_validate_json(body), "image_generation", {})
+        return await generate(http, form_of.model_validate_json(body), "image_generation", {})
 
     @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
     async def edits(http: HTTPRequest) -> Response:
@@ -194,7 +211,7 @@ def build_server(
             raise Refused(
                 f"an edit has the files {sorted(files)}: send image, and mask unless it is transparent", "image"
             )
-        return await generate(http, Fields.model_validate(texts), "image_edit", files)
+        return await generate(http, form_of.model_validate(texts), "image_edit", files)
 
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
@@ -250,7 +267,9 @@ async def _disconnected(http: HTTPRequest) -> None:
         pass
 
 
-async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str) -> AsyncIterator[str]:
+async def _stream(
+    ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str, notes: Notes
+) -> AsyncIterator[str]:
     """Server-sent events: the partial images, then the image or an error. It is closed when the client disconnects."""
 
     def message(body: dict, name: str) -> str:
@@ -267,7 +286,7 @@ async def _stream(ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: s
             index += 1
         result = ticket.result(0)
         picture = result.images[0]
-        body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, result=result)
+        body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, finished=(result, notes))
         yield message(body, body["type"])
     except Refused as error:
         yield message(error_body(str(error), 400, error.parameter), "error")

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -51,6 +52,19 @@ def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
     return None
 
 
+def check_addresses(base_url: str | None, allow_origin: Sequence[str]) -> None:
+    """Refuse a base URL or an origin of another form.
+
+    Raises:
+        ValueError: with the option that is wrong.
+    """
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url is {base_url}: give an address that begins with https:// or http://")
+    for origin in allow_origin:
+        if not re.fullmatch(r"https?://[^/*\s]+", origin):
+            raise ValueError(f"--allow-origin is {origin}: give scheme and host, as in https://chat.example.org")
+
+
 def is_local(host: str) -> bool:
     """Whether only programs on this machine can reach an address."""
     if host == "localhost":
@@ -66,10 +80,11 @@ class SameSite:
 
     Args:
         hosts: the host names of this site, as in `LOCAL_HOSTS`.
+        allow_origin: other sites that may send requests.
     """
 
-    def __init__(self, app, hosts: list[str]):
-        self.app, self.hosts = app, hosts
+    def __init__(self, app, hosts: list[str], allow_origin: Sequence[str] = ()):
+        self.app, self.hosts, self.allow_origin = app, hosts, allow_origin
 
     async def __call__(self, scope, receive, send):
         app = self.app
@@ -79,6 +94,8 @@ class SameSite:
         await app(scope, receive, send)
 
     def _is_foreign(self, method: str, headers: Headers) -> bool:
+        if headers.get("origin") in self.allow_origin:
+            return False
         if "origin" in headers and _host_of(headers["origin"]) not in self.hosts:
             return True
         # Another site may link to a page, and show an image whose URL it has.
@@ -86,7 +103,7 @@ class SameSite:
         return headers.get("sec-fetch-site") == "cross-site" and not shown
 
 
-def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
+def local_only(host: str, base_url: str | None = None, allow_origin: Sequence[str] = ()) -> list[Middleware]:
     """Middleware that protects a loopback server without a token from the pages open in a browser, which could send it
     requests, also under a host name of their own (DNS rebinding).
 
@@ -94,6 +111,7 @@ def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
         host: the interface on which the server listens. If other machines can reach it, its names are unknown and the
             list is empty.
         base_url: the public URL of the server.
+        allow_origin: other sites whose pages may send requests.
     """
     if not is_local(host):
         return []
@@ -102,7 +120,7 @@ def local_only(host: str, base_url: str | None = None) -> list[Middleware]:
         hosts.append(_host_of(base_url))
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(SameSite, hosts=hosts),
+        Middleware(SameSite, hosts=hosts, allow_origin=allow_origin),
     ]
 
 

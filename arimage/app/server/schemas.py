@@ -3,10 +3,10 @@
 import base64
 import dataclasses
 import io
-import math
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from PIL import Image
@@ -113,14 +113,31 @@ class Fields(BaseModel):
         return data.getvalue()
 
 
-def nearest_size(request: Request, sizes: list[tuple[int, int]]) -> Request:
-    """The request with the nearest of `sizes`, (height, width). Distances are between logarithms of height and width,
-    so that aspect ratio and area count equally."""
-    height, width = request.height, request.width
-    if height is None or width is None:
-        return request
-    nearest = min(sizes, key=lambda size: math.hypot(math.log(size[0] / height), math.log(size[1] / width)))
-    return dataclasses.replace(request, height=nearest[0], width=nearest[1])
+class LenientFields(Fields):
+    """The same fields. Others are in `model_extra` instead of being refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What an answer says about a request that was not taken as it was.
+
+    Attributes:
+        ignored: fields without effect.
+        edited: "whole" for an edit that had no mask.
+        tokens: tokens of all images.
+    """
+
+    ignored: list[str]
+    edited: str | None
+    tokens: int
+
+    @property
+    def usage(self) -> dict:
+        """As in the OpenAI API. Tokens of the prompt are not counted."""
+        details = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}}
+        return details | {"output_tokens": self.tokens, "total_tokens": self.tokens}
 
 
 def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
@@ -151,14 +168,15 @@ def read_mask(picture: Image.Image) -> Image.Image:
         raise Refused(str(error), "mask") from error
 
 
-def answer(result: Result, fields: Fields, data: list[dict]) -> dict:
+def answer(result: Result, fields: Fields, data: list[dict], notes: Notes) -> dict:
     """The body of a finished request. Fields that the OpenAI API does not have are under "arimage"."""
     return {
         "created": int(time.time()),
         "data": data,
         "size": f"{result.settings['width']}x{result.settings['height']}",
         "output_format": fields.output_format or "png",
-        "arimage": facts(result),
+        "usage": notes.usage,
+        "arimage": facts(result, notes),
     }
 
 
@@ -168,21 +186,27 @@ def event(
     picture: Image.Image,
     fields: Fields,
     index: int | None = None,
-    result: Result | None = None,
+    finished: tuple[Result, Notes] | None = None,
 ) -> dict:
-    """An event of a stream: a partial image with its index, or the finished one with its result."""
+    """An event of a stream: a partial image with its index, or the finished one."""
+    if finished is None:
+        own = {"type": f"{kind}.partial_image", "partial_image_index": index}
+    else:
+        result, notes = finished
+        own = {"type": f"{kind}.completed", "usage": notes.usage, "arimage": facts(result, notes)}
     return {
-        "type": f"{kind}.partial_image" if result is None else f"{kind}.completed",
+        **own,
         "b64_json": base64.b64encode(image).decode(),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
         "output_format": fields.output_format or "png",
-        **({"partial_image_index": index} if result is None else {"arimage": facts(result)}),
     }
 
 
-def facts(result: Result) -> dict:
+def facts(result: Result, notes: Notes) -> dict:
     return {
+        "ignored": notes.ignored,
+        **({"edited": notes.edited} if notes.edited else {}),
         "model": result.settings["model"],
         "seeds": result.seeds,
         "decoding": result.decoding,

@@ -1,7 +1,6 @@
 """Starts the server."""
 
 import logging
-from collections.abc import Mapping
 
 from ..engine.engine import Engine
 from .app import build_server
@@ -9,22 +8,14 @@ from .middleware import PICTURES
 from .uvicorn_server import Server, serve_until_stopped
 
 
-def serve_forever(
-    engine: Engine,
-    host: str,
-    port: int,
-    token: str | None,
-    base_url: str | None,
-    aliases: Mapping[str, str],
-    any_size: bool,
-) -> None:
-    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the remaining requests. The arguments are
-    those of `build_server`.
+def serve_forever(engine: Engine, host: str, port: int, **options) -> None:
+    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the remaining requests. `options` are those
+    of `build_server`.
 
     Raises:
         RuntimeError: if the engine failed.
     """
-    app = build_server(engine, token=token, base_url=base_url, host=host, aliases=aliases, any_size=any_size)
+    app = build_server(engine, host=host, **options)
     server = Server(app, engine, host, port)
     logging.getLogger("uvicorn.access").addFilter(hide_pictures)
     serve_until_stopped(server, engine)

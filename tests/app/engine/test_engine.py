@@ -420,7 +420,7 @@ def test_edits_read_what_viewers_show(engine):
     [
         ({"model": "../../etc"}, "model", "unknown model '../../etc': choose among text, class, scales"),
         ({"prompt": " "}, "prompt", "the prompt is empty"),
-        ({"prompt": "a" * 501}, "prompt", "501 characters: shorten it to at most 500"),
+        ({"prompt": "a" * 4001}, "prompt", "4001 characters: shorten it to at most 4000"),
         ({"prompt": "\ud83d"}, "prompt", "surrogate"),
         ({"class_label": 1}, "class_label", "generates from text"),
         ({"model": "class"}, "prompt", "generates classes, not text"),

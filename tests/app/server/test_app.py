@@ -29,7 +29,7 @@ from arimage.app.engine.models import parse_aliases
 from arimage.app.engine.types import Limits, Request
 from arimage.app.server import app as server_module
 from arimage.app.server.app import build_server
-from arimage.app.server.schemas import nearest_size
+from arimage.app.server.leniency import Leniency, nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
 from arimage.pipelines.known import KnownCaptions
 
@@ -288,7 +288,7 @@ def test_models_are_listed(client, address):
     [
         ({"model": "dall-e-3"}, openai.NotFoundError, "model", "model_not_found", "unknown model 'dall-e-3'"),
         ({"prompt": ""}, openai.BadRequestError, "prompt", None, "the prompt is empty"),
-        ({"prompt": "a" * 501}, openai.BadRequestError, "prompt", None, "shorten it to at most 500"),
+        ({"prompt": "a" * 4001}, openai.BadRequestError, "prompt", None, "shorten it to at most 4000"),
         ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
@@ -572,7 +572,9 @@ def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
 @pytest.fixture(scope="module")
 def lenient(other_engine):
     """A client of a server that accepts the model names and sizes of other servers."""
-    app = build_server(other_engine, aliases={"gpt-image-1": "text", "dall-e-3": "text"}, any_size=True)
+    app = build_server(
+        other_engine, aliases={"gpt-image-1": "text", "dall-e-3": "text"}, leniency=Leniency(any_size=True)
+    )
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0, http_client=client)
 

@@ -1,0 +1,130 @@
+"""The console commands `arimage serve` and `arimage app`. Heavy imports stay inside them, as in `arimage.cli`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..options import Device, Dtype, Loras, check_models
+
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        callback=check_models,
+        help="As in `arimage generate`; repeat for more. Default: the packaged models.",
+    ),
+]
+
+
+def serve(
+    model: Models = None,
+    host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that clients send as their API key. Alternative: ARIMAGE_TOKEN."),
+    ] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept clients without a token on any --host.")] = False,
+    base_url: Annotated[
+        str | None, typer.Option(help="Start of the URLs of images, if the server is behind a proxy.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; "
+            "repeat for more."
+        ),
+    ] = None,
+    any_size: Annotated[
+        bool,
+        typer.Option("--any-size", help="Generate the nearest size of the model instead of refusing others."),
+    ] = False,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Take the first model for an unknown one instead of refusing it.")
+    ] = False,
+    ignore_unknown_fields: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-unknown-fields",
+            help="Ignore fields that the server or the model does not know, and generate at most --images; the answer "
+            "lists them.",
+        ),
+    ] = False,
+    maskless_edits: Annotated[
+        Literal["refuse", "whole"],
+        typer.Option(help="Edits with neither a mask nor transparency: refuse them, or generate the whole image."),
+    ] = "refuse",
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Site whose pages may send requests, as in https://chat.example.org; repeat for more."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
+    queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
+    images: Annotated[int, typer.Option(help="Images per request.")] = 8,
+    prompt_characters: Annotated[
+        int, typer.Option(max=10_000, help="Characters of a prompt or negative prompt.")
+    ] = 4000,
+    lora: Loras = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Serve the OpenAI Images API."""
+    _check_port(port)
+    try:
+        from .server.auth import check_addresses, check_token
+        from .server.leniency import Leniency
+        from .server.serve import serve_forever
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
+
+    from .engine.engine import Engine
+    from .engine.models import load_models, model_names, parse_aliases
+    from .engine.types import Limits
+
+    token = check_token(host, token_file, no_auth)
+    limits = Limits(batch=batch, queue=queue, images=images, prompt_characters=prompt_characters)
+    aliases = parse_aliases(alias or [], model_names(model))
+    leniency = Leniency(any_size, any_model, ignore_unknown_fields, maskless_edits)
+    # Before a model is loaded.
+    check_addresses(base_url, allow_origin or [])
+    engine = Engine(load_models(model, device, dtype, False, lora), limits)
+    options = {"base_url": base_url, "aliases": aliases, "leniency": leniency, "allow_origin": allow_origin or []}
+    serve_forever(engine, host, port, token=token, **options)
+
+
+def open_app(
+    model: Models = None,
+    host: Annotated[
+        str, typer.Option(help="Interface to bind. Non-loopback hosts, such as 0.0.0.0, require --auth.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
+    auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
+    lora: Loras = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Open the demo: watch images while they are decoded, let decodings race, edit images."""
+    _check_port(port)
+    try:
+        from .demo.demo import serve_demo
+        from .server.auth import check_password
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
+
+    from .engine.engine import Engine
+    from .engine.models import load_models
+    from .engine.videos import VideoMaker
+
+    password = check_password(host, auth)
+    pipelines = load_models(model, device, dtype, videos=True, lora=lora)
+    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
+    if not pipelines:
+        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
+    serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port is {port}: give a number from 0 to 65535")

@@ -1,0 +1,187 @@
+"""Requests as programs send them, replayed: the bodies are those in their source code or documentation. The programs
+themselves were not run."""
+
+import io
+import json
+
+import pytest
+import tiny
+from PIL import Image
+from starlette.testclient import TestClient
+
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits
+from arimage.app.server.app import build_server
+from arimage.app.server.leniency import Leniency
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = Engine({"text": tiny.text_pipeline(), "other": tiny.text_pipeline()}, Limits(images=2))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(engine):
+    """A function from options of the server to a client of it."""
+    return lambda **options: TestClient(build_server(engine, **options), base_url="http://127.0.0.1")
+
+
+LENIENT = {
+    "leniency": Leniency(any_size=True, any_model=True, ignore_unknown_fields=True, maskless_edits="whole"),
+}
+LONG = "A red heart on a wooden table, " * 30
+
+# (program, its request, the fields that have no effect)
+GENERATIONS = [
+    (
+        "Open WebUI",
+        {"model": "dall-e-2", "prompt": LONG, "n": 1, "size": "512x512", "response_format": "b64_json"},
+        [],
+    ),
+    ("Open WebUI, gpt-image", {"model": "gpt-image-1.5", "prompt": "a red heart", "n": 1, "size": "512x512"}, []),
+    (
+        "LibreChat",
+        {
+            "model": "gpt-image-2.5-flare",
+            "prompt": LONG,
+            "n": 10,
+            "background": "auto",
+            "quality": "auto",
+            "size": "1536x1024",
+            "output_format": "png",
+        },
+        ["n"],
+    ),
+    (
+        "n8n",
+        {
+            "prompt": "a red heart",
+            "model": "dall-e-3",
+            "size": "1792x1024",
+            "quality": "hd",
+            "style": "vivid",
+            "response_format": "b64_json",
+        },
+        [],
+    ),
+    (
+        "litellm",
+        {"model": "text", "prompt": "a red heart", "n": 1, "user": "u", "metadata": {"trace_id": "1"}},
+        ["metadata"],
+    ),
+    ("llama-swap", {"model": "sd-turbo", "prompt": "a red heart", "size": "512x512"}, []),
+    (
+        "LocalAI",
+        {"prompt": "a red heart", "size": "256x256", "step": 15, "mode": 0, "negative_prompt": "blue"},
+        ["mode", "negative_prompt", "step"],
+    ),
+]
+EDITS = [
+    ("Open WebUI", {"model": "gpt-image-1", "prompt": LONG, "n": "1", "size": "512x512"}, "image", []),
+    ("LibreChat", {"model": "gpt-image-1", "prompt": LONG, "quality": "auto", "size": "auto"}, "image[]", []),
+    ("with a field of its own", {"prompt": "a", "strength": "0.7"}, "image", ["strength"]),
+]
+
+
+def png(colour: str) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8), colour).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(("body", "ignored"), [pytest.param(*rest, id=name) for name, *rest in GENERATIONS])
+def test_generations_of_programs_are_answered(client, body, ignored):
+    answer = client(**LENIENT).post("/v1/images/generations", json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]) == min(body.get("n", 1), 2)
+    assert answer.json()["arimage"]["ignored"] == ignored and answer.json()["arimage"]["model"] == "text"
+    usage = answer.json()["usage"]
+    assert usage["total_tokens"] == usage["output_tokens"] == 16 * len(answer.json()["data"])
+
+
+@pytest.mark.parametrize(("fields", "name", "ignored"), [pytest.param(*rest, id=name) for name, *rest in EDITS])
+def test_edits_of_programs_without_a_mask_generate_the_whole_image(client, fields, name, ignored):
+    files = [(name, ("image.png", png("red"), "image/png"))]
+    answer = client(**LENIENT).post("/v1/images/edits", data=fields, files=files)
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["arimage"]["edited"], answer.json()["arimage"]["ignored"]) == ("whole", ignored)
+
+
+def test_a_stream_says_what_was_ignored(client):
+    body = {"prompt": "a", "stream": True, "step": 3}
+    answer = client(**LENIENT).post("/v1/images/generations", json=body)
+    (data,) = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(data)["arimage"]["ignored"] == ["step"]
+
+
+def test_a_mask_and_a_hole_are_still_read(client):
+    holed = Image.new("RGBA", (8, 8), (255, 0, 0, 255))
+    holed.paste((0, 0, 0, 0), (0, 4, 8, 8))
+    data = io.BytesIO()
+    holed.save(data, "PNG")
+    for files in ({"image": data.getvalue()}, {"image": png("red"), "mask": data.getvalue()}):
+        answer = client(**LENIENT).post("/v1/images/edits", data={"prompt": "a"}, files=files)
+        assert answer.status_code == 200 and "edited" not in answer.json()["arimage"]
+    # A mask that was sent and changes nothing is a mistake of its sender.
+    files = {"image": png("red"), "mask": png("red")}
+    answer = client(**LENIENT).post("/v1/images/edits", data={"prompt": "a"}, files=files)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "mask"
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "status", "parameter"),
+    [
+        ("generations", {"json": {"prompt": "a", "step": 15}}, 400, "step"),
+        ("generations", {"json": {"prompt": "a", "n": 10}}, 400, "n"),
+        ("generations", {"json": {"prompt": "a", "negative_prompt": "b"}}, 400, "negative_prompt"),
+        ("generations", {"json": {"prompt": "a", "model": "dall-e-3"}}, 404, "model"),
+        ("generations", {"json": {"prompt": "a" * 4001}}, 400, "prompt"),
+        ("edits", {"data": {"prompt": "a"}, "files": {"image": png("red")}}, 400, "mask"),
+        ("edits", {"data": {"prompt": "a", "strength": "1"}, "files": {"image": png("red")}}, 400, "strength"),
+    ],
+)
+def test_without_the_options_they_are_refused(client, path, sent, status, parameter):
+    answer = client().post(f"/v1/images/{path}", **sent)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, parameter)
+
+
+def test_what_is_wrong_stays_wrong(client):
+    for body, parameter in (({"prompt": "a", "n": 0}, "n"), ({"prompt": "a", "top_p": 2}, "top_p")):
+        answer = client(**LENIENT).post("/v1/images/generations", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, parameter)
+
+
+ORIGIN = "https://chat.example.org"
+
+
+def test_pages_of_an_allowed_origin_may_send_requests(client):
+    headers = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    for token in (None, "a-token"):
+        server = client(allow_origin=(ORIGIN,), token=token)
+        preflight = server.options("/v1/images/generations", headers=headers | asked)
+        assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == ORIGIN
+        given = headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        answer = server.post("/v1/images/generations", json={"prompt": "a"}, headers=given)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
+    refused = server.post("/v1/images/generations", json={"prompt": "a"}, headers=headers)
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+def test_pages_of_other_origins_are_refused(client):
+    for options in ({}, {"allow_origin": (ORIGIN,)}):
+        headers = {"Origin": "https://evil.example.org", "Sec-Fetch-Site": "cross-site"}
+        answer = client(**options).post("/v1/images/generations", json={"prompt": "a"}, headers=headers)
+        assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+        preflight = client(**options).options(
+            "/v1/images/generations", headers=headers | {"Access-Control-Request-Method": "POST"}
+        )
+        assert preflight.status_code in (400, 403) and "access-control-allow-origin" not in preflight.headers
+
+
+@pytest.mark.parametrize("origin", ["*", "chat.example.org", "https://chat.example.org/", "https://a.org/page"])
+def test_an_origin_is_one_scheme_and_host(engine, origin):
+    with pytest.raises(ValueError, match="--allow-origin is .*as in https://chat.example.org"):
+        build_server(engine, allow_origin=(origin,))
