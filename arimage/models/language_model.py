@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from .attention_transformers import FOLDED, fold_heads
@@ -22,12 +23,13 @@ PROMPT_MULTIPLE = 32
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The part of a head that computes the logits of `count` image tokens, whose ids in the language model start at
-    `first`. It multiplies only these rows of the weight, unless the weight is offloaded or quantised, or the head is
-    another layer, such as one with an adapter."""
+    `first`. It multiplies only these rows of the weight, unless the weight is offloaded, quantised or divided over
+    devices, or the head is another layer, such as one with an adapter."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
-        if type(lm_head) is not nn.Linear or weight.is_meta or not weight.is_floating_point():
+        whole = weight.is_floating_point() and not (weight.is_meta or isinstance(weight, DTensor))
+        if type(lm_head) is not nn.Linear or not whole:
             return lm_head(hidden)[..., first : first + count]
         return F.linear(hidden.to(weight.device), weight[first : first + count])
 
