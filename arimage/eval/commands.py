@@ -40,7 +40,8 @@ Prompts = Annotated[
     str | None,
     typer.Option(
         help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
-        "MJHQ-30K, a .txt file with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
+        "MJHQ-30K, a .json file of WISE, a folder of .txt files (DPG-Bench), a .txt file "
+        "with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
     ),
 ]
 PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
@@ -199,6 +200,9 @@ def score(
             help="For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
         ),
     ] = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out pictures of --ref that cannot be read, and name them.")
+    ] = False,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Pictures, or frames of videos, per call of the networks.")
     ] = 32,
@@ -215,7 +219,7 @@ def score(
     if frames is not None and "fvd" not in names:
         raise ValueError("--frames is for fvd: leave it out")
     device = choose_device(device)
-    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size, i3d_weights, frames)
+    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size, i3d_weights, frames, skip_damaged)
     for name, entry in score_run(job, names).items():
         error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
         typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
@@ -233,10 +237,10 @@ def check_matplotlib() -> None:
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished `arimage eval generate`.")],
     format: Annotated[
-        Literal["adm-npz", "geneval", "dpg", "result-jsonl"],
+        Literal["adm-npz", "geneval", "dpg", "wise", "t2i-compbench", "result-jsonl"],
         typer.Option(
             help="The file layout of ADM's evaluator (ImageNet's FID, sFID, IS, precision, recall), GenEval, "
-            "DPG-Bench, or LlamaGen's text-to-image runs."
+            "DPG-Bench, WISE, T2I-CompBench, or LlamaGen's text-to-image runs."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Output file of adm-npz, output folder of the others; it must not exist.")],

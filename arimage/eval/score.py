@@ -63,6 +63,7 @@ class Job:
         size: for the Inception metrics, `resize` the images of the run, not the reference, to this side in pixels.
         i3d_weights: the file of `I3DExtractor`.
         frames: how many frames of each video `fvd` compares; by default as many as the first video of the run has.
+        skip_damaged: leave out pictures of the reference that cannot be read.
     """
 
     run: Path
@@ -75,6 +76,7 @@ class Job:
     size: int | None = None
     i3d_weights: Path | None = None
     frames: int | None = None
+    skip_damaged: bool = False
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -98,7 +100,7 @@ class Job:
 
     @cached_property
     def against(self) -> Reference:
-        return read_reference(self.reference)
+        return read_reference(self.reference, skip_damaged=self.skip_damaged)
 
     @cached_property
     def reference_features(self) -> np.ndarray:

@@ -1,12 +1,17 @@
 """What runs are scored against: a folder of pictures, or a file of pictures or of their statistics."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ...media.files import read_image
 from .array_files import ARRAY_SUFFIXES, FIRST, array_headers, read_array
 from .features import file_sha256, files_sha256, image_paths
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,22 +31,46 @@ class Reference:
     statistics: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def read_folder(folder: Path, *, videos: bool = False) -> Reference:
-    """The pictures or videos of a folder, or of another run."""
-    paths = image_paths(folder, videos=videos)
+def read_folder(folder: Path, *, videos: bool = False, skip_damaged: bool = False) -> Reference:
+    """The pictures or videos of a folder, or of another run. `skip_damaged` leaves out pictures that cannot be read,
+    with a warning that counts and names them.
+
+    Raises:
+        ValueError: if no picture is left.
+    """
+    paths, skipped = image_paths(folder, videos=videos), ""
+    if skip_damaged and not videos:
+        damaged = [path for path in paths if not _is_readable(path)]
+        if damaged:
+            names = ", ".join(str(path.relative_to(folder)) for path in damaged)
+            logger.warning(
+                "%d of %d pictures of %s are damaged and left out: %s", len(damaged), len(paths), folder, names
+            )
+            skipped = f", {len(damaged)} damaged ones left out"
+            paths = [path for path in paths if path not in set(damaged)]
+        if not paths:
+            raise ValueError(f"all pictures of {folder} are damaged: get them again")
     sha256 = files_sha256(paths)
-    return Reference(f"{folder.resolve().name}, files {sha256[:8]}", sha256, paths)
+    return Reference(f"{folder.resolve().name}, files {sha256[:8]}{skipped}", sha256, paths)
 
 
-def read_reference(path: Path | None) -> Reference:
+def _is_readable(path: Path) -> bool:
+    try:
+        read_image(path)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Reference:
     """A folder of pictures, a .npz with statistics (`mu` and `sigma`), pictures (`arr_0`, uint8 [N, H, W, 3]) or both,
-    or a .npy of pictures.
+    or a .npy of pictures. `skip_damaged` is that of `read_folder`.
 
     Raises:
         ValueError: if it is none of these, or its arrays have unsuitable shapes, dtypes or values.
     """
     if path is not None and path.is_dir():
-        return read_folder(path)
+        return read_folder(path, skip_damaged=skip_damaged)
     if path is None or path.suffix not in ARRAY_SUFFIXES or not path.is_file():
         raise ValueError(
             f"--ref is {path}, which is not a reference: name a folder of pictures, a .npz of statistics or pictures, "

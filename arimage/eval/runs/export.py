@@ -14,6 +14,8 @@ from .files import replace
 from .run_folder import read_config, read_rows
 
 
+# Bytes of a file's name, on most file systems.
+LONGEST_NAME = 255
 # The images of one prompt: rows of the manifest and paths.
 Group = list[tuple[dict, Path]]
 
@@ -22,7 +24,7 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     """Write the images of a run to `out`.
 
     Args:
-        format: "adm-npz" writes a file; "geneval", "dpg" and "result-jsonl" write a folder.
+        format: "adm-npz" writes a file; "geneval", "dpg", "wise", "t2i-compbench" and "result-jsonl" write a folder.
         size: for "adm-npz": resize to this side in pixels.
 
     Raises:
@@ -37,7 +39,13 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     if format == "adm-npz":
         replace(out, lambda file: write_adm_npz(paths, file, size))
         return
-    writers = {"geneval": write_geneval, "dpg": write_dpg, "result-jsonl": write_result_jsonl}
+    writers = {
+        "geneval": write_geneval,
+        "dpg": write_dpg,
+        "wise": write_wise,
+        "t2i-compbench": write_t2i_compbench,
+        "result-jsonl": write_result_jsonl,
+    }
     images = list(zip(read_rows(run), paths, strict=True))
     count = read_config(run)["source"].get("per_prompt", 1)
     try:
@@ -110,10 +118,11 @@ def write_dpg(groups: list[Group], out: Path) -> None:
         if "item_id" not in row.get("metadata", {}):
             raise ValueError(f"image {row['id']} has no item_id for DPG-Bench: generate with prompts that have one")
         name = str(row["metadata"]["item_id"])
-        if "/" in name or name in seen:
+        # The scorer takes what comes before the first dot of a file's name.
+        if "/" in name or "." in name or name in seen:
             raise ValueError(
                 f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each "
-                "prompt its own, without /"
+                "prompt its own, without / and dots"
             )
         seen.add(name)
         if len(group) != 4:
@@ -125,6 +134,54 @@ def write_dpg(groups: list[Group], out: Path) -> None:
     for group in groups:
         pictures = [read_image(path) for _, path in group]
         make_image_grid(pictures, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
+
+
+def write_wise(groups: list[Group], out: Path) -> None:
+    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one picture per prompt, prompt_id.png.
+
+    Raises:
+        ValueError: if a prompt_id is missing, not a whole number or not unique, or a prompt has several images.
+    """
+    names: dict[int, Path] = {}
+    for group in groups:
+        row, path = group[0]
+        number = row.get("metadata", {}).get("prompt_id")
+        if not isinstance(number, int) or number in names:
+            raise ValueError(
+                f"image {row['id']} has the prompt_id {number!r}, which is not a whole number or not unique: generate "
+                "with a .json file of WISE"
+            )
+        if len(group) != 1:
+            raise ValueError(
+                f"image {row['id']} is one of {len(group)} of its prompt, and WISE needs 1: generate with "
+                "--per-prompt 1"
+            )
+        names[number] = path
+    out.mkdir(parents=True)
+    for number, path in names.items():
+        shutil.copyfile(path, out / f"{number}.png")
+
+
+def write_t2i_compbench(groups: list[Group], out: Path) -> None:
+    """Write a folder for T2I-CompBench (https://arxiv.org/abs/2307.06350): samples/PROMPT_000000.png, numbered without
+    gaps in the order of the prompts. The scorers read one category at a time.
+
+    Raises:
+        ValueError: if a prompt has an underscore, at which the scorers cut it, or is not a file name.
+    """
+    names = {}
+    for row, path in (pair for group in groups for pair in group):
+        prompt = row.get("prompt", "")
+        name = f"{prompt}_{len(names):06d}.png"
+        if not prompt or "_" in prompt or "/" in prompt or len(name.encode()) > LONGEST_NAME:
+            raise ValueError(
+                f"image {row['id']} has the prompt {prompt!r:.80}, which cannot be a file name for T2I-CompBench: "
+                f"give prompts without / and _, of up to {LONGEST_NAME - 11} bytes"
+            )
+        names[name] = path
+    (out / "samples").mkdir(parents=True)
+    for name, path in names.items():
+        shutil.copyfile(path, out / "samples" / name)
 
 
 def write_result_jsonl(groups: list[Group], out: Path) -> None:

@@ -27,7 +27,8 @@ def make_manifest(
         raise ValueError("give either --prompts or --classes")
     path = prompt_file(prompts)
     rows = prompt_rows(read_prompts(path), seed, per_prompt)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return rows, {"prompts": path.name, "sha256": digest, "per_prompt": per_prompt}
 
 

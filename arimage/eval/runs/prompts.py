@@ -1,4 +1,4 @@
-"""Reads files of prompts: .tsv, .json, .jsonl, .txt, and the packaged ones."""
+"""Reads files of prompts: .tsv, .json, .jsonl, .txt, folders of .txt, and the packaged ones."""
 
 import csv
 import io
@@ -25,12 +25,15 @@ def read_prompts(path: Path) -> list[dict]:
     """The rows of a file of prompts, each with its "prompt" and all other fields.
 
     A .tsv has a column `prompt` or `Prompt`, a .jsonl objects that have a `prompt`, a .json one object of such
-    objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), and a .txt one prompt per line. Empty
-    lines are ignored.
+    objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `prompt` or
+    `Prompt` (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
+    whose "item_id" is the name of the file (DPG-Bench).
 
     Raises:
         ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one.
     """
+    if path.is_dir():
+        return _read_folder(path)
     readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}
     if path.suffix.lower() not in readers:
         raise ValueError(
@@ -47,12 +50,27 @@ def read_prompts(path: Path) -> list[dict]:
     return rows
 
 
+def _read_folder(folder: Path) -> list[dict]:
+    files = sorted(folder.glob("*.txt"))
+    if not files:
+        raise ValueError(f"{folder} has no .txt files: name the folder of the prompts of DPG-Bench, or a file")
+    texts = [file.read_text(encoding="utf-8-sig").strip() for file in files]
+    return [
+        _checked({"prompt": text, "item_id": file.stem}, file, "the file")
+        for file, text in zip(files, texts, strict=True)
+    ]
+
+
 def _read_txt(text: str, path: Path) -> list[dict]:
     return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
 
 
 def _read_json(text: str, path: Path) -> list[dict]:
     items = parse_json(text, path, "get the file again")
+    if isinstance(items, list):
+        named = [{"prompt": row.get("Prompt"), **row} if isinstance(row, dict) else row for row in items]
+        rows = [_checked(row, path, f"entry {number}") for number, row in enumerate(named, 1)]
+        return [{name: value for name, value in row.items() if name != "Prompt"} for row in rows]
     if not isinstance(items, dict):
         raise ValueError(f'{path} is not an object: write {{"NAME": {{"prompt": "..."}}}}')
     return [{**_checked(row, path, repr(name)), "item_id": name} for name, row in items.items()]

@@ -113,3 +113,16 @@ def test_files_that_archives_of_macos_add_are_left_out(tmp_path):
     (tmp_path / "videos" / "._a.mp4").write_bytes(b"\0\5\26\7")
     with pytest.raises(ValueError, match="has no videos"):
         image_paths(tmp_path / "videos", videos=True)
+
+
+def test_damaged_pictures_are_left_out_on_request(tmp_path, caplog):
+    Image.new("RGB", (4, 4)).save(tmp_path / "good.png")
+    whole = (tmp_path / "good.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[:40])
+    assert len(read_reference(tmp_path).paths) == 2
+    found = read_reference(tmp_path, skip_damaged=True)
+    assert [path.name for path in found.paths] == ["good.png"] and "1 damaged ones left out" in found.label
+    assert "1 of 2" in caplog.text and "cut.png" in caplog.text
+    (tmp_path / "good.png").unlink()
+    with pytest.raises(ValueError, match="are damaged"):
+        read_reference(tmp_path, skip_damaged=True)
