@@ -25,8 +25,8 @@ def read_prompts(path: Path) -> list[dict]:
     """The rows of a file of prompts, each with its "prompt" and all other fields.
 
     A .tsv has a column `prompt` or `Prompt`, a .jsonl objects that have a `prompt`, a .json one object of such
-    objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `prompt` or
-    `Prompt` (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
+    objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `Prompt`
+    (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
     whose "item_id" is the name of the file (DPG-Bench).
 
     Raises:
@@ -67,10 +67,9 @@ def _read_txt(text: str, path: Path) -> list[dict]:
 
 def _read_json(text: str, path: Path) -> list[dict]:
     items = parse_json(text, path, "get the file again")
-    if isinstance(items, list):
-        named = [{"prompt": row.get("Prompt"), **row} if isinstance(row, dict) else row for row in items]
-        rows = [_checked(row, path, f"entry {number}") for number, row in enumerate(named, 1)]
-        return [{name: value for name, value in row.items() if name != "Prompt"} for row in rows]
+    if isinstance(items, list) and items and all(isinstance(row, dict) and "Prompt" in row for row in items):
+        rows = [{"prompt": row.pop("Prompt"), **row} for row in items]
+        return [_checked(row, path, f"entry {number}") for number, row in enumerate(rows, 1)]
     if not isinstance(items, dict):
         raise ValueError(f'{path} is not an object: write {{"NAME": {{"prompt": "..."}}}}')
     return [{**_checked(row, path, repr(name)), "item_id": name} for name, row in items.items()]

@@ -41,7 +41,7 @@ def test_wise_reads_prompts_and_names_pictures_by_their_number(tmp_path):
     with pytest.raises(ValueError, match="not unique"):
         write_wise(groups_of(tmp_path, [prompts[0], prompts[0]]), tmp_path / "four")
     with pytest.raises(ValueError, match='no "prompt" in entry 1'):
-        (tmp_path / "bad.json").write_text('[{"prompt_id": 1}]')
+        (tmp_path / "bad.json").write_text('[{"Prompt": " ", "prompt_id": 1}]')
         read_prompts(tmp_path / "bad.json")
 
 
