@@ -381,45 +381,6 @@ TINY = {
     "var-d30": Published(1, partial(var_d30, tokenizer=_TOKENIZER | _SCALES, **_VAR)),
     "janus-pro-7b": Published(1, partial(janus_pro_7b, side=4, vision=_VISION, vq=_VQ, vocab_size=64, **_NARROW)),
     "emu3-gen": Published(1, partial(emu3_gen, side=4, codes=64, num_key_value_heads=1, **_NARROW)),
-    "emu3.5-image": Published(1, partial(emu35, side=4, codes=64, num_key_value_heads=1, head_dim=16, **_NARROW)),
-    "cosmos-4b": Published(16, cosmos),
-    "cosmos-5b": Published(16, partial(cosmos, text=True)),
-    "arpg-l-256": Published(24, partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)),
-    "lpd-l-256": Published(24, partial(any_order, transformer=LPDTransformer, token_model=LPDTokenModel)),
-    "randar-l-256": Published(24, partial(any_order, transformer=RandARTransformer, token_model=RandARTokenModel)),
-    "mar-b-256": Published(12, mar_b),
-    "latent-llama": Published(12, latent_llama),
-    "llamagen-dd-b": Published(12, llamagen_dd),
-    "var-dd-d16": Published(16, var_dd),
-}
-
-_NARROW = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
-_GLM = {
-    "rope_parameters": _ROPE,
-    "vocab_size": 256,
-    "vision_vocab_size": 192,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    **_NARROW,
-}
-_VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "projection_dim": 32}
-_VQ = {"base_channels": 32, "channel_multiplier": [1] * 5, "num_res_blocks": 1, "num_embeddings": 64}
-_SCALES = {"scales": (1, 2)}
-_TOKENIZER = {"channels": 8, "channel_multipliers": (1, 2), "layers_per_block": 1, "norm_num_groups": 4}
-_TOKENIZER |= {"codebook_size": 64, "codebook_dim": 4}
-_VAR = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "codebook_dim": 4, **_SCALES}
-_COSMOS = {"frame": (2, 4), "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, **_NARROW}
-# Models of the same families that a CPU builds in a moment.
-TINY = {
-    "llamagen-xl-384": Published(1, partial(llamagen_xl, side=4, codes=64, **_NARROW)),
-    "var-d30": Published(1, partial(var_d30, tokenizer=_TOKENIZER | _SCALES, **_VAR)),
-    "janus-pro-7b": Published(1, partial(janus_pro_7b, side=4, vision=_VISION, vq=_VQ, vocab_size=64, **_NARROW)),
-    "emu3-gen": Published(1, partial(emu3_gen, side=4, codes=64, num_key_value_heads=1, **_NARROW)),
-    "emu3.5-image": Published(1, partial(emu35, side=4, codes=64, num_key_value_heads=1, head_dim=16, **_NARROW)),
-    "mammothmoda2-preview": Published(
-        2, partial(mammothmoda2, side=4, num_key_value_heads=1, head_dim=16, gen_vocab_size=80, **_NARROW)
-    ),
     "cosmos-4b": Published(1, partial(cosmos, **_COSMOS)),
     "glm-image": Published(1, partial(glm_image, shape=(4, 4), small=(2, 2), num_key_value_heads=1, **_GLM)),
 }

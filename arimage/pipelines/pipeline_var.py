@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ..decoding import Decoding, NextScaleDecoding
+from ..decoding import Decoding, NextScaleDecoding, Sampling
 from ..models.transformer_var import VARScaleModel, VARTransformer
 from ..tokenizers.vq_var import VARVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
@@ -97,6 +97,12 @@ class VARPipeline(ClassOrTextPipeline):
     def image_sizes(self) -> list[tuple[int, int]]:
         return [(self.vq.config.scales[-1] * self.vq.scale_factor,) * 2]
 
+    def sampling(self, **settings) -> Sampling:
+        sampling = super().sampling(**settings)
+        if self.vq is not None:
+            sampling.check_scales(len(self.vq.config.scales))
+        return sampling
+
     @torch.no_grad()
     def prepare(
         self,
@@ -116,7 +122,6 @@ class VARPipeline(ClassOrTextPipeline):
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
-        call.sampling.check_scales(len(self.vq.config.scales))
         self.edit(call, image, mask_image)
         condition = self.encode_condition(*condition)
         refiner = None
