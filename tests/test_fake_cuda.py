@@ -39,11 +39,16 @@ from transformers import JanusForConditionalGeneration as Janus
 from arimage.decoding import GroupDecoding, Sampling, acceptance, decoding_from_name, parse_decoding
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
+from arimage.models.conditions import with_unconditional
 from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.drafter_llamagen import LlamaGenDrafter
+from arimage.models.infinity_scale_model import InfinityScaleModel
+from arimage.models.infinity_schedules import SCHEDULES
 from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.transformer_infinity import InfinityTransformer
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.bsq_infinity import InfinityVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
@@ -104,6 +109,20 @@ def var(kind, dtype, guided):
     condition = condition_of(kind, dtype)
     refiner = VARScaleModel(small, vq, condition, guided=guided)
     return VARScaleModel(transformer, vq, condition, guided=guided, refiner=refiner)
+
+
+@cache
+def infinity_parts(dtype):
+    config, vq_config = config_of(lambda: tiny.bit_transformer(num_layers=1)), config_of(tiny.bit_tokenizer)
+    transformer = built(lambda: InfinityTransformer(**config), dtype)
+    return transformer, built(lambda: InfinityVQModel(**vq_config), torch.float32)
+
+
+def infinity(dtype, guided):
+    condition = condition_of("text", dtype)
+    if guided:
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",))
+    return InfinityScaleModel(*infinity_parts(dtype), condition, SCHEDULES[16, 16], guided=guided)
 
 
 @cache
@@ -204,6 +223,7 @@ FAMILIES = {
     "llamagen-text": lambda *settings: llamagen("text", *settings),
     "var-class": lambda *settings: var("class", *settings),
     "var-text": lambda *settings: var("text", *settings),
+    "infinity": infinity,
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
     "emu3.5": lambda *settings: language_model("emu3.5", *settings),
@@ -258,6 +278,8 @@ def run(decoding, model, sampling):
 def cases():
     for family in FAMILIES:
         names = FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
+        if family == "infinity":
+            names = ("next-scale",)
         for name in FOR_SCALES if "var" in family else names:
             # Drafter and denoiser are LlamaGen's.
             if "llamagen" in family or ("eagle" not in name and name != "sjd2"):
@@ -318,7 +340,7 @@ def test_a_step_is_one_graph(family, name):
     for _ in range(STEPS):
         step(decoding, state)
     # Every scale and every group has shapes of its own.
-    assert counting.graphs == (STEPS if "var" in family or name == "groups" else 1)
+    assert counting.graphs == (STEPS if name in FOR_SCALES or name == "groups" else 1)
 
 
 def all_settings(model):
