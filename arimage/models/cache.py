@@ -93,10 +93,12 @@ class PlacedCache(RowCache):
         self.allocate()
         self.write_next_at(self.index(slots))
 
-    def write_prompts(self, count: int, length: int) -> None:
-        """Let the next forward pass write `count` prompts of `length` tokens, and attend to them."""
-        index = torch.arange(self.prefix - length, self.prefix, device=self.places.device)
-        self.write_next_at(index.expand(count, -1), self.prefix)
+    def write_prompts(self, count: int, length: int, start: int = 0, stop: int | None = None) -> None:
+        """Let the next forward pass write the tokens start .. stop - 1, by default all, of `count` prompts of `length`
+        tokens, and attend to those before `stop`."""
+        begin, stop = self.prefix - length, length if stop is None else stop
+        index = torch.arange(begin + start, begin + stop, device=self.places.device)
+        self.write_next_at(index.expand(count, -1), begin + stop)
 
     def slots_of(self, positions: torch.LongTensor, slots: torch.LongTensor | None) -> torch.LongTensor:
         """The slots [B, Q] of queries; that of padding is the last, nowhere. See `TokenModel.forward`."""

@@ -19,6 +19,9 @@ from .layers import additive, causal_mask
 # Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one
 # length.
 PROMPT_MULTIPLE = 32
+# Longer prompts, such as those with reference images, are prefilled in parts of this length: the mask of a whole one
+# grows with the square of its length.
+PREFILL_TOKENS = 1024
 
 
 def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -172,12 +175,17 @@ class LanguageTokenModel:
             together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
             device=self.device,
         )
-        visible = F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))
         if self._steps is None:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         else:
             positions = condition["positions"].transpose(0, 1)
-        (hidden,) = spread(cache, copies, self._run(condition["prompt"], positions, visible, cache)[:, -1])
+        rows, length = mask.shape
+        for start in range(0, length, PREFILL_TOKENS):
+            stop = min(start + PREFILL_TOKENS, length)
+            cache.write_prompts(rows, length, start, stop)
+            visible = F.pad(causal_mask(mask[:, :stop], 0, start), (cache.prefix - length, 0))
+            hidden = self._run(condition["prompt"][:, start:stop], positions[..., start:stop], visible, cache)[:, -1]
+        (hidden,) = spread(cache, copies, hidden)
         return cache, self._logits(hidden)
 
     @torch.no_grad()

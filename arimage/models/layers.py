@@ -36,15 +36,17 @@ def init_normal(network: nn.Module, std: float = 0.02) -> None:
             nn.init.normal_(module.weight, std=std)
 
 
-def causal_mask(prefix_mask: torch.BoolTensor, count: int) -> torch.BoolTensor:
-    """The keys that each of P prefix and `count` image positions sees, bool [B, P + count, P + count]: itself, the
-    image positions before it, and the prefix positions before it that `prefix_mask` [B, P] shows."""
+def causal_mask(prefix_mask: torch.BoolTensor, count: int, first: int = 0) -> torch.BoolTensor:
+    """The keys that each of P prefix and `count` image positions from `first` on sees, bool
+    [B, P + count - first, P + count]: itself, the image positions before it, and the prefix positions before it that
+    `prefix_mask` [B, P] shows."""
     batch, start = prefix_mask.shape
     length = start + count
-    mask = torch.ones(length, length, dtype=torch.bool, device=prefix_mask.device).tril().repeat(batch, 1, 1)
+    mask = torch.ones(length - first, length, dtype=torch.bool, device=prefix_mask.device).tril(first)
+    mask = mask.repeat(batch, 1, 1)
     mask[:, :, :start] &= prefix_mask[:, None]
     # A hidden prefix position would see nothing and become NaN.
-    mask.diagonal(dim1=1, dim2=2).fill_(True)
+    mask.diagonal(first, dim1=1, dim2=2).fill_(True)
     return mask
 
 

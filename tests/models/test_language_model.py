@@ -12,6 +12,7 @@ from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
+from arimage.models import language_model
 from arimage.models.cache_transformers import cache_argument
 from arimage.models.language_model import LanguageTokenModel, code_head
 
@@ -325,6 +326,25 @@ def test_prompts_may_be_embeddings(network):
     given = LanguageTokenModel(decoder, inputs_embeds=decoder.embed_tokens(ids), **common)
     expected = LanguageTokenModel(decoder, input_ids=ids, **common)
     assert torch.equal(given.prefill(3)[1], expected.prefill(3)[1])
+
+
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_long_prompts_are_prefilled_in_parts(network, monkeypatch, part):
+    codes = random_codes()
+    ranks = torch.arange(codes.shape[1]).expand(len(codes), -1)
+
+    def logits():
+        model = bind(network)
+        cache, first = model.prefill(len(PROMPTS))
+        return first, model.forward(codes, ranks, cache)
+
+    expected, sizes = logits(), []
+    monkeypatch.setattr(language_model, "PREFILL_TOKENS", part)
+    additive = language_model.additive
+    monkeypatch.setattr(language_model, "additive", lambda *args: sizes.append(args[0].shape[1]) or additive(*args))
+    for actual, whole in zip(logits(), expected, strict=True):
+        close(actual, whole)
+    assert max(sizes[:-1]) == part and sum(sizes[:-1]) == max(map(len, PROMPTS))
 
 
 def test_what_does_not_fit_is_refused(network):

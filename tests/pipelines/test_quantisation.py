@@ -3,6 +3,7 @@ them."""
 
 import pytest
 import tiny_emu3
+import tiny_emu35
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
@@ -11,6 +12,7 @@ from transformers import (
     ChameleonForConditionalGeneration,
     Emu3ForConditionalGeneration,
     JanusForConditionalGeneration,
+    Qwen3ForCausalLM,
     TorchAoConfig,
 )
 
@@ -27,6 +29,7 @@ PROMPTS = ["a red heart", "cat"]
 FAMILIES = {
     "janus": ("model", JanusForConditionalGeneration, {}),
     "emu3": ("model", Emu3ForConditionalGeneration, {"height": 32, "width": 40, "guidance_scale": 3.0}),
+    "emu3.5": ("model", Qwen3ForCausalLM, {"height": 32, "width": 48, "guidance_scale": 3.0}),
     "lumina": ("transformer", ChameleonForConditionalGeneration, {"height": 32, "width": 64, "guidance_scale": 3.0}),
 }
 WEIGHTS = {"int8": Int8WeightOnlyConfig(), "int4": IntxWeightOnlyConfig(weight_dtype=torch.int4)}
@@ -37,6 +40,7 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("quantised")
     convert_janus(tiny_janus.write_original(root / "published")).save_pretrained(root / "janus")
     tiny_emu3.pipeline().save_pretrained(root / "emu3")
+    tiny_emu35.pipeline().save_pretrained(root / "emu3.5")
     tiny_lumina_mgpt.pipeline().save_pretrained(root / "lumina")
     return root
 
@@ -88,10 +92,11 @@ def test_a_quantised_component_with_a_device_map_is_that_of_the_pipeline(folders
     assert torch.equal(greedy(handed, size), greedy(loaded, size))
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_quantised_weights_are_saved_as_they_are(folders, family, tmp_path):
+def test_quantised_weights_are_saved_as_they_are(folders, family, weights, tmp_path):
     part, _, size = FAMILIES[family]
-    pipe = load(folders / family, part, WEIGHTS["int8"])
+    pipe = load(folders / family, part, WEIGHTS[weights])
     pipe.save_pretrained(tmp_path)
     again = AutoPipeline.from_pretrained(tmp_path)
     assert quantised(getattr(again, part)) == quantised(getattr(pipe, part))
