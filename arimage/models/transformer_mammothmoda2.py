@@ -121,7 +121,7 @@ class MammothModa2LanguageModel(PreTrainedModel):
         text = (ids < first)[..., None]
         embedded = torch.where(
             text,
-            table(ids.clamp(max=table.num_embeddings - 1)),
+            table(ids.clamp(max=len(table.weight) - 1)),
             self.gen_embed_tokens((ids - first).clamp(min=0)),
         )
         return torch.cat([embedded, text.to(embedded)], dim=-1)

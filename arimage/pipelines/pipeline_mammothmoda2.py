@@ -94,6 +94,7 @@ class MammothModa2Pipeline(HybridPipeline):
         decoder=frozenset({"num_inference_steps", "decoder_guidance_scale"}),
     )
     model_cpu_offload_seq = "language_model->transformer->vae"
+    _lora_loadable_modules = ["language_model", "transformer"]
     _optional_components = ["tokenizer"]
 
     def __init__(
