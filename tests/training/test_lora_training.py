@@ -142,7 +142,7 @@ def test_every_family_learns_its_pictures(family, tmp_path):
     assert Image.open(tmp_path / "samples.png").size[0] > 0
 
 
-@pytest.mark.parametrize("family", ["mar", "latent-llama", "cosmos-text"])
+@pytest.mark.parametrize("family", ["mar", "latent-llama", "cosmos-text", "infinity", "glm-image", "mammothmoda2"])
 def test_families_that_cannot_be_trained_are_named(family):
     pipe = EVERY[family]()
     with pytest.raises(ValueError, match="cannot be trained here"):

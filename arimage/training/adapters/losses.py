@@ -128,7 +128,7 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
         return ScaleLosses(pipe)
     if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
         return PrefixLosses(pipe)
-    if kind == "tokens" and not videos:
+    if kind == "tokens" and not videos and len(pipe._lora_loadable_modules) == 1:
         with torch.no_grad():
             model = pipe.prepare(**condition_of(pipe, [caption])).model
         if isinstance(model, LanguageTokenModel) and model.trainable:
