@@ -1,12 +1,13 @@
-"""Janus, Emu3 and GLM-Image next to `generate` of transformers: the same random weights, the same settings, one
-process, in turn.
+"""Janus, Emu3, Emu3.5 and GLM-Image next to `generate` of transformers: the same random weights, the same settings,
+one process, in turn.
 
-The language models have the widths of Janus-Pro-1B, Janus-Pro-7B, Emu3 and GLM-Image, but few layers (--layers) and an
-image tokenizer that is not run; the vocabularies of Janus's and GLM-Image's text are cut, since no image needs them,
-while Emu3's, over which transformers computes its logits, takes 6 GB in float32. Before anything is timed, the greedy
-tokens of transformers are checked with our logits. A step is a forward pass with what it takes to sample from it.
-transformers takes a step of Emu3 for every row end, ours none; its caches of Emu3 and GLM-Image grow with the image,
-so that its first steps (--steps) are the cheapest. The tokens of GLM-Image have no guidance.
+The language models have the widths of Janus-Pro-1B, Janus-Pro-7B, Emu3, Emu3.5 and GLM-Image, but few layers
+(--layers) and an image tokenizer that is not run; the vocabularies of the text of all but Emu3 are cut, since no image
+needs them, while Emu3's, over which transformers computes its logits, takes 6 GB in float32. Before anything is timed,
+the greedy tokens of transformers are checked with our logits. A step is a forward pass with what it takes to sample
+from it. transformers takes a step of Emu3 and Emu3.5 for every row end, ours none; its caches of these and of
+GLM-Image grow with the image, so that its first steps (--steps) are the cheapest. The tokens of GLM-Image have no
+guidance.
 
 python benchmarks/compare_transformers.py --model janus-pro-1b emu3 glm-image --layers 4 --dtype bfloat16 --steps 64
 """
@@ -39,6 +40,8 @@ from transformers import (
     JanusConfig,
     JanusForConditionalGeneration,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.utils import logging
 
@@ -46,8 +49,11 @@ from arimage.decoding import Decoding, Layout, Sampling
 from arimage.models.language_model import LanguageTokenModel
 from arimage.models.transformer_glm_image import bind_prompts
 from arimage.pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, CODE, END_OF_ROW
+from arimage.pipelines.emu35_prompts import TOKENS
 from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
+from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
 from arimage.pipelines.pipeline_janus import JanusPipeline
+from arimage.tokenizers.ibq_emu35 import IBQModel
 
 
 PROMPT, CHECKED = 32, 12
@@ -55,6 +61,7 @@ WIDTHS = {
     "janus-pro-1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16},
     "janus-pro-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
     "emu3": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "emu3.5": {"hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64, "num_key_value_heads": 8},
     "glm-image": {
         "hidden_size": 4096,
         "intermediate_size": 13696,
@@ -62,9 +69,9 @@ WIDTHS = {
         "num_key_value_heads": 2,
     },
 }
-TEXT_VOCABULARY = {"janus-pro-1b": 1000, "janus-pro-7b": 1000, "emu3": 151854, "glm-image": 1000}
-# Tokens along each side of an image: those of Janus, of Emu3 at 512 pixels, and of GLM-Image at 1024.
-GRIDS = {"janus-pro-1b": 24, "janus-pro-7b": 24, "emu3": 64, "glm-image": 32}
+TEXT_VOCABULARY = {"janus-pro-1b": 1000, "janus-pro-7b": 1000, "emu3": 151854, "emu3.5": 1000, "glm-image": 1000}
+# Tokens along each side of an image: those of Janus, of Emu3 at 512 pixels, and of Emu3.5 and GLM-Image at 1024.
+GRIDS = {"janus-pro-1b": 24, "janus-pro-7b": 24, "emu3": 64, "emu3.5": 64, "glm-image": 32}
 
 
 class Contestant(NamedTuple):
@@ -124,17 +131,48 @@ def build_emu3(name: str, layers: int) -> Emu3Pipeline:
 
 
 def emu3(pipe: Emu3Pipeline, batch: int, sampling: dict) -> Contestant:
-    model, columns = pipe.model, pipe.image_sizes[0][1] // pipe.vq.spatial_scale_factor
-    vocabulary = model.config.vocabulary_map
-    ids = prompt_ids(batch, vocabulary[BEGIN_OF_CODES], model.device)
+    vocabulary = pipe.model.config.vocabulary_map
+    ids = [vocabulary[name] for name in (BEGIN_OF_CODES, END_OF_ROW, CODE.format(0))]
+    return with_row_ends(pipe, batch, sampling, *ids, codes=pipe.model.config.vq_config.codebook_size)
+
+
+def build_emu35(name: str, layers: int) -> Emu35Pipeline:
+    codes, first = 131072, TEXT_VOCABULARY[name]
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    text = {**WIDTHS[name], "num_hidden_layers": layers, "vocab_size": first + codes, "rope_parameters": rope}
+    text |= {"bos_token_id": 0, "pad_token_id": 2, "eos_token_id": None}
+    # No image is decoded to pixels: only the codebook and the 16 pixels per token count.
+    levels = {"block_out_channels": [32] * 5, "down_block_types": ["DownEncoderBlock2D"] * 5}
+    levels |= {"up_block_types": ["UpDecoderBlock2D"] * 5}
+    vq = IBQModel(**levels, latent_channels=32, vq_embed_dim=256, num_vq_embeddings=codes)
+    token_ids = {name: i for i, name in enumerate(TOKENS)} | {"first_code": first}
+    model = Qwen3ForCausalLM(Qwen3Config(**text))
+    return Emu35Pipeline(model, vq, image_area=(16 * GRIDS[name]) ** 2, token_ids=token_ids)
+
+
+def emu35(pipe: Emu35Pipeline, batch: int, sampling: dict) -> Contestant:
+    ids = [pipe.config.token_ids[name] for name in ("begin_of_codes", "row_end", "first_code")]
+    return with_row_ends(pipe, batch, sampling, *ids, codes=pipe.vq.config.num_vq_embeddings)
+
+
+def with_row_ends(
+    pipe: Emu3Pipeline | Emu35Pipeline,
+    batch: int,
+    sampling: dict,
+    begin_of_codes: int,
+    end_of_row: int,
+    first: int,
+    codes: int,
+) -> Contestant:
+    model, columns = pipe.model, pipe.image_sizes[0][1] // (16 if isinstance(pipe, Emu35Pipeline) else 8)
+    ids = prompt_ids(batch, begin_of_codes, model.device)
     negative = ids[:1, ::2].clone()
     negative[:, -1] = ids[0, -1]
-    first = vocabulary[CODE.format(0)]
-    row_end = torch.tensor([vocabulary[END_OF_ROW]], device=ids.device)
-    codes = first + torch.arange(model.config.vq_config.codebook_size, device=ids.device)
+    row_end = torch.tensor([end_of_row], device=ids.device)
+    code_ids = first + torch.arange(codes, device=ids.device)
 
     def allowed(_, generated: torch.LongTensor) -> torch.LongTensor:
-        return row_end if (len(generated) - PROMPT + 1) % (columns + 1) == 0 else codes
+        return row_end if (len(generated) - PROMPT + 1) % (columns + 1) == 0 else code_ids
 
     def theirs(steps: int, **changes) -> torch.Tensor:
         options = {"do_sample": True, **sampling, "negative_prompt_ids": negative.expand(batch, -1)} | changes
@@ -201,7 +239,7 @@ def compare(
     print_runs(in_turn(their_steps | ours, repeats, network.device), "step", ["transformers", *list(ours)[:1]])
 
 
-FAMILIES = {"emu3": (build_emu3, emu3), "glm-image": (build_glm_image, glm_image)}
+FAMILIES = {"emu3": (build_emu3, emu3), "emu3.5": (build_emu35, emu35), "glm-image": (build_glm_image, glm_image)}
 SETTINGS = ("guidance_scale", "temperature", "top_k", "top_p")
 
 

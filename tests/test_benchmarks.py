@@ -51,7 +51,7 @@ def test_perfect_first_drafts_save_forward_passes():
     assert perfect.mean() < 0.8 * uniform.mean() and perfect.min() >= 1 + 63 / 4
 
 
-@pytest.mark.parametrize("name", ["janus-pro-1b", "emu3", "glm-image"])
+@pytest.mark.parametrize("name", ["janus-pro-1b", "emu3", "emu3.5", "glm-image"])
 def test_transformers_is_checked_and_timed_next_to_ours(name, run, monkeypatch):
     monkeypatch.setitem(compare_transformers.WIDTHS, name, TINY)
     monkeypatch.setitem(compare_transformers.TEXT_VOCABULARY, name, 100)
