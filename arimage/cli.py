@@ -210,7 +210,8 @@ def generate(
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
     if image:
-        optional |= images_of(pipe, model, opened_images, mask_image is not None)
+        # First, so that a model without either refuses the image.
+        optional = images_of(pipe, model, opened_images, mask_image is not None) | optional
         if optional["image"] is opened_images[0] and mask_image is None and pipe.abilities.accepts("mask_image"):
             named = f"there is no --mask-image, and --image {image[0]}"
             optional["mask_image"] = files.transparent_part(named, opened_images[0])
