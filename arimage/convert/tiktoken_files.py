@@ -16,7 +16,7 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a file that are not empty.
 
     Raises:
-        CheckpointError: if there is no such file.
+        CheckpointError: if the file does not exist.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file: give a folder with the authors' text tokenizer")

@@ -32,9 +32,9 @@ class LineCacheDecoding(DecodingMethod):
     column, by cosines summed over all layers and heads. The token above it stays, in a video those of the last frame.
     LineAR chooses in every head, by the attention of the last row's queries, which a cache does not see.
 
-    A token follows the model's distribution given the tokens that are kept. There is no bound on the difference to the
-    model's own distribution. With as many lines as the image has rows, nothing is replaced, and the images are those
-    of `AutoregressiveDecoding`.
+    A token follows the model's distribution given the tokens that are kept. How far that is from the model's
+    own distribution is not bounded. With as many lines as the image has rows, nothing is replaced, and the images are
+    those of `AutoregressiveDecoding`.
 
     Attributes:
         lines: how many rows of tokens the cache has, >= 2; None is a quarter of the rows, but at least 8. A video has

@@ -117,7 +117,7 @@ def find_protocol(name: str, protocol: str | None = None) -> tuple[str, Protocol
     several = [row.partition(":")[2] for row in rows if row.partition(":")[0] == name]
     if several:
         raise ValueError(f"{name} has the protocols {', '.join(several)}: give one as --protocol")
-    raise ValueError(f"there is no published figure of {wanted}: choose among {', '.join(rows)}")
+    raise ValueError(f"{wanted} has no published figure: choose among {', '.join(rows)}")
 
 
 def describe(

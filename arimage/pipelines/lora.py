@@ -61,7 +61,7 @@ class LoraMixin(LoraBaseMixin):
         `return_lora_metadata` the header of its file. `hub` are arguments of `hf_hub_download`.
 
         Raises:
-            ValueError: if there is no such file, or it is damaged.
+            ValueError: if the file does not exist or is damaged.
         """
         source = pretrained_model_name_or_path_or_dict
         if isinstance(source, dict):
@@ -176,7 +176,7 @@ class LoraMixin(LoraBaseMixin):
         known = {name for each in loaded.values() for name in each}
         for name in names:
             if name not in known:
-                raise ValueError(f"there is no adapter {name!r}: load it first, or name one of {', '.join(known)}")
+                raise ValueError(f"adapter {name!r} is not loaded: load it first, or name one of {', '.join(known)}")
         for key, there in loaded.items():
             chosen = {
                 name: scale.get(key) if isinstance(scale, dict) else scale
@@ -363,7 +363,7 @@ def find_lora(source: str | os.PathLike, weight_name: str | None = None, **hub) 
     """The .safetensors file of an adapter: `source` itself, a file in that folder, or one of a Hub repository.
 
     Raises:
-        ValueError: if there is no such file, or several and none has the usual name.
+        ValueError: if the file does not exist, or there are several without the usual name.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -425,7 +425,9 @@ def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
         raise ValueError(f"adapter_name is {name!r}: give a name without a dot")
     loaded = getattr(component, "peft_config", {})
     if hotswap and name not in loaded:
-        raise ValueError(f"there is no adapter {name!r} to swap: load it first, or name one of {', '.join(loaded)}")
+        raise ValueError(
+            f"adapter {name!r} is not loaded and cannot be swapped: load it first, or name one of {', '.join(loaded)}"
+        )
     if not hotswap and name in loaded:
         raise ValueError(f"there is an adapter {name!r} already: choose another adapter_name, or hotswap=True")
     # Those of the adapter itself are checked when it is loaded.

@@ -284,7 +284,7 @@ class GlmImagePipeline(HybridPipeline):
 
         Args:
             prompt (`str` or `list[str]`):
-                What to generate. The decoder draws text in quotation marks.
+                What to generate. The decoder renders text in quotation marks.
             image (`PIL.Image.Image`, a list of them or a list of lists, *optional*):
                 Pictures that the images are generated from: those of one prompt, or a list per prompt, equally many
                 each. They may have any size up to a ratio of sides of 4.

@@ -211,7 +211,7 @@ def lora(
     out.mkdir(parents=True, exist_ok=True)
     psnr, own = task.report_reconstructions(out)
     typer.echo(
-        f"the image tokenizer draws these pictures at {psnr:.1f} dB"
+        f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
         + ("" if own is None else f", prior ones at {own:.1f} dB")
     )
     if warning := warning_of_poor_pictures(psnr, own):

@@ -253,7 +253,7 @@ def test_names_that_peft_would_mistake_are_refused():
             pipe.load_lora_weights(state, name)
     with pytest.raises(ValueError, match="already"):
         pipe.load_lora_weights(state, "style")
-    with pytest.raises(ValueError, match="no adapter 'zz' to swap"):
+    with pytest.raises(ValueError, match="adapter 'zz' is not loaded and cannot be swapped"):
         pipe.load_lora_weights(state, STYLE, hotswap=True)
 
 

@@ -140,15 +140,15 @@ class LoraTask(nn.Module):
 
     def report_reconstructions(self, out: Path) -> tuple[float, float | None]:
         """The mean PSNR in dB of reconstructed pictures, and of prior ones if there are any. Saves the pictures above
-        their reconstructions: what the tokenizer cannot draw, no adapter learns."""
+        their reconstructions: an adapter does not learn what the tokenizer cannot reproduce."""
         found = []
         for name, data, tokens in (("pictures", self.data, self.tokens), ("prior", self.prior, self.prior_tokens)):
             if data is None or tokens is None:
                 continue
             given = (to_unit_range(data.images[:CHUNK]) + 1) / 2
-            drawn = self.reconstructions(data, tokens).clamp(0, 1)
-            found.append(float((-10 * (drawn - given).square().mean((1, 2, 3)).log10()).mean()))
-            sheet = torch.cat([given[:SHOWN], drawn[:SHOWN]])
+            decoded = self.reconstructions(data, tokens).clamp(0, 1)
+            found.append(float((-10 * (decoded - given).square().mean((1, 2, 3)).log10()).mean()))
+            sheet = torch.cat([given[:SHOWN], decoded[:SHOWN]])
             save_grid(sheet, out / f"reconstructions-{name}.png", columns=min(SHOWN, len(given)))
         return found[0], found[1] if len(found) > 1 else None
 
@@ -245,10 +245,10 @@ def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -
 
 
 def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:
-    """What to tell the user if the image tokenizer draws the new pictures much worse than those that it knows."""
+    """What to tell the user if the image tokenizer reproduces the new pictures much worse than those that it knows."""
     if own is None or psnr >= own - POOR:
         return None
     return (
-        f"the image tokenizer draws these pictures at {psnr:.1f} dB, and the prior ones at {own:.1f} dB: look at "
-        "reconstructions-pictures.png, since no adapter learns what it cannot draw"
+        f"the image tokenizer reproduces these pictures at {psnr:.1f} dB, and the prior ones at {own:.1f} dB: look at "
+        "reconstructions-pictures.png, since an adapter does not learn what it cannot reproduce"
     )
