@@ -132,8 +132,14 @@ def test_a_visitor_sees_a_picture_and_what_this_is(page, url):
     other.close()
 
 
-def test_an_image_appears_while_it_is_generated(page, tmp_path):
+def test_an_image_appears_while_it_is_generated(page, url, tmp_path):
+    page = page.context.new_page()
+    page.goto(url)
+    generated(page)
     panel = tab(page, "Generate")
+    # Many forward passes, so that several partial images are seen.
+    panel.get_by_label("Decoding").click()
+    page.get_by_role("option", name="ar · exact", exact=True).click()
     before = page.locator("#pictures img").get_attribute("src")
     page.evaluate(RECORD)
     panel.get_by_label("Prompt").fill("pizza")
@@ -159,6 +165,7 @@ def test_an_image_appears_while_it_is_generated(page, tmp_path):
     page.wait_for_function("window.seen.texts.some(text => text.includes('of 256 tokens'))")
     generated(page)
     assert page.locator("#pictures img").get_attribute("src") == source
+    page.close()
 
 
 def test_a_link_generates_its_image(page):
