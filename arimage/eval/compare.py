@@ -8,7 +8,16 @@ from pathlib import Path
 from ..pipelines.base import ARPipeline
 from .bench.measure import choose_decodings
 from .report import make_report, write_report
-from .runs.generate import Run, condition, generate_batch, make_config, missing_batches, prepare, progress_bar
+from .runs.generate import (
+    Run,
+    check_references,
+    condition,
+    generate_batch,
+    make_config,
+    missing_batches,
+    prepare,
+    progress_bar,
+)
 from .score import Job, score
 
 
@@ -30,6 +39,7 @@ def prepare_runs(
     Raises:
         ValueError: if a decoding does not run on the model, or a run in `out` has another configuration.
     """
+    check_references(pipe, asked["model"], rows)
     configs, left_out = {}, {}
     for order in orders or [None]:
         settings = asked["sampling"] if order is None else {**asked["sampling"], "order": order}

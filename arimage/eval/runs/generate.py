@@ -26,6 +26,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ...decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
+from ...media.files import read_image
 from ...pipelines.base import ARPipeline
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
@@ -103,14 +104,17 @@ def make_config(
         lora: the adapters that were loaded, each FILE[:SCALE].
 
     Raises:
-        ValueError: if the pipeline cannot generate the last row with these settings.
+        ValueError: if the pipeline cannot generate the last row with these settings, or reads fewer references.
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size is {batch_size}: give at least 1")
     for name, pixels in (("height", height), ("width", width)):
         if pixels is not None and pixels < 1:
             raise ValueError(f"--{name} is {pixels}: give at least 1")
+    check_references(pipe, model, rows)
     sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
+    if "image" in rows[0] and pipe.reference_guidance_scale is not None:
+        sampling.setdefault("guidance_scale", pipe.reference_guidance_scale)
     pipe.sampling(**sampling)
     if decoding is None:
         settings = decoding_to_dict(pipe.decoding)
@@ -151,10 +155,33 @@ def make_config(
 
 
 def condition(rows: list[dict]) -> dict[str, list]:
-    """The pipeline's argument with the prompts or classes of `rows`."""
+    """The pipeline's arguments with the prompts and references, or the classes, of `rows`.
+
+    Raises:
+        ValueError: if a reference cannot be read.
+    """
     if "class_label" in rows[0]:
         return {"class_labels": [row["class_label"] for row in rows]}
-    return {"prompt": [row["prompt"] for row in rows]}
+    prompts = {"prompt": [row["prompt"] for row in rows]}
+    if "image" not in rows[0]:
+        return prompts
+    # Pipelines encode an image once that several prompts share.
+    images = {path: read_image(Path(path)) for row in rows for path in row["image"]}
+    return {**prompts, "image": [[images[path] for path in row["image"]] for row in rows]}
+
+
+def check_references(pipe: ARPipeline, model: str, rows: list[dict]) -> None:
+    """Refuse prompts with references that the model does not read.
+
+    Raises:
+        ValueError: if it reads none, or fewer.
+    """
+    most, found = pipe.abilities.max_references, max(len(row.get("image", ())) for row in rows)
+    if found > most:
+        raise ValueError(
+            f"{model} reads {most or 'no'} reference images, and a prompt has {found}: "
+            + (f"give at most {most}" if most else "give prompts without image, or a model that edits by references")
+        )
 
 
 def arguments(config: dict, rows: list[dict]) -> dict:

@@ -1,6 +1,8 @@
 """The manifest of a run: one row per image, with its prompt or class and its seed."""
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 
 from .prompts import prompt_file, read_prompts
 from .run_folder import image_path
@@ -26,10 +28,20 @@ def make_manifest(
     if prompts is None or classes is not None:
         raise ValueError("give either --prompts or --classes")
     path = prompt_file(prompts)
-    rows = prompt_rows(read_prompts(path), seed, per_prompt)
+    prompts_read = read_prompts(path)
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return rows, {"prompts": path.name, "sha256": digest, "per_prompt": per_prompt}
+    source = {"prompts": path.name, "sha256": _digest(files), "per_prompt": per_prompt}
+    images = dict.fromkeys(Path(image) for row in prompts_read for image in row.get("image", ()))
+    if images:
+        source["images_sha256"] = _digest(images)
+    return prompt_rows(prompts_read, seed, per_prompt), source
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dict]:
@@ -42,8 +54,9 @@ def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dic
         raise ValueError(f"--per-prompt is {per_prompt}: give at least 1")
     conditions = []
     for row in prompts:
-        metadata = {name: value for name, value in row.items() if name != "prompt"}
-        conditions += [{"prompt": row["prompt"], **({"metadata": metadata} if metadata else {})}] * per_prompt
+        condition = {name: value for name, value in row.items() if name in ("prompt", "image")}
+        metadata = {name: value for name, value in row.items() if name not in condition}
+        conditions += [{**condition, **({"metadata": metadata} if metadata else {})}] * per_prompt
     return _rows(conditions, seed)
 
 

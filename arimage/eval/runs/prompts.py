@@ -27,10 +27,12 @@ def read_prompts(path: Path) -> list[dict]:
     A .tsv has a column `prompt` or `Prompt`, a .jsonl objects that have a `prompt`, a .json one object of such
     objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `Prompt`
     (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
-    whose "item_id" is the name of the file (DPG-Bench).
+    whose "item_id" is the name of the file (DPG-Bench). The "image" of a row of a .jsonl is the path of a reference
+    image, or a list of paths, relative to the file; here it becomes a list of absolute paths.
 
     Raises:
-        ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one.
+        ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one, or if some
+            rows have images and others none, or an image is not there.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -82,8 +84,24 @@ def _read_jsonl(text: str, path: Path) -> list[dict]:
         if not line.strip():
             continue
         row = parse_json(line, f"line {number} of {path}", "write one object per line")
-        rows.append(_checked(row, path, f"line {number}"))
+        rows.append(_with_images(_checked(row, path, f"line {number}"), path, f"line {number}"))
+    without = next((row for row in rows if "image" not in row), None)
+    if without is not None and any("image" in row for row in rows):
+        raise ValueError(f"{path} has no image for {without['prompt']!r}: give all prompts reference images, or none")
     return rows
+
+
+def _with_images(row: dict, path: Path, where: str) -> dict:
+    if "image" not in row:
+        return row
+    names = row["image"] if isinstance(row["image"], list) else [row["image"]]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{path} has a wrong "image" in {where}: write a path, or a list of paths')
+    files = [(path.parent / name).resolve() for name in names]
+    missing = next((name for name, file in zip(names, files, strict=True) if not file.is_file()), None)
+    if missing is not None:
+        raise ValueError(f"{path} names {missing} in {where}, which is not there: write paths relative to the file")
+    return {**row, "image": [str(file) for file in files]}
 
 
 def _checked(row: object, path: Path, where: str) -> dict:

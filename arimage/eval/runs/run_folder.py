@@ -1,7 +1,8 @@
 """Reads the files of a run, and checks that they are complete and unchanged.
 
 RUN/config.json                 the configuration, see `generate.make_config`
-RUN/manifest.jsonl              one row per image: id, prompt or class_label, seed, path; other fields are "metadata"
+RUN/manifest.jsonl              one row per image: id, prompt or class_label, seed, path, the paths of
+                                references as "image"; other fields are "metadata"
 RUN/images/000000.png           a video is an animated PNG
 RUN/results/rank-00000.jsonl    one row per finished image, see `generate.generate_images`
 """
