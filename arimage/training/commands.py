@@ -176,7 +176,10 @@ def lora(
     caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
     prior: Annotated[
         Path | None,
-        typer.Option(help="Pictures with captions that the model should keep, in the same layouts as --data."),
+        typer.Option(
+            help="Pictures with captions that the model should keep, in the same layouts as --data, or a run of "
+            "`arimage eval generate`, pictures that it made itself."
+        ),
     ] = None,
     prior_share: Annotated[float, typer.Option(help="Share of --prior in every batch.")] = 0.5,
     short_share: Annotated[

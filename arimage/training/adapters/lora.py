@@ -139,12 +139,14 @@ class LoraTask(nn.Module):
         return (pipe.decode_tokens(call, tokens[: len(texts)].to(pipe._execution_device)).float().cpu() + 1) / 2
 
     def report_reconstructions(self, out: Path) -> tuple[float, float | None]:
-        """The mean PSNR in dB of reconstructed pictures, and of prior ones if there are any. Saves the pictures above
-        their reconstructions: an adapter does not learn what the tokenizer cannot reproduce."""
+        """The mean PSNR in dB of reconstructed pictures, and of prior ones if there are any that the model did not
+        generate itself. Saves the pictures above their reconstructions: an adapter does not learn what the tokenizer
+        cannot reproduce."""
+        shown = [("pictures", self.data, self.tokens)]
+        if self.prior is not None and self.prior_tokens is not None and not self.prior.generated:
+            shown.append(("prior", self.prior, self.prior_tokens))
         found = []
-        for name, data, tokens in (("pictures", self.data, self.tokens), ("prior", self.prior, self.prior_tokens)):
-            if data is None or tokens is None:
-                continue
+        for name, data, tokens in shown:
             given = (to_unit_range(data.images[:CHUNK]) + 1) / 2
             decoded = self.reconstructions(data, tokens).clamp(0, 1)
             found.append(float((-10 * (decoded - given).square().mean((1, 2, 3)).log10()).mean()))

@@ -1,9 +1,9 @@
 """Pictures with captions, in the layouts of diffusers' examples: a folder with metadata.jsonl or with NAME.txt next to
-each picture, or a parquet file."""
+each picture, or a parquet file. A run of `arimage eval generate` has them too."""
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageOps
 
+from ...eval.metrics.features import image_paths
+from ...eval.runs.run_folder import CONFIG, read_rows
 from ...media.files import open_image, to_rgb
 from ..data import IMAGE_SUFFIXES, to_unit_range
 
@@ -21,16 +23,21 @@ METADATA = "metadata.jsonl"
 
 @dataclass
 class Pairs:
-    """Pictures uint8 [M, 3, H, W] and the caption of each."""
+    """Pictures uint8 [M, 3, H, W] and the caption of each.
+
+    Attributes:
+        generated: whether a model of this library made them, so that its tokenizer reproduces them better than others.
+    """
 
     images: torch.Tensor
     captions: list[str]
+    generated: bool = False
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def take(self, index: list[int]) -> "Pairs":
-        return Pairs(self.images[index], [self.captions[i] for i in index])
+        return replace(self, images=self.images[index], captions=[self.captions[i] for i in index])
 
     def pixels(self, index: slice | list[int]) -> torch.Tensor:
         """float32 [B, 3, H, W] in [-1, 1]."""
@@ -42,7 +49,8 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
 
     Args:
         path: a parquet file with the columns `image` and `caption` or `text`, or a folder. The captions of a folder
-            are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture.
+            are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture. A picture that
+            metadata.jsonl lists several times has several captions. A run of `arimage eval generate` is a folder too.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
             needs one.
 
@@ -50,7 +58,10 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
         ValueError: if there are no pictures, one cannot be read or has no caption, or a folder has captions in both
             places.
     """
-    if path.is_dir():
+    generated = (path / CONFIG).is_file()
+    if generated:
+        found = _read_run(path)
+    elif path.is_dir():
         found = _read_folder(path, needed=caption is None or "{}" in caption)
     elif path.is_file():
         found = _read_parquet(path)
@@ -64,32 +75,40 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
         picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
         images.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
         captions.append(text if caption is None else caption.replace("{}", text))
-    return Pairs(torch.stack(images), captions)
+    return Pairs(torch.stack(images), captions, generated)
 
 
 def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     notes = [path for path in paths if path.with_suffix(".txt").is_file()]
-    listed: dict[Path, str] = {}
+    listed: dict[Path, list[str]] = {}
     if (folder / METADATA).is_file():
         if notes:
             raise ValueError(f"{folder} has {METADATA} and {notes[0].with_suffix('.txt').name}: keep one of the two")
         for number, line in enumerate((folder / METADATA).read_text(encoding="utf-8").splitlines(), 1):
-            listed |= _read_line(folder, line, number) if line.strip() else {}
+            if line.strip():
+                path, text = _read_line(folder, line, number)
+                listed.setdefault(path, []).append(text)
     found = []
     for path in paths:
-        text = listed.get(path)
+        texts = listed.get(path, [""])
         if path in notes:
-            text = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
-        if not text and needed:
+            texts = [path.with_suffix(".txt").read_text(encoding="utf-8").strip()]
+        if not all(texts) and needed:
             raise ValueError(
                 f"{path} has no caption: write it into {path.stem}.txt or {METADATA}, or give one for all as --caption"
             )
-        found.append((str(path), path, text or ""))
+        found += [(str(path), path, text) for text in texts]
     return found
 
 
-def _read_line(folder: Path, line: str, number: int) -> dict[Path, str]:
+def _read_run(run: Path) -> list[tuple[str, Path, str]]:
+    paths = image_paths(run)
+    texts = [str(row.get("prompt", row.get("class_label"))) for row in read_rows(run)]
+    return [(str(path), path, text) for path, text in zip(paths, texts, strict=True)]
+
+
+def _read_line(folder: Path, line: str, number: int) -> tuple[Path, str]:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -99,7 +118,7 @@ def _read_line(folder: Path, line: str, number: int) -> dict[Path, str]:
     path = folder / row["file_name"]
     if not path.is_file():
         raise ValueError(f"line {number} of {folder / METADATA} names {row['file_name']}, which is not there")
-    return {path: row["text"].strip()}
+    return path, row["text"].strip()
 
 
 def _read_parquet(path: Path) -> list[tuple[str, io.BytesIO, str]]:
