@@ -370,13 +370,15 @@ def test_an_odd_number_of_text_tokens_is_refused(family, length):
         call("a red heart", max_sequence_length=length)
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", "var-text", "arpg-text"])
+@pytest.mark.parametrize("family", ["llamagen-text", "var-text", "infinity", "arpg-text"])
 def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
     whole = FAMILIES_WITH_T5[family]()
     encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
     # What transformers takes where a tokenizer does not say.
     monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
-    assert encoder.encode_prompt("a red heart")[0].shape[:2] == (1, 512)
+    prompt = "a red heart " * 200
+    assert len(encoder.tokenizer(prompt).input_ids) > 512
+    assert encoder.encode_prompt(prompt)[0].shape[:2] == (1, 512)
 
 
 # Texts that are not UTF-8
