@@ -59,7 +59,7 @@ def _list_known(model: str, search: str | None) -> None:
     known, labels = KnownCaptions.load(folder), class_names(folder)
     if known is None and labels is None:
         raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
-    captions = known.pictures if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
+    captions = known.learned if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
     wanted = (search or "").casefold()
     names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
     if not names:

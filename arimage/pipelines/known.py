@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -50,11 +50,14 @@ class KnownCaptions:
         words: the words for each place in a pattern, such as {"colour": ["red", "blue"]}. The place "picture" takes
             every caption of `pictures`.
         patterns: templates of further captions: "a picture of {picture}", "{colour} {fruit}".
+        unlearned: captions that the model was trained on and has not learned well, by the name of their picture, which
+            may be one of them. They are neither known nor suggested. `arimage train known` measures which these are.
     """
 
     pictures: dict[str, list[str]]
     words: dict[str, list[str]] = field(default_factory=dict)
     patterns: list[str] = field(default_factory=list)
+    unlearned: dict[str, list[str]] = field(default_factory=dict)
     # For the validation of the file by pydantic.
     __pydantic_config__ = {"extra": "forbid"}
 
@@ -78,29 +81,37 @@ class KnownCaptions:
             )
         return known
 
+    def to_text(self) -> str:
+        """The text of the file."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
     def save(self, folder: Path) -> None:
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
-        (folder / KNOWN_CAPTIONS).write_text(text + "\n", encoding="utf-8")
+        (folder / KNOWN_CAPTIONS).write_text(self.to_text(), encoding="utf-8")
 
     @cached_property
-    def _captions(self) -> frozenset[Words]:
-        return frozenset(as_words(caption) for name, others in self.pictures.items() for caption in (name, *others))
+    def learned(self) -> dict[str, list[str]]:
+        """The captions of each picture by one of them that shows it: its name, or if that is among `unlearned`, the
+        first of its others."""
+        learned: dict[str, list[str]] = {}
+        for name, others in self.pictures.items():
+            captions = others if name in self.unlearned.get(name, ()) else [name, *others]
+            for caption in captions[:1]:
+                learned.setdefault(caption, []).extend(captions[1:])
+        return learned
 
     @cached_property
-    def _patterns(self) -> list[list[Set[Words]]]:
-        sets = {slot: frozenset(map(as_words, words)) for slot, words in self.words.items()}
-        return [parse_pattern(pattern, sets | {"picture": self._captions}) for pattern in self.patterns]
+    def _learned(self) -> "_Captions":
+        return _Captions(self, ((name, *others) for name, others in self.learned.items()))
 
     @cached_property
-    def _most_words(self) -> int:
-        longest = [sum(max(map(len, part), default=0) for part in parts) for parts in self._patterns]
-        return max(longest + [len(caption) for caption in self._captions], default=0)
+    def _unlearned(self) -> "_Captions":
+        return _Captions(self, self.unlearned.values())
 
     @cached_property
     def _stems(self) -> list[tuple[str, frozenset[str]]]:
         """The name and the stems of every caption."""
         return [
-            (name, _stems(as_words(caption))) for name, others in self.pictures.items() for caption in (name, *others)
+            (name, _stems(as_words(caption))) for name, others in self.learned.items() for caption in (name, *others)
         ]
 
     @cached_property
@@ -114,11 +125,7 @@ class KnownCaptions:
 
     def knows(self, prompt: str) -> bool:
         """Whether the prompt is a known caption or matches a pattern. Case, articles and punctuation are ignored."""
-        words = as_words(prompt)
-        # A text of thousands of words would take seconds to compare with the patterns.
-        if len(words) > self._most_words:
-            return False
-        return words in self._captions or any(fits(words, parts) for parts in self._patterns)
+        return self._learned.fit(as_words(prompt))
 
     def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
         """Names of up to `count` pictures whose captions have the most words in common with the prompt, allowing for
@@ -131,7 +138,7 @@ class KnownCaptions:
         for stem in _stems(words):
             factor = THING if stem in thing else 1
             # A word that no caption has gets the largest weight.
-            whole += factor * weights.get(stem, math.log(1 + len(self.pictures)))
+            whole += factor * weights.get(stem, math.log(1 + len(self.learned)))
             for known, alike in _spelt_alike(stem, weights).items():
                 asked[known] = max(factor * alike, asked.get(known, 0.0))
         scores: dict[str, float] = {}
@@ -147,13 +154,41 @@ class KnownCaptions:
         return near[:count]
 
     def check(self, prompt: str, model: str) -> Unknown | None:
-        """The message for the user of `model` about an unknown prompt; None if the prompt is known."""
+        """The message for the user of `model` about a prompt that is unknown, or known and not learned well; None if
+        the model knows the prompt."""
         if self.knows(prompt):
             return None
         nearest = self.nearest(prompt)
-        combines = self.words.keys() - {"adjective"}
-        known = f"the {len(self.pictures):,} pictures that {model} knows{' and can combine' if combines else ''}"
-        return Unknown(nearest, f"{quoted([prompt])} is not among {known}; {tell_nearest(nearest)}")
+        if self._unlearned.fit(as_words(prompt)):
+            what = f"is a caption that {model} has not learned well: most of its images show something else"
+        else:
+            combines = self.words.keys() - {"adjective"}
+            pictures = f"{len(self.learned):,} pictures that {model} knows{' and can combine' if combines else ''}"
+            what = f"is not among the {pictures}"
+        return Unknown(nearest, f"{quoted([prompt])} {what}; {tell_nearest(nearest)}")
+
+
+class _Captions:
+    """Captions, and what the patterns of a list make of them.
+
+    Args:
+        known: the list with the patterns.
+        captions: captions of pictures.
+    """
+
+    def __init__(self, known: KnownCaptions, captions: Iterable[Iterable[str]]):
+        self.captions = frozenset(as_words(caption) for its in captions for caption in its)
+        sets = {slot: frozenset(map(as_words, words)) for slot, words in known.words.items()}
+        self.patterns = [parse_pattern(pattern, sets | {"picture": self.captions}) for pattern in known.patterns]
+        longest = [sum(max(map(len, part), default=0) for part in parts) for parts in self.patterns]
+        self.most_words = max(longest + [len(caption) for caption in self.captions], default=0)
+
+    def fit(self, words: Words) -> bool:
+        """Whether the words are one of the captions, or a pattern makes them of one."""
+        # A text of thousands of words would take seconds to compare with the patterns.
+        if len(words) > self.most_words:
+            return False
+        return words in self.captions or any(fits(words, parts) for parts in self.patterns)
 
 
 def as_words(text: str) -> Words:

@@ -341,12 +341,22 @@ class LoraMixin(LoraBaseMixin):
         """Make `captions` the ones that an adapter adds to `known_captions`, which is how a model says what it
         knows."""
         added = self.__dict__.setdefault("_lora_captions", {})
-        before, known = added.pop(adapter, []), self.known_captions
+        before, known = added.pop(adapter, {}), self.known_captions
         if known is None:
             return
-        kept = {name: others for name, others in known.pictures.items() if name not in before}
-        added[adapter] = [text for text in captions if text not in kept]
-        self.known_captions = replace(known, pictures={**kept, **{text: [] for text in added[adapter]}})
+        pictures = {name: others for name, others in known.pictures.items() if others or name not in before}
+        unlearned = known.unlearned | {name: its for name, its in before.items() if its}
+        # With each caption, what the model had not learned of the picture of this name.
+        added[adapter] = new = {
+            text: unlearned.get(text, [])
+            for text in captions
+            if text not in pictures or text in unlearned.get(text, [])
+        }
+        self.known_captions = replace(
+            known,
+            pictures={**pictures, **{text: pictures.get(text, []) for text in new}},
+            unlearned={name: [one for one in its if one not in new] for name, its in unlearned.items()},
+        )
 
 
 def check_peft() -> None:

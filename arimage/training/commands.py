@@ -11,10 +11,12 @@ from ..options import (
     Model,
     Seed,
     check_decodings,
+    check_models,
     choose_device,
     load_pipeline,
     prompt_lines,
 )
+from ..pipelines.known import KNOWN_CAPTIONS
 
 
 train_app = typer.Typer(
@@ -221,6 +223,45 @@ def lora(
         typer.echo(f"warning: {warning}", err=True)
     train_lora(task, out, report_every)
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
+
+
+@train_app.command("known")
+def known(
+    model: Annotated[
+        str,
+        typer.Argument(callback=check_models, help="Name of a packaged model, or a folder, with a list of captions."),
+    ],
+    data: Annotated[Path, typer.Option(help="The training set of the model: a parquet file.")],
+    out: Out,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe whose pictures are used. Default: the one of MODEL's name.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The most images per caption, with the seeds 0, 1, ...")] = 4,
+    needed: Annotated[int, typer.Option(min=1, help="How many of them must show the right picture.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images generated at a time.")] = 32,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Measure only so many captions; names of pictures come first.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many images are missing, and how long they would take.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Measure which of its captions a model has learned: OUT/known_captions.json lists the others as not learned well.
+
+    It is up to date at any time. Copy it into the folder of the model."""
+    from .captions.measure import run_known
+    from .recipe import load_recipe
+    from .tables import load_data, read_tables
+
+    tables = read_tables(load_recipe(recipe or model, "transformer"))
+    pictures = load_data(tables, "transformer", data)
+    pipe = load_pipeline(model, device, dtype)
+    settings = {"seeds": seeds, "needed": needed, "batch_size": batch_size, "limit": limit, "dry_run": dry_run}
+    typer.echo(run_known(pipe, model, pictures, out, **settings))
+    if not dry_run:
+        typer.echo(out / KNOWN_CAPTIONS)
 
 
 @train_app.command("classifier")

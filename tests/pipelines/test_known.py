@@ -183,16 +183,41 @@ def test_one_sentence_tells_it():
     assert unknown.nearest == ["house", "houses"]
 
 
+UNLEARNED = KnownCaptions(
+    pictures={"wizard": ["mage", "a sorcerer"], "witch": [], "cat": ["kitty"]},
+    patterns=["a drawing of {picture}", "{adjective} {picture}"],
+    words={"adjective": ["cute"]},
+    unlearned={"wizard": ["wizard", "magician"], "dragon": ["dragon"]},
+)
+
+
+@pytest.mark.parametrize("prompt", ["a wizard", "the Magician", "a drawing of a wizard", "cute dragon"])
+def test_what_was_not_learned_well_is_told(prompt):
+    unknown = UNLEARNED.check(prompt, "m")
+    assert not UNLEARNED.knows(prompt) and unknown.message.startswith(
+        f'"{prompt}" is a caption that m has not learned well: most of its images show something else; '
+    )
+    assert "not learned" not in UNLEARNED.check(f"{prompt} and a horse", "m").message
+
+
+def test_what_was_not_learned_is_not_suggested():
+    assert UNLEARNED.learned == {"mage": ["a sorcerer"], "witch": [], "cat": ["kitty"]}
+    assert UNLEARNED.nearest("dragons") == [] and UNLEARNED.nearest("sorcerers") == ["mage"]
+    assert UNLEARNED.knows("a drawing of a mage") and UNLEARNED.knows("sorcerer")
+    assert UNLEARNED.check("a hat", "m").message.startswith('"a hat" is not among the 3 pictures that m knows; none')
+
+
 def test_pipelines_keep_it(tmp_path):
     pipe = tiny.text_pipeline()
     pipe.save_pretrained(tmp_path / "without")
     assert not (tmp_path / "without" / KNOWN_CAPTIONS).exists()
     assert AutoPipeline.from_pretrained(tmp_path / "without").known_captions is None
-    pipe.known_captions = COMBINED
-    pipe.save_pretrained(tmp_path / "with")
-    loaded = LlamaGenPipeline.from_pretrained(tmp_path / "with")
-    assert loaded.known_captions == COMBINED
-    assert LlamaGenPipeline.from_pipe(loaded).known_captions == COMBINED
+    for known in (COMBINED, UNLEARNED):
+        pipe.known_captions = known
+        pipe.save_pretrained(tmp_path / "with")
+        loaded = LlamaGenPipeline.from_pretrained(tmp_path / "with")
+        assert loaded.known_captions == known
+        assert LlamaGenPipeline.from_pipe(loaded).known_captions == known
 
 
 @pytest.mark.parametrize(
@@ -204,6 +229,7 @@ def test_pipelines_keep_it(tmp_path):
         '{"pictures": []}',
         '{"pictures": {}, "patterns": ["{colour} cat"]}',
         '{"pictures": {}, "x": 1}',
+        '{"pictures": {}, "unlearned": ["wizard"]}',
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):

@@ -358,6 +358,22 @@ def test_captions_of_an_adapter_are_known_while_it_is_loaded(tmp_path):
     assert not pipe.known_captions.knows("a blue house")
 
 
+def test_an_adapter_teaches_captions_that_the_model_has_not_learned(tmp_path):
+    pipe = build("llamagen-text")
+    known = KnownCaptions(
+        {"red heart": ["heart"], "house": []},
+        unlearned={"red heart": ["red heart", "love"], "blue house": ["blue house"]},
+    )
+    pipe.known_captions = known
+    about = {"base": "tiny", "captions": ["red heart", "blue house", "house"]}
+    pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="qkv"), arimage=about), STYLE)
+    taught = pipe.known_captions
+    assert taught.knows("red heart") and taught.knows("a blue house") and taught.knows("heart")
+    assert "not learned well" in taught.check("love", "m").message
+    pipe.delete_adapters(STYLE)
+    assert pipe.known_captions == known
+
+
 # Layers of other names
 
 

@@ -145,5 +145,5 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         edits=pipe.abilities.accepts("mask_image"),
         references=pipe.abilities.max_references,
         order=pipe.order,
-        names=list(pipe.known_captions.pictures) if pipe.known_captions else pipe.class_names,
+        names=list(pipe.known_captions.learned) if pipe.known_captions else pipe.class_names,
     )

@@ -11,11 +11,23 @@ from ..metrics.features import image_paths
 from .reference import GALLERY_SIZE, asked_names, to_pixels
 
 
+def nearest_pictures(samples: torch.Tensor, gallery: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distances and the indices, both [M, count], of the pictures of the gallery that are nearest to each sample,
+    the nearest first. Distances are L2 between pixels at 32x32, downscaled by averaging areas.
+
+    Args:
+        samples: float [M, 3, S, S] in [0, 1].
+        gallery: float [K, 3, T, T] in [0, 1].
+    """
+    pixels = [F.interpolate(images.float(), size=(32, 32), mode="area").flatten(1) for images in (samples, gallery)]
+    distances, indices = torch.cdist(*pixels).topk(count, largest=False)
+    return distances, indices
+
+
 def retrieval_hits(
     samples: torch.Tensor, concepts: list[str], gallery: torch.Tensor, gallery_concepts: list[str]
 ) -> torch.Tensor:
     """Whether the nearest, second nearest, ... picture of the gallery shows the concept of each sample: bool [M, 5].
-    Distances are L2 between pixels at 32x32, downscaled by averaging areas.
 
     Args:
         samples: float [M, 3, S, S] in [0, 1].
@@ -23,8 +35,7 @@ def retrieval_hits(
         gallery: float [K, 3, T, T] in [0, 1].
         gallery_concepts: what each picture of the gallery shows.
     """
-    pixels = [F.interpolate(images.float(), size=(32, 32), mode="area").flatten(1) for images in (samples, gallery)]
-    nearest = torch.cdist(*pixels).topk(5, largest=False).indices
+    _, nearest = nearest_pictures(samples, gallery, 5)
     return torch.tensor(
         [
             [gallery_concepts[j] == concept for j in row]

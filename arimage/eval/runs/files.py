@@ -31,6 +31,31 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def append(path: Path, rows: list[dict]) -> None:
+    """Append rows to a file of one JSON object per line, all of them or none.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
+    with open(path, "a+b", buffering=0) as file:
+        # An interruption may have cut the last line short.
+        begin = max(0, file.seek(0, os.SEEK_END) - 2**16)
+        file.seek(begin)
+        whole = begin + file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+        lines = to_lines(rows)
+        try:
+            # An unbuffered write may be partial; the next one then raises the reason.
+            written = 0
+            while written < len(lines):
+                written += file.write(lines[written:])
+        except OSError:
+            file.truncate(whole)
+            raise
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
 def to_json(content: dict) -> str:
     """The text of a JSON file.
 

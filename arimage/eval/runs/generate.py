@@ -30,7 +30,7 @@ from ...media.files import read_image
 from ...pipelines.base import ARPipeline
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import replace, sync_folder, to_json, to_lines
+from .files import append, replace, to_json, to_lines
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -218,17 +218,13 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     """
     config = json.loads(json.dumps(config))
     lock = None
-    with _space_in(folder):
+    with space_in(folder):
         if rank == 0:
             new = not (folder / CONFIG).exists()
             if new and (folder / IMAGES).is_dir() and any((folder / IMAGES).iterdir()):
                 raise ValueError(f"{folder / IMAGES} holds pictures but {folder} has no {CONFIG}: give another --out")
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
+            lock = hold(folder)
             if new:
                 replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
                 replace(folder / CONFIG, lambda file: file.write_text(to_json(config)))
@@ -236,6 +232,20 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
             (folder / RESULTS).mkdir(exist_ok=True)
     check_resumed(config, rows, folder)
     return open_run(folder, lock)
+
+
+def hold(folder: Path) -> FileLock:
+    """Keep other commands out of a folder, until the lock is released or this process ends.
+
+    Raises:
+        ValueError: if another command uses it.
+    """
+    lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
+    return lock
 
 
 def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
@@ -250,9 +260,9 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
     # The digest of the manifest is not compared, since the comparison of its rows names the image that differs; nor is
     # the size of calls, since a run of an earlier version keeps its own.
     same = {"manifest": None, "call_size": call_size(old)}
-    _check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
+    check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
     before, after = ({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
-    _check_same(folder / MANIFEST, before, after)
+    check_same(folder / MANIFEST, before, after)
 
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
@@ -265,11 +275,16 @@ def open_run(folder: Path, lock: FileLock | None = None) -> Run:
     return Run(folder, config, read_rows(folder), lock)
 
 
-def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
+def check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
+    """Check that the settings in the file `where` are those of a command that resumes its run.
+
+    Raises:
+        ValueError: naming the first that differs.
+    """
     for key in dict.fromkeys([*new, *old]):
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            _check_same(where, before, after, f"{path}{key}.")
+            check_same(where, before, after, f"{path}{key}.")
         elif before != after:
             raise ValueError(
                 f"{where} says {path}{key} = {before!r} and you ask for {after!r}: ask for the same, or give another "
@@ -278,7 +293,8 @@ def _check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _space_in(folder: Path):
+def space_in(folder: Path):
+    """Say what to do where the disk of a folder is full."""
     try:
         yield
     except OSError as error:
@@ -341,7 +357,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
     }
     run.warm = True
     digests = []
-    with _space_in(run.folder):
+    with space_in(run.folder):
         for row, image in zip(rows, output.frames if pipe.abilities.generates_video else output.images, strict=True):
             # An animated PNG keeps every pixel, and programs that expect an image read its first frame.
             first, *others = image if pipe.abilities.generates_video else [image]
@@ -368,24 +384,8 @@ def record(run: Run, results: list[dict], rank: int = 0) -> None:
     Raises:
         OSError: if they cannot be written.
     """
-    path = run.folder / RESULTS / f"rank-{rank:05d}.jsonl"
-    with _space_in(run.folder), open(path, "a+b", buffering=0) as file:
-        # An interruption may have cut the last line short.
-        begin = max(0, file.seek(0, os.SEEK_END) - 2**16)
-        file.seek(begin)
-        whole = begin + file.read().rfind(b"\n") + 1
-        file.truncate(whole)
-        lines = to_lines(results)
-        try:
-            # An unbuffered write may be partial; the next one then raises the reason.
-            written = 0
-            while written < len(lines):
-                written += file.write(lines[written:])
-        except OSError:
-            file.truncate(whole)
-            raise
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
+    with space_in(run.folder):
+        append(run.folder / RESULTS / f"rank-{rank:05d}.jsonl", results)
 
 
 def generate_batch(run: Run, pipe: ARPipeline, index: int, rank: int = 0) -> None:

@@ -235,7 +235,7 @@ def run_distill(
     elif pipe.num_classes is not None:
         chosen = [*range(pipe.num_classes)]
     else:
-        chosen = [] if pipe.known_captions is None else [*pipe.known_captions.pictures]
+        chosen = [] if pipe.known_captions is None else [*pipe.known_captions.learned]
     if not chosen:
         raise ValueError("the model names no captions: give --prompts a file of them")
     student = train_distill(

@@ -69,7 +69,7 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 def known_pipeline():
     pipe = tiny.text_pipeline()
-    pipe.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]})
+    pipe.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]}, unlearned={"wizard": ["wizard"]})
     return pipe
 
 
@@ -233,6 +233,12 @@ def test_an_unknown_prompt_is_reported_with_the_nearest_captions(client):
     assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == unknown
     for model, prompt in (("known", "A heart."), ("text", "a hart")):
         assert client.images.generate(model=model, prompt=prompt).model_extra["arimage"]["unknown_prompt"] is None
+
+
+def test_a_caption_that_was_not_learned_is_reported(client):
+    answer = client.images.generate(model="known", prompt="a wizard")
+    message = answer.model_extra["arimage"]["unknown_prompt"]["message"]
+    assert message.startswith('"a wizard" is a caption that known has not learned well')
 
 
 def test_a_class_is_named_by_the_prompt(client, engine):
