@@ -18,7 +18,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", "emu3", "var-text"])
+@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("emu3", marks=pytest.mark.slow), "var-text"])
 def test_replayed_steps_follow_adapters(family):
     with torch.no_grad():
         plain, replayed = FAMILIES[family](), FAMILIES[family]()

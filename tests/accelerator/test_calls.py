@@ -44,6 +44,10 @@ def test_replayed_steps_of_every_preset(family):
         assert [text for text, count in replays.items() if not count] in ([], ["groups:groups=4"])
 
 
+def test_replayed_steps_of_two_grids():
+    check("glm-image", "replayed", ["ar", "sjd-coupled:window=4"])
+
+
 # One of each kind of model.
 KINDS = ["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"]
 
@@ -78,7 +82,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("family", VARIANTS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow) if family == "arpg" else family for family in VARIANTS]
+)
 def test_replayed_steps_with_other_settings(family):
     check(family, "replayed", VARIANTS[family])
 

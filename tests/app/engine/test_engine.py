@@ -127,7 +127,7 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
 
 @pytest.mark.parametrize("model", [pytest.param("emoji-llamagen", marks=pytest.mark.slow), "emoji-var"])
 def test_a_packaged_model_generates_the_same_in_any_batch(model):
-    engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=0.5))
+    engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=2))
     sizes = []
     engine.on_pass = sizes.append
     tickets = [engine.submit(Request(model, prompt=prompt, seed=i)) for i, prompt in enumerate(PROMPTS)]
