@@ -37,7 +37,7 @@ LARGE = {
     "arpg-large": lambda: tiny.any_order_pipeline("arpg", grid=16),
     "llamagen-large": lambda: tiny.text_pipeline(grid=8),
 }
-# Those that share their model or its steps with another: another condition, tokenizer, language model or any-order model.
+# Those that share their model or its steps with another family.
 SLOW = ["llamagen-class", "var-class", "lumina", "lumina-2", "anole", "emu3.5", "glm-image", "mammothmoda2-dev"]
 SLOW += ["cosmos", "cosmos-blocks", "arpg-text", "arpg-places", "lpd", "randar"]
 QUICK = [family for family in FAMILIES if family not in SLOW]
