@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
+from ..models.original_names import rename
 from ..models.transformer_arpg import ARPGTransformer
 from ..pipelines.pipeline_arpg import ARPGPipeline
 from .any_order import find_files, heads_of
-from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
+from .checkpoint import check_heads, fill, load_original, save_whole, shape_of
 from .paths import CheckpointError, check_vacant
 
 

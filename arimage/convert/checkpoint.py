@@ -7,7 +7,7 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -156,13 +156,6 @@ def multipliers_of(widths: list[int], *, source: str | Path, kind: str) -> list[
             f"{NORM_NUM_GROUPS}: give the file of a {kind}"
         )
     return [width // channels for width in levels]
-
-
-def rename(name: str, pairs: Iterable[tuple[str, str]]) -> str:
-    """`name` with the first of each of `pairs` replaced by the second, one pair after the other."""
-    for ours, original in pairs:
-        name = name.replace(ours, original)
-    return name
 
 
 def check_heads(num_heads: int, hidden_size: int, source: str | Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 
 from ..models.infinity_schedules import PixelClass
+from ..models.original_names import rename
 from ..models.transformer_infinity import InfinityTransformer
 from ..pipelines.pipeline_infinity import InfinityPipeline
 from ..tokenizers.bsq_infinity import InfinityVQModel
-from .checkpoint import NORM_NUM_GROUPS, WRAPPINGS, check_heads, fill, load_original, rename, save_whole, shape_of
+from .checkpoint import NORM_NUM_GROUPS, WRAPPINGS, check_heads, fill, load_original, save_whole, shape_of
 from .folder import load_original_folder, load_t5_encoder
 from .paths import CheckpointError, check_vacant
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
+from ..models.original_names import LLAMAGEN_NAMES, rename
 from ..models.transformer_llamagen import LlamaGenTransformer
 from ..pipelines.pipeline_llamagen import LlamaGenPipeline
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import NORM_NUM_GROUPS, check_heads, fill, load_original, multipliers_of, rename, save_whole, shape_of
+from .checkpoint import NORM_NUM_GROUPS, check_heads, fill, load_original, multipliers_of, save_whole, shape_of
 from .folder import load_t5_encoder
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
@@ -31,20 +32,6 @@ NUM_HEADS = {
     (2560, 48): 40,
 }
 # Ours and the original's, replaced from top to bottom.
-TRANSFORMER_NAMES = (
-    ("token_embedding.", "tok_embeddings."),
-    ("blocks.", "layers."),
-    (".qkv_proj.", ".wqkv."),
-    (".out_proj.", ".wo."),
-    (".gate_proj.", ".w1."),
-    (".up_proj.", ".w3."),
-    (".down_proj.", ".w2."),
-    (".feed_forward_norm.", ".ffn_norm."),
-    ("head.", "output."),
-    ("class_embedding.", "cls_embedding.embedding_table."),
-    ("caption_projection.null_caption", "cls_embedding.uncond_embedding"),
-    ("caption_projection.", "cls_embedding.cap_proj."),
-)
 TOKENIZER_NAMES = (
     ("codebook.", "quantize.embedding."),
     (".levels.", ".conv_blocks."),
@@ -139,7 +126,7 @@ def attention_heads(
 
 
 def transformer_name(name: str) -> str:
-    return rename(name, TRANSFORMER_NAMES)
+    return rename(name, LLAMAGEN_NAMES)
 
 
 def llamagen_tokenizer_from_original(

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from ..models.original_names import rename
 from ..models.transformer_lpd import LPDTransformer
 from ..pipelines.pipeline_lpd import LPDPipeline
 from .any_order import find_files, heads_of
-from .checkpoint import fill, load_original, rename, save_whole, shape_of
+from .checkpoint import fill, load_original, save_whole, shape_of
 from .paths import CheckpointError, check_vacant
 
 

@@ -8,9 +8,10 @@ import torch
 from diffusers import AutoencoderKL
 
 from ..models.denoising_head import DenoisingHead
+from ..models.original_names import rename
 from ..models.transformer_mar import MARTransformer
 from ..pipelines.pipeline_mar import MARPipeline
-from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, rename, save_whole, shape_of
+from .checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
 from .imagenet import class_names
 from .paths import CheckpointError, check_vacant
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import torch
 
+from ..models.original_names import LLAMAGEN_NAMES, rename
 from ..models.transformer_randar import RandARTransformer
 from ..pipelines.pipeline_randar import RandARPipeline
 from .any_order import find_files, heads_of
-from .checkpoint import check_heads, fill, load_original, rename, save_whole, shape_of
-from .llamagen import TRANSFORMER_NAMES
+from .checkpoint import check_heads, fill, load_original, save_whole, shape_of
 from .paths import check_vacant
 
 
 # The published guidance by hidden size.
 GUIDANCE = {1024: 3.4, 1280: 4.0}
 KIND = "RandAR transformer"
-NAMES = (("query_embedding", "pos_instruct_embeddings"), *TRANSFORMER_NAMES)
+NAMES = (("query_embedding", "pos_instruct_embeddings"), *LLAMAGEN_NAMES)
 
 
 def randar_transformer_from_original(

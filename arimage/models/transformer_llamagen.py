@@ -15,6 +15,7 @@ from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, check
 from .cache import SlotCache
 from .conditions import check_raster, spread
 from .layers import FeedForward, Linear, additive, attend, causal_mask, check_groups, heads_per_key, init_normal
+from .original_names import LLAMAGEN_NAMES
 from .prefix import PrefixModel
 
 
@@ -188,6 +189,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
 
     _no_split_modules = ["Block"]
     _repeated_blocks = ["Block"]
+    original_names = LLAMAGEN_NAMES
 
     @register_to_config
     @checked

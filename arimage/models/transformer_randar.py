@@ -11,6 +11,7 @@ from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, heads_per_key
+from .original_names import LLAMAGEN_NAMES
 from .paired import PairedModel, teacher_forcing_mask
 from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table
 
@@ -29,6 +30,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
 
     _no_split_modules = ["Block"]
     _repeated_blocks = ["Block"]
+    original_names = LLAMAGEN_NAMES
 
     @register_to_config
     @checked

@@ -18,13 +18,10 @@ from diffusers.utils import (
     set_adapter_layers,
     set_weights_and_activate_adapters,
 )
-from huggingface_hub import hf_hub_download
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from .lora_files import fuse_split_projections, module_of
-from .saved_folder import local_folder
+from .lora_files import find_lora, module_of, read_lora, to_own_layers, without_prefix
 
 
 # The key of the file's header for what adapters of this library add: `base`, a name, and `captions`, a list.
@@ -58,21 +55,17 @@ class LoraMixin(LoraBaseMixin):
         **hub,
     ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict]:
         """The weights of an adapter from a .safetensors file, a folder, a Hub repository or a dict, and with
-        `return_lora_metadata` the header of its file. `hub` are arguments of `hf_hub_download`.
+        `return_lora_metadata` the header of its file. A file of peft, adapter_model.safetensors, is one for the
+        component that generates the tokens. `hub` are arguments of `hf_hub_download`.
 
         Raises:
             ValueError: if the file does not exist or is damaged.
         """
         source = pretrained_model_name_or_path_or_dict
         if isinstance(source, dict):
-            return (dict(source), {}) if return_lora_metadata else dict(source)
-        path = find_lora(source, weight_name, **hub)
-        try:
-            with safe_open(path, framework="pt") as file:
-                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                header = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"{path} is not a .safetensors file, or is damaged ({error}): get it again") from error
+            state, header = dict(source), {}
+        else:
+            state, header = read_lora(find_lora(source, weight_name, **hub), cls._lora_loadable_modules[0])
         return (state, header) if return_lora_metadata else state
 
     def load_lora_weights(
@@ -107,7 +100,7 @@ class LoraMixin(LoraBaseMixin):
         found, settings = {}, header.get(LORA_ADAPTER_METADATA_KEY, {})
         for key, component in components.items():
             if component is not None and (part := without_prefix(state, key)):
-                part = fuse_split_projections(part, component)
+                part = to_own_layers(part, without_prefix(settings, key), component)
                 check_weights_fit(name, part, component)
                 found[key] = part
         unknown = [key for key in state if key.partition(".")[0] not in components]
@@ -249,8 +242,7 @@ class LoraMixin(LoraBaseMixin):
             component = self._bare(key)
             for name in self.get_list_adapters().get(key, ()):
                 self._know_captions(name, [])
-            # Also layers whose adapters were all deleted.
-            if any(True for _ in lora_layers(component)):
+            if has_lora_layers(component):
                 recurse_remove_peft_layers(component)
                 component._hf_peft_config_loaded = False
                 vars(component).pop("peft_config", None)
@@ -331,7 +323,7 @@ class LoraMixin(LoraBaseMixin):
             ValueError: if an adapter is loaded.
         """
         for key in self._lora_loadable_modules:
-            if any(True for _ in lora_layers(self._bare(key))):
+            if has_lora_layers(self._bare(key)):
                 raise ValueError(
                     f"the {key} has adapters, and no loader reads such a folder: call unload_lora_weights() first, "
                     "after fuse_lora() to keep what they change; save_lora_weights writes an adapter alone"
@@ -369,45 +361,17 @@ def check_peft() -> None:
         raise ValueError("adapters need peft: pip install 'arimage[lora]'")
 
 
-def find_lora(source: str | os.PathLike, weight_name: str | None = None, **hub) -> Path:
-    """The .safetensors file of an adapter: `source` itself, a file in that folder, or one of a Hub repository.
-
-    Raises:
-        ValueError: if the file does not exist, or there are several without the usual name.
-    """
-    path = Path(source).expanduser()
-    if path.is_file():
-        return path
-    if path.suffix == ".safetensors":
-        raise ValueError(f"{path} is not a file: check the path of the adapter")
-    folder = local_folder(source)
-    if folder is None:
-        if str(source).count("/") != 1:
-            raise ValueError(f"{source} is neither a file, a folder nor a Hub repository (owner/name): check the path")
-        return Path(hf_hub_download(str(source), weight_name or LORA_WEIGHT_NAME_SAFE, **hub))
-    if weight_name is not None or (folder / LORA_WEIGHT_NAME_SAFE).is_file():
-        path = folder / (weight_name or LORA_WEIGHT_NAME_SAFE)
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file: check weight_name")
-        return path
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1:
-        raise ValueError(f"{folder} has {len(files)} .safetensors files and no {LORA_WEIGHT_NAME_SAFE}: name the file")
-    return files[0]
-
-
-def without_prefix(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The values whose names begin with `prefix` and a dot, without these."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
-
-
 def lora_layers(component: Any) -> Iterable[Any]:
     """The layers of a component that have adapters."""
     if isinstance(component, nn.Module) and is_peft_available():
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         yield from (module for module in component.modules() if isinstance(module, BaseTunerLayer))
+
+
+def has_lora_layers(component: Any) -> bool:
+    """Whether a component has such layers, also ones whose adapters were all deleted."""
+    return next(iter(lora_layers(component)), None) is not None
 
 
 def adapter_state(components: Iterable[Any]) -> list:
@@ -528,7 +492,7 @@ def _config_of(state: dict[str, torch.Tensor], settings: dict) -> Any:
             lora_bias=any(key.endswith("lora_B.bias") for key in state),
             inference_mode=True,
         )
-    # Layers of other ranks, such as those of `fuse_split_projections`, keep their scale.
+    # Layers of other ranks, such as those of fused projections, keep their scale.
     given, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
     for name, rank in ranks.items():
         expected = given.get(get_pattern_key(list(given), name), config.r)

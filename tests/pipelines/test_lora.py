@@ -369,7 +369,8 @@ def test_an_adapter_teaches_captions_that_the_model_has_not_learned(tmp_path):
     pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="qkv"), arimage=about), STYLE)
     taught = pipe.known_captions
     assert taught.knows("red heart") and taught.knows("a blue house") and taught.knows("heart")
-    assert "not learned well" in taught.check("love", "m").message
+    unknown = taught.check("love", "m")
+    assert unknown is not None and "not learned well" in unknown.message
     pipe.delete_adapters(STYLE)
     assert pipe.known_captions == known
 
@@ -393,3 +394,79 @@ def test_adapters_of_split_projections_fit_the_fused_one(tmp_path):
     del state[f"{name}.v_proj.lora_A.weight"]
     with pytest.raises(ValueError, match="all three"):
         build("llamagen-text").load_lora_weights(state)
+
+
+# LlamaGen's own names, in part.
+ORIGINAL = {
+    "token_embedding": "tok_embeddings",
+    "head": "output",
+    "blocks.1.attention.qkv_proj": "layers.1.attention.wqkv",
+    "blocks.1.attention.out_proj": "layers.1.attention.wo",
+    "blocks.0.feed_forward.gate_proj": "layers.0.feed_forward.w1",
+    "blocks.0.feed_forward.up_proj": "layers.0.feed_forward.w3",
+    "blocks.0.feed_forward.down_proj": "layers.0.feed_forward.w2",
+}
+
+
+def by_original_names(state):
+    """Those of an adapter's weights that `ORIGINAL` has, and the same by these names."""
+    ours, theirs = {}, {}
+    for key, value in state.items():
+        layer, part, rest = key.removeprefix("transformer.").partition(".lora_")
+        if layer in ORIGINAL:
+            ours[key], theirs[f"transformer.{ORIGINAL[layer]}{part}{rest}"] = value, value
+    return ours, theirs
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "randar"])
+def test_adapters_by_the_names_of_llamagens_authors_change_the_same_layers(family):
+    pipe, merged = build(family), build(family)
+    ours, theirs = by_original_names(adapter(pipe))
+    assert {key.partition(".lora_")[0] for key in theirs} == {f"transformer.{name}" for name in ORIGINAL.values()}
+    pipe.load_lora_weights(theirs, STYLE)
+    merge(merged, ours)
+    assert torch.equal(tokens(pipe), tokens(merged))
+    torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=r"no such layer"):
+        build("var-class").load_lora_weights(theirs)
+
+
+def write_peft(folder, state, component, **config):
+    """A folder as `save_pretrained` of peft writes it."""
+    folder.mkdir()
+    save_file(
+        {f"base_model.model.{key.removeprefix(f'{component}.')}": value for key, value in state.items()},
+        folder / "adapter_model.safetensors",
+    )
+    LoraConfig(target_modules=["some"], **config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+def test_folders_of_peft_load_with_their_alpha(family, tmp_path):
+    pipe, merged = build(family), build(family)
+    (key,) = pipe._lora_loadable_modules
+    ours = adapter(pipe, targets="q_proj" if key == "model" else "qkv")
+    theirs = by_original_names(ours)[1] if family == "llamagen-text" else ours
+    ours = by_original_names(ours)[0] if family == "llamagen-text" else ours
+    folder = write_peft(tmp_path / "peft", theirs, key, r=2, lora_alpha=6)
+    pipe.load_lora_weights(folder, adapter_name=STYLE)
+    merge(merged, ours, scale=3.0)
+    assert torch.equal(tokens(pipe), tokens(merged))
+    torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
+
+
+def test_folders_of_peft_that_would_be_misread_are_refused(tmp_path):
+    pipe = build("llamagen-text")
+    _, theirs = by_original_names(adapter(pipe))
+    folder = write_peft(tmp_path / "peft", theirs, "transformer", r=2, rank_pattern={"wqkv": 2})
+    with pytest.raises(ValueError, match="rank_pattern"):
+        pipe.load_lora_weights(folder)
+    settings = folder / "adapter_config.json"
+    settings.write_text('{"peft_type": "LOHA"}')
+    with pytest.raises(ValueError, match="of the type LOHA"):
+        pipe.load_lora_weights(folder)
+    settings.unlink()
+    with pytest.raises(ValueError, match="adapter_config.json cannot be read"):
+        pipe.load_lora_weights(folder)
+    assert pipe.get_list_adapters() == {}
