@@ -23,6 +23,7 @@ from arimage.pipelines.pipeline_randar import RandARPipeline
 from arimage.pipelines.pipeline_var import VARPipeline
 from arimage.pipelines.pipeline_var_dd import VARDDPipeline
 from arimage.tokenizers.bsq_infinity import InfinityVQModel
+from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training.captions.captions import train_text_tokenizer
@@ -254,3 +255,7 @@ def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> Llam
         pipe = VARDDPipeline(randomise(student, seed), *parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def upscaler(seed: int = 0, scale: int = 2) -> ImageUpscaler:
+    return randomise(ImageUpscaler(channels=4, num_blocks=1, scale=scale), seed + 5)

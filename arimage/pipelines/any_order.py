@@ -12,9 +12,10 @@ from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
+from .upscaling import UpscalingPipeline
 
 
 # Pixels per token along each side; the same for all published image tokenizers.
@@ -38,14 +39,14 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class AnyOrderPipeline(ClassOrTextPipeline):
+class AnyOrderPipeline(UpscalingPipeline):
     """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
 
     Args:
         transformer: the any-order model.
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-        texts: the components `tokenizer` and `text_encoder`, for families that generate from text.
+        parts: the optional components of a family: `tokenizer` and `text_encoder`, `upscaler`.
 
     Attributes:
         order: the default order of the tokens.
@@ -62,7 +63,7 @@ class AnyOrderPipeline(ClassOrTextPipeline):
     _token_model: Callable
 
     def __init__(
-        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **texts
+        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **parts
     ):
         super().__init__()
         if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
@@ -70,8 +71,8 @@ class AnyOrderPipeline(ClassOrTextPipeline):
                 f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
                 f"{vq.config.codebook_size}: load the two that were trained together"
             )
-        check_text_encoder(texts.get("text_encoder"), transformer)
-        self.register_modules(transformer=transformer, vq=vq, **texts)
+        check_text_encoder(parts.get("text_encoder"), transformer)
+        self.register_modules(transformer=transformer, vq=vq, **parts)
         self.name_classes(id2label)
         self.order = "farthest"
 
@@ -86,9 +87,9 @@ class AnyOrderPipeline(ClassOrTextPipeline):
         self._order = order
 
     @property
-    def image_sizes(self) -> list[tuple[int, int]]:
+    def decoded_size(self) -> tuple[int, int]:
         factor = PIXELS_PER_TOKEN if self.vq is None else self.vq.scale_factor
-        return [(self.transformer.config.grid_size * factor,) * 2]
+        return (self.transformer.config.grid_size * factor,) * 2
 
     @torch.no_grad()
     def prepare(
@@ -160,14 +161,14 @@ class AnyOrderPipeline(ClassOrTextPipeline):
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
-        return self.vq.encode(pixels.to(self.vq.dtype))
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
         yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.vq.decode(self.whole_tokens(call, tokens))
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

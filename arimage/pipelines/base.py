@@ -407,14 +407,15 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
         return sampling
 
     def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Height and width of the images of a call. Refuses all but the trained size."""
-        size = self.image_sizes[0]
-        if tuple(own if given is None else given for given, own in zip((height, width), size, strict=True)) != size:
+        """Height and width of the images of a call. Refuses all but `image_sizes`."""
+        sizes = [size for size in self.image_sizes if height in (None, size[0]) and width in (None, size[1])]
+        if not sizes:
+            known = " or ".join(f"{size[0]}x{size[1]}" for size in self.image_sizes)
             raise ValueError(
-                f"height and width are {height} and {width}: this checkpoint generates {size[0]}x{size[1]} pixels "
-                "only, leave them out"
+                f"height and width are {height} and {width}: this checkpoint generates {known} pixels only, leave "
+                "them out"
             )
-        return size
+        return sizes[0]
 
     def begin_call(
         self,

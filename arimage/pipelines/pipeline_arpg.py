@@ -3,6 +3,7 @@
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..models.transformer_arpg import ARPGTokenModel, ARPGTransformer
+from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .any_order import AnyOrderPipeline
 
@@ -15,6 +16,8 @@ class ARPGPipeline(AnyOrderPipeline):
         vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
             Without them a text-conditional pipeline takes `prompt_embeds`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Attributes:
@@ -24,8 +27,8 @@ class ARPGPipeline(AnyOrderPipeline):
         ValueError: if the components do not fit together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["vq", "tokenizer", "text_encoder"]
+    model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
+    _optional_components = ["vq", "tokenizer", "text_encoder", "upscaler"]
     _token_model = ARPGTokenModel
 
     def __init__(
@@ -34,6 +37,8 @@ class ARPGPipeline(AnyOrderPipeline):
         vq: LlamaGenVQModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
+        upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | None = None,
     ):
-        super().__init__(transformer, vq, id2label, tokenizer=tokenizer, text_encoder=text_encoder)
+        parts = {"tokenizer": tokenizer, "text_encoder": text_encoder, "upscaler": upscaler}
+        super().__init__(transformer, vq, id2label, **parts)

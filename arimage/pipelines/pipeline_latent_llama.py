@@ -10,12 +10,14 @@ from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
 from ..decoding.run.capture import CompiledSteps
 from ..models.denoising_head import diffusion_tables
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import LATENT_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
+from .upscaling import UpscalingPipeline
 
 
 EXAMPLE_DOC_STRING = """
@@ -43,7 +45,7 @@ SHARED = (
 )
 
 
-class LatentLlamaPipeline(ClassOrTextPipeline):
+class LatentLlamaPipeline(UpscalingPipeline):
     """Generates images from a class or a text with a next-token transformer of continuous tokens: the vectors of a
     LlamaGen image tokenizer before quantisation.
 
@@ -54,14 +56,16 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
             Without them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LatentLlamaTransformer`, *optional*): a smaller transformer that reads the same conditions, for
             `PathSpeculativeDecoding`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
         ValueError: if the components do not fit together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["tokenizer", "text_encoder", "drafter"]
+    model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "upscaler"]
     # It runs between forward passes of the transformer.
     _exclude_from_cpu_offload = ["drafter"]
     abilities = Abilities("causal_latents", LATENT_SAMPLING)
@@ -73,6 +77,7 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         drafter: LatentLlamaTransformer | None = None,
+        upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | None = None,
     ):
         super().__init__()
@@ -93,7 +98,12 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
                         "and conditions"
                     )
         self.register_modules(
-            transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, drafter=drafter
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            drafter=drafter,
+            upscaler=upscaler,
         )
         self.name_classes(id2label)
         self.generation_config = {
@@ -105,9 +115,9 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
         self.decoding = AutoregressiveDecoding()
 
     @property
-    def image_sizes(self) -> list[tuple[int, int]]:
+    def decoded_size(self) -> tuple[int, int]:
         config = self.transformer.config
-        return [(config.grid_size * config.patch_size * self.vq.scale_factor,) * 2]
+        return (config.grid_size * config.patch_size * self.vq.scale_factor,) * 2
 
     def compile(self, **options) -> None:
         """Compile the forward passes of the transformers and their heads with `torch.compile`, which takes `options`.
@@ -167,7 +177,8 @@ class LatentLlamaPipeline(ClassOrTextPipeline):
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, drafts included."""
-        return self.vq.decode_latents(self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype))
+        latents = self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype)
+        return self.upscaled(call, self.vq.decode_latents(latents))
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

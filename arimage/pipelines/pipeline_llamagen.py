@@ -10,12 +10,14 @@ from ..decoding import Decoding, Layout
 from ..models.denoiser_llamagen import LlamaGenDenoiser
 from ..models.drafter_llamagen import LlamaGenDrafter
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
+from .upscaling import UpscalingPipeline
 
 
 EXAMPLE_DOC_STRING = """
@@ -30,7 +32,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class LlamaGenPipeline(ClassOrTextPipeline):
+class LlamaGenPipeline(UpscalingPipeline):
     """Generates images from a class or a text with LlamaGen.
 
     Args:
@@ -42,6 +44,8 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
         denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
             `SpeculativeJacobiDecoding`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
@@ -49,8 +53,8 @@ class LlamaGenPipeline(ClassOrTextPipeline):
     """
 
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
-    model_cpu_offload_seq = "text_encoder->transformer->vq"
-    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser"]
+    model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser", "upscaler"]
     # They run between and within forward passes of the transformer, and use parts of it.
     _exclude_from_cpu_offload = ["drafter", "denoiser"]
 
@@ -62,6 +66,7 @@ class LlamaGenPipeline(ClassOrTextPipeline):
         text_encoder: T5EncoderModel | None = None,
         drafter: LlamaGenDrafter | None = None,
         denoiser: LlamaGenDenoiser | None = None,
+        upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | None = None,
     ):
         super().__init__()
@@ -89,12 +94,13 @@ class LlamaGenPipeline(ClassOrTextPipeline):
             text_encoder=text_encoder,
             drafter=drafter,
             denoiser=denoiser,
+            upscaler=upscaler,
         )
         self.name_classes(id2label)
 
     @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return [(self.transformer.config.grid_size * self.vq.scale_factor,) * 2]
+    def decoded_size(self) -> tuple[int, int]:
+        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
 
     @torch.no_grad()
     def prepare(
@@ -131,14 +137,14 @@ class LlamaGenPipeline(ClassOrTextPipeline):
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
-        return self.vq.encode(pixels.to(self.vq.dtype))
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
         yet."""
         tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.vq.decode(self.whole_tokens(call, tokens))
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

@@ -10,12 +10,14 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import Decoding, NextScaleDecoding, Sampling
 from ..models.transformer_var import VARScaleModel, VARTransformer
+from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_var import VARVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
-from .class_or_text import ClassOrTextPipeline, check_text_encoder
+from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
+from .upscaling import UpscalingPipeline
 
 
 EXAMPLE_DOC_STRING = """
@@ -30,7 +32,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class VARPipeline(ClassOrTextPipeline):
+class VARPipeline(UpscalingPipeline):
     """Generates images from a class or a text with VAR, and edits images.
 
     Args:
@@ -40,14 +42,16 @@ class VARPipeline(ClassOrTextPipeline):
             Without them a text-conditional pipeline takes `prompt_embeds`.
         refiner (`VARTransformer`, *optional*): a smaller transformer with the same condition and tokens, for
             `CollaborativeDecoding`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
 
     Raises:
         ValueError: if the components do not fit together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->refiner->vq"
-    _optional_components = ["tokenizer", "text_encoder", "refiner"]
+    model_cpu_offload_seq = "text_encoder->transformer->refiner->vq->upscaler"
+    _optional_components = ["tokenizer", "text_encoder", "refiner", "upscaler"]
     _accepts_no_class = True
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING, in_maps=True)
     # With `more_smooth`, the latents are not those of the tokens.
@@ -61,6 +65,7 @@ class VARPipeline(ClassOrTextPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         refiner: VARTransformer | None = None,
+        upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | None = None,
     ):
         super().__init__()
@@ -88,14 +93,22 @@ class VARPipeline(ClassOrTextPipeline):
                 "the refiner has another condition than the transformer: load one of the same classes or text"
             )
         self.register_modules(
-            transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder, refiner=refiner
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            refiner=refiner,
+            upscaler=upscaler,
         )
         self.name_classes(id2label)
         self.decoding = NextScaleDecoding()
 
     @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return [(self.vq.config.scales[-1] * self.vq.scale_factor,) * 2]
+    def decoded_size(self) -> tuple[int, int]:
+        return (self.vq.config.scales[-1] * self.vq.scale_factor,) * 2
+
+    def num_tokens(self, size: tuple[int, int]) -> int:
+        return sum(side**2 for side in self.vq.config.scales)
 
     def sampling(self, **settings) -> Sampling:
         sampling = super().sampling(**settings)
@@ -139,13 +152,13 @@ class VARPipeline(ClassOrTextPipeline):
 
     def encode_image(self, pixels: torch.Tensor) -> list[torch.LongTensor]:
         """The tokens of images [B, 3, H, W] in [-1, 1], one map [B, p, p] per scale."""
-        return self.vq.encode(pixels.to(self.vq.dtype))
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
 
     def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
         """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where `repaint` [B, 1, H, W] asks to generate
         them, by the rule of the original code: see `mask_image`."""
         # A cell of the finest scale is generated if any of its pixels is.
-        stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
+        stays = 1 - F.max_pool2d(repaint.float(), repaint.shape[-1] // self.vq.config.scales[-1])
         tokens = []
         for part in self.encode_image(pixels):
             side = part.shape[-1]
@@ -159,10 +172,10 @@ class VARPipeline(ClassOrTextPipeline):
         are decoded up to the first with such a token."""
         maps = self.token_maps(tokens.to(self._execution_device))
         known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
-        return self.vq.decode(list(known))
+        return self.upscaled(call, self.vq.decode(list(known)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
-        return self.vq.decode_latents(result)
+        return self.upscaled(call, self.vq.decode_latents(result))
 
     @fill_docstring(EXAMPLE_DOC_STRING)
     def __call__(

@@ -132,6 +132,24 @@ def denoiser(
     run_denoiser(*parts, data, heldout, out)
 
 
+@train_app.command("upscaler")
+def upscaler(
+    data: Annotated[Path, typer.Option(help="Training set: a parquet file or a folder of images.")],
+    heldout: Annotated[Path, typer.Option(help="Held-out set: a parquet file or a folder of images.")],
+    out: Out,
+    model: Model = PACKAGED,
+    recipe: Recipe = PACKAGED,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Train an upscaler for the image tokenizer of a finished model, for images of twice as many pixels along each
+    side from the same tokens; OUT/model is the model with its upscaler."""
+    from .recipe import load_recipe
+    from .upscaler import run_upscaler
+
+    run_upscaler(load_recipe(recipe, "upscaler"), load_pipeline(model, device, dtype), data, heldout, out)
+
+
 @train_app.command("collaborate")
 def collaborate(
     data: Train,

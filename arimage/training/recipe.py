@@ -23,6 +23,7 @@ from .transformers.cosmos import VideoTask
 from .transformers.latent_llama import LatentLlamaTask
 from .transformers.llamagen import TransformerTask
 from .transformers.var import VARTransformerTask
+from .upscaler import new_upscaler
 
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -80,6 +81,8 @@ def check_recipe(recipe: Recipe) -> None:
         settings_of(TextSettings, recipe.text_training, "text_training")
     if recipe.collaborate is not None:
         collaborate_settings(recipe)
+    if recipe.upscaler is not None:
+        new_upscaler(recipe)
     if recipe.tokenizer is None:
         return
     vq = new_tokenizer(recipe)

@@ -81,6 +81,10 @@ class TextEncoderTable(Table):
     dropout_rate: Share = 0.1
 
 
+class UpscalerTable(ModelTable):
+    data: DataTable = DataTable()
+
+
 class CollaborateTable(Table):
     drafter_scales: Count
     drafter: TrainingTable
@@ -131,6 +135,7 @@ class Recipe(Table):
     drafter: TrainingTable | None = None
     distill: TrainingTable | None = None
     denoiser: TrainingTable | None = None
+    upscaler: UpscalerTable | None = None
     collaborate: CollaborateTable | None = None
     generation: GenerationTable | None = None
 
@@ -182,15 +187,17 @@ def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> M
         raise ValueError(f"table [{name}]: {error}") from error
 
 
-def load_data(recipe: Recipe, part: str, path: str | Path) -> ImageCaptions:
-    """The images of a file, or for a tokenizer those of a folder, that the table `part` selects."""
+def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> ImageCaptions:
+    """The images of a file that the table `part` selects, `scale` times as large as `image_size`; for a tokenizer or
+    an upscaler also those of a folder."""
+    size = recipe.image_size * scale
     if Path(path).is_dir():
-        if part != "tokenizer":
+        if part not in ("tokenizer", "upscaler"):
             raise ValueError(
                 f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
             )
-        return load_image_folder(path, recipe.image_size)
-    return load_captioned_images(path, recipe.image_size, **recipe.table(part).data.model_dump())
+        return load_image_folder(path, size)
+    return load_captioned_images(path, size, **recipe.table(part).data.model_dump())
 
 
 def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:

@@ -1,0 +1,190 @@
+"""A pipeline with an upscaler generates images of two sizes from the same tokens, and edits images of both."""
+
+import json
+
+import pytest
+import tiny
+import tiny_latent_llama
+import torch
+import torch.nn.functional as F
+from families import seeded
+
+from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Refused, Request
+from arimage.media.trace import Trace
+from arimage.tokenizers.upscaler import ImageUpscaler
+
+
+BUILD = {
+    "llamagen": tiny.text_pipeline,
+    "arpg": lambda: tiny.any_order_pipeline("arpg", "text"),
+    "var": lambda: tiny.scale_pipeline("text"),
+    "latent-llama": tiny_latent_llama.pipeline,
+}
+EDITING = ("llamagen", "arpg", "var")
+
+
+def condition_of(pipe):
+    return {"prompt": ["a red heart", "tree"]} if pipe.num_classes is None else {"class_labels": [3, 5]}
+
+
+def upscaled_pipeline(family):
+    pipe = BUILD[family]()
+    pipe.register_modules(upscaler=tiny.upscaler())
+    return pipe
+
+
+@pytest.fixture(params=BUILD)
+def pipe(request):
+    return upscaled_pipeline(request.param)
+
+
+@pytest.fixture(params=EDITING)
+def editor(request):
+    return upscaled_pipeline(request.param)
+
+
+def generate(pipe, **options):
+    return pipe(**{**condition_of(pipe), "generator": seeded(0), "output_type": "pt"} | options)
+
+
+def flat(tokens):
+    return torch.cat([part.flatten(1) for part in tokens], 1) if isinstance(tokens, list) else tokens
+
+
+def test_the_same_tokens_come_out_at_both_sizes(pipe):
+    (large, _), (small, _) = pipe.image_sizes
+    assert large == 2 * small and small == pipe.decoded_size[0]
+    upscaled, decoded = generate(pipe), generate(pipe, height=small, width=small)
+    assert torch.equal(flat(upscaled.tokens), flat(decoded.tokens))
+    assert upscaled.images.shape[-2:] == (large, large) and decoded.images.shape[-2:] == (small, small)
+    # The latents are not clamped to [0, 1], as the pixels are, and the network sees them so.
+    call = pipe.prepare(**condition_of(pipe), generator=seeded(0), height=small)
+    tokens = flat(decoded.tokens)
+    if pipe.abilities.kind == "causal_latents":
+        tokens = pipe.to_tokens(tokens)
+    elif call.model.kind == "tokens":
+        tokens = pipe.prepare(**condition_of(pipe), generator=seeded(0)).layout.to_ranks(tokens.flatten(1))
+    pixels = pipe.decode_tokens(call, tokens)
+    with torch.no_grad():
+        expected = (pipe.upscaler.upscale(pixels) / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(upscaled.images, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(decoded.images, (pixels / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
+
+
+def test_the_size_of_the_tokenizer_needs_one_side_only_and_others_are_refused(pipe):
+    (large, _), (small, _) = pipe.image_sizes
+    assert pipe.prepare(**condition_of(pipe), width=small).size == (small, small)
+    assert pipe.prepare(**condition_of(pipe)).size == (large, large)
+    with pytest.raises(
+        ValueError, match=f"are {small} and {large}: .* {large}x{large} or {small}x{small} pixels only"
+    ):
+        pipe(**condition_of(pipe), height=small, width=large)
+
+
+def test_without_an_upscaler_images_are_what_they_were(pipe):
+    small = pipe.decoded_size[0]
+    expected = generate(pipe, height=small).images
+    pipe.register_modules(upscaler=None)
+    assert pipe.image_sizes == [(small, small)] and torch.equal(generate(pipe).images, expected)
+
+
+def test_images_that_take_turns_are_those_of_a_batch(pipe):
+    torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=1e-3, rtol=0)
+
+
+def test_slices_and_tiles_reach_the_upscaler(pipe):
+    expected, seen = generate(pipe).images, []
+    pipe.upscaler.conv_in.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    pipe.enable_vae_slicing()
+    torch.testing.assert_close(generate(pipe).images, expected, atol=1e-5, rtol=0)
+    assert [shape[0] for shape in seen] == [1, 1]
+    tile = 2 * pipe.vq.scale_factor
+    pipe.enable_vae_tiling(tile, tile)
+    assert generate(pipe).images.shape == expected.shape and set(seen[2:]) == {(1, 3, tile, tile)}
+
+
+def test_an_upscaler_is_saved_and_loaded_with_its_pipeline(pipe, tmp_path):
+    expected = generate(pipe).images
+    pipe.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "model_index.json").read_text())["upscaler"] == ["upscaler", "ImageUpscaler"]
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    assert torch.equal(generate(loaded).images, expected)
+    half = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    half.set_progress_bar_config(disable=True)
+    assert half.upscaler.dtype == torch.bfloat16 and generate(half).images.shape == expected.shape
+    plain = AutoPipeline.from_pretrained(tmp_path, upscaler=None)
+    assert plain.image_sizes == [pipe.decoded_size]
+
+
+def given_image(pipe, size):
+    return torch.rand(3, size, size, generator=seeded(1)), torch.arange(size).expand(size, -1) >= size // 2
+
+
+@pytest.mark.parametrize("output_type", ["pt", "pil"])
+def test_an_edit_keeps_the_pixels_outside_of_the_mask_at_both_sizes(editor, output_type):
+    for size, _ in editor.image_sizes:
+        image, mask = given_image(editor, size)
+        images = generate(editor, image=image, mask_image=mask, height=size, output_type=output_type).images
+        if output_type == "pil":
+            assert [one.size for one in images] == [(size, size)] * 2
+            continue
+        assert torch.allclose(images[..., ~mask], image[..., ~mask], atol=1e-6)
+        assert (images - image)[..., mask].abs().mean() > 0.05
+
+
+def test_an_edit_reads_a_large_image_as_the_average_of_its_pixels(editor):
+    (large, _), (small, _) = editor.image_sizes
+    image, mask = given_image(editor, large)
+    reduced = F.avg_pool2d(image[None], 2)[0]
+    sides = mask[::2, ::2]
+    found = generate(editor, image=image, mask_image=mask).tokens
+    expected = generate(editor, image=reduced, mask_image=sides, height=small, width=small).tokens
+    assert torch.equal(flat(found), flat(expected))
+    known = editor.prepare(**condition_of(editor), image=image, mask_image=mask, generator=seeded(0)).sampling.forced
+    assert (known >= 0).any() and (known < 0).any()
+
+
+def test_steps_and_previews_have_the_size_of_the_call(pipe):
+    sizes = []
+
+    def look(pipe, step, passes, tensors):
+        call = pipe.current_call
+        sizes.append(pipe.preview(call.select([0]), tensors["tokens"][:1]).shape[-1])
+
+    for size, _ in pipe.image_sizes:
+        generate(pipe, height=size, callback_on_step_end=look)
+        assert set(sizes) == {size}
+        sizes.clear()
+    recorder = Trace()
+    generate(pipe, callback_on_step_end=recorder, callback_on_step_end_tensor_inputs=Trace.inputs)
+    assert recorder.call.size == pipe.image_sizes[0]
+
+
+def test_an_engine_offers_both_sizes_and_counts_the_same_tokens():
+    pipe = upscaled_pipeline("llamagen")
+    engine = Engine({"tiny": pipe})
+    try:
+        for asked, side in ((16, 16), (8, 8), (None, 16)):
+            request = Request("tiny", prompt="a red heart", previews=3, height=asked, width=asked)
+            assert engine.check(request)[1].tokens == 16
+            assert engine.submit(request).result(60).images[0].size == (side, side)
+        with pytest.raises(Refused, match="choose among 16x16, 8x8"):
+            engine.submit(Request("tiny", prompt="a red heart", height=32, width=32))
+    finally:
+        engine.close()
+    for family in EDITING:
+        pipe = upscaled_pipeline(family)
+        model = pipe.prepare(**condition_of(pipe)).model
+        assert {pipe.num_tokens(size) for size in pipe.image_sizes} == {model.num_tokens}
+
+
+def test_components_are_shared_with_other_pipelines():
+    pipe = upscaled_pipeline("llamagen")
+    other = LlamaGenPipeline.from_pipe(pipe)
+    assert isinstance(other.upscaler, ImageUpscaler) and other.upscaler is pipe.upscaler
+    other.set_progress_bar_config(disable=True)
+    decoding = SpeculativeJacobiDecoding(4)
+    assert torch.equal(generate(pipe, decoding=decoding).images, generate(other, decoding=decoding).images)
