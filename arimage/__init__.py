@@ -30,6 +30,7 @@ _EXPORTS = {
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
     "ImagePipelineOutput": "pipelines.output",
+    "ImageUpscaler": "tokenizers.upscaler",
     "InfinityPipeline": "pipelines.pipeline_infinity",
     "InfinityTransformer": "models.transformer_infinity",
     "InfinityVQModel": "tokenizers.bsq_infinity",
@@ -99,6 +100,7 @@ __all__ = [
     "GroupAcceptance",
     "GroupDecoding",
     "ImagePipelineOutput",
+    "ImageUpscaler",
     "InfinityPipeline",
     "InfinityTransformer",
     "InfinityVQModel",
@@ -209,6 +211,7 @@ if TYPE_CHECKING:
     from .pipelines.pipeline_var_dd import VARDDPipeline
     from .tokenizers.bsq_infinity import InfinityVQModel
     from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
+    from .tokenizers.upscaler import ImageUpscaler
     from .tokenizers.vq_frames import FramewiseVQModel
     from .tokenizers.vq_llamagen import LlamaGenVQModel
     from .tokenizers.vq_var import VARVQModel

@@ -425,6 +425,7 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["train", "drafter"],
         ["train", "distill"],
         ["train", "denoiser"],
+        ["train", "upscaler"],
         ["train", "collaborate"],
     ],
 )
