@@ -23,6 +23,8 @@ step that reads the device, are not captured. Attention is limited as in capture
 `model` is the forward passes of the model (and of its refiner, teacher or drafter) and their denoising heads;
 `outside` is everything else. The floor reads every weight that the forward pass uses once, and the keys and values of
 the prompt and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor.
+Where `pruned` leaves out cells of a scale, the floor reads the keys and values of the others only; where
+`guided_scales` leaves out unconditional rows, it still reads theirs.
 Launches are the same at every batch size.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
@@ -67,8 +69,8 @@ COMMITTED = {
         *("lantern++", "eagle", "eagle-lantern", "zipar", "pjd", "line-cache"),
     ),
     "llamagen-t2i-512": ("sjd-coupled",),
-    "var-d30": ("next-scale", "code"),
-    "infinity-2b": ("next-scale",),
+    "var-d30": ("next-scale", "fastvar", "code"),
+    "infinity-2b": ("next-scale", "fastvar"),
     "janus-pro-7b": ("ar", "sjd-coupled", "sjd-tree"),
     "lumina-mgpt-7b-768": ("sjd-coupled", "sjd-tree"),
     "anole-7b": ("sjd-coupled",),
@@ -227,12 +229,14 @@ class AttentionCounter(TorchFunctionMode):
 
 class Cost(NamedTuple):
     """Launches and bytes of a step, in the model and outside of it, its launches once it is captured, the bytes of the
-    floor, and the operations of matrix products and attention, two per product and sum."""
+    floor and the keys and values among them, and the operations of matrix products and attention, two per product and
+    sum."""
 
     launches: tuple[int, int]
     captured: int
     bytes: tuple[int, int]
     floor: int
+    cached: int
     flop: int
 
     @property
@@ -265,7 +269,8 @@ def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int], drafter=
     launches, moved = (
         tuple(values[place] for place in ("model", "outside")) for values in (counter.launches, counter.bytes)
     )
-    return Cost(launches, captured, moved, sum(counter.weights.values()) + filled(), counter.flop)
+    cached = filled()
+    return Cost(launches, captured, moved, sum(counter.weights.values()) + cached, cached, counter.flop)
 
 
 def slot_bytes(cache) -> int:
@@ -319,7 +324,7 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
         return slot_bytes(states[0].cache) * states[0].cache.length
 
     costs = {}
-    for shape in bound.model.scales:
+    for shape in bound.model.scales[: getattr(decoding, "stop_after", None)]:
         run = step(decoding, states[0]) if states else start()
         costs[f"scale {'x'.join(map(str, shape))}"] = count(bound, run, filled)
     every = list(costs.values())
@@ -332,6 +337,7 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
         sum(cost.captured for cost in every),
         moved,
         sum(cost.floor for cost in every),
+        max(cost.cached for cost in every),
         sum(cost.flop for cost in every),
     )
     return costs
@@ -379,9 +385,10 @@ def rows(name: str, decodings: list[str], batch_sizes: list[int]) -> Iterable[tu
     bind = MODELS[name].build(MODELS[name].layers)
     bounds = [bind(batch) for batch in batch_sizes]
     if hasattr(bounds[0].model, "scales"):
-        decoding = decoding_from_text("next-scale")
-        costs = [scale_costs(bound, decoding, batch) for bound, batch in zip(bounds, batch_sizes, strict=True)]
-        yield from ((f"next-scale, {label}", [cost[label] for cost in costs]) for label in costs[0])
+        for text in [text for text in decodings if text.startswith(("next-scale", "fastvar"))] or ["next-scale"]:
+            decoding = decoding_from_text(text)
+            costs = [scale_costs(bound, decoding, batch) for bound, batch in zip(bounds, batch_sizes, strict=True)]
+            yield from ((f"{text}, {label}", [cost[label] for cost in costs]) for label in costs[0])
         return
     for text in decodings:
         decoding = decoding_from_text(text)
@@ -392,10 +399,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=SHOWN)
     parser.add_argument(
-        "--decoding", nargs="+", default=list(DECODINGS), help="name:setting=value,...; not for next-scale models"
+        "--decoding",
+        nargs="+",
+        default=list(DECODINGS),
+        help="name:setting=value,...; next-scale models take next-scale, by default, and fastvar",
     )
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--flop", action="store_true", help="print the TFLOP of every step too")
+    parser.add_argument(
+        "--cache", action="store_true", help="print the GB of the keys and values that the floor reads too"
+    )
     parser.add_argument("--write-table", action="store_true", help=f"write {TABLE.name} and print nothing")
     args = parser.parse_args()
     if args.write_table:
@@ -404,7 +417,8 @@ def main() -> None:
         return
     columns = ["model", "decoding", "launches: model", "outside", "captured"]
     for batch in args.batch_size:
-        columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio", *(["TFLOP"] if args.flop else [])]
+        columns += [f"batch {batch}: GB in the model", "outside", "floor", "ratio"]
+        columns += ["TFLOP"] * args.flop + ["keys and values"] * args.cache
     print("| " + " | ".join(columns) + " |\n|---|---|" + "---:|" * (len(columns) - 2))
     with fake_cuda():
         for name in args.model:
@@ -412,7 +426,7 @@ def main() -> None:
                 cells = [name, label, *map(str, (*costs[0].launches, costs[0].captured))]
                 for cost in costs:
                     cells += [f"{moved / 1e9:.3f}" for moved in (*cost.bytes, cost.floor)] + [f"{cost.ratio:.2f}"]
-                    cells += [f"{cost.flop / 1e12:.2f}"] if args.flop else []
+                    cells += [f"{cost.flop / 1e12:.4g}"] * args.flop + [f"{cost.cached / 1e9:.3f}"] * args.cache
                 print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -3,6 +3,7 @@ them on fake CUDA tensors, which need no weights and no memory."""
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from transformers import (
     Qwen3Model,
 )
 
+import arimage
 from arimage.decoding import LatentSampling, Layout, Sampling
 from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.denoising_head import DenoisingHead
@@ -49,6 +51,7 @@ from arimage.tokenizers.vq_var import VARVQModel
 
 
 PROMPT = 32
+PACKAGED = Path(arimage.__file__).parent / "assets"
 
 
 class Bound(NamedTuple):
@@ -99,18 +102,30 @@ def llamagen_xl(layers: int, side: int = 16, text: bool = False, codes: int = 16
     return bind
 
 
-def var_d30(layers: int, tokenizer: dict | None = None, **changes) -> Bind:
-    shape = {"hidden_size": 1920, "num_attention_heads": 30, **changes}
+def var_d30(layers: int, tokenizer: dict | None = None, text: int = 0, **changes) -> Bind:
+    """`text` is the length of the texts, 0 for classes."""
+    shape: dict[str, Any] = {"hidden_size": 1920, "num_attention_heads": 30, **changes}
     network = build(lambda: VARTransformer(num_layers=layers, **shape))
     small = build(lambda: VARTransformer(num_layers=min(layers, 16), **changes))
     vq = build(lambda: VARVQModel(**(tokenizer or {})), torch.float32)
 
     def bind(batch: int) -> Bound:
-        refiner = VARScaleModel(small, vq, class_condition(batch), guided=True)
-        model = VARScaleModel(network, vq, class_condition(batch), guided=True, refiner=refiner)
+        condition = text_condition(batch, text, shape["caption_dim"]) if text else class_condition(batch)
+        refiner = VARScaleModel(small, vq, condition, guided=True)
+        model = VARScaleModel(network, vq, condition, guided=True, refiner=refiner)
         return Bound(model, Sampling(guidance_scale=2.5, top_k=900, top_p=0.96), model.num_tokens, (network, vq))
 
     return bind
+
+
+def emoji_var(layers: int) -> Bind:
+    """The packaged model."""
+    shape, tokenizer = (
+        {name: value for name, value in part.load_config(PACKAGED / "emoji-var" / folder).items() if name[0] != "_"}
+        for part, folder in ((VARTransformer, "transformer"), (VARVQModel, "vq"))
+    )
+    del shape["num_layers"]
+    return var_d30(layers, tokenizer, text=1, **shape)
 
 
 def infinity_2b(layers: int) -> Bind:
@@ -339,6 +354,7 @@ MODELS = {
     "llamagen-xl-512": Published(36, partial(llamagen_xl, side=32)),
     "llamagen-t2i-512": Published(36, partial(llamagen_xl, side=32, text=True)),
     "var-d30": Published(30, var_d30),
+    "emoji-var": Published(6, emoji_var),
     "infinity-2b": Published(32, infinity_2b),
     "janus-pro-7b": Published(30, janus_pro_7b),
     "lumina-mgpt-7b-768": Published(32, partial(chameleon_7b, side=48, row_end=8803)),

@@ -246,7 +246,7 @@ def guidance_of(family):
 def buffers(state):
     """All tensors that a state holds, by name, and those of its cache."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    cache = {f"cache.{name}": getattr(state.cache, name) for name in ("keys", "values")}
+    cache = {f"cache.{name}": getattr(state.cache, name, None) for name in ("keys", "values", "change")}
     found = {}
     for name, value in (fields | cache).items():
         if name == "drafted":
@@ -279,7 +279,7 @@ def cases():
     for family in FAMILIES:
         names = FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
         if family == "infinity":
-            names = ("next-scale",)
+            names = ("next-scale", "fastvar")
         for name in FOR_SCALES if "var" in family else names:
             # Drafter and denoiser are LlamaGen's.
             if "llamagen" in family or ("eagle" not in name and name != "sjd2"):
@@ -381,6 +381,8 @@ VARIANTS = [
     "next-scale:more_smooth=true",
     "next-scale:guided_scales=2",
     "next-scale:stop_after=2",
+    "next-scale:pruned=0.5+0.75",
+    "next-scale:pruned=0.5+,stop_after=3,guided_scales=2",
     "code:drafter_scales=1",
 ]
 
@@ -391,6 +393,14 @@ def test_a_step_of_other_settings(text, monkeypatch):
     name, settings = parse_decoding(text)
     family = "var-class" if name in FOR_SCALES else "arpg" if name == "groups" else "llamagen-class"
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
+
+
+@pytest.mark.parametrize("family", ["var-text", "infinity"])
+def test_a_step_that_leaves_out_cells(family):
+    scales = len(FAMILIES[family](torch.float32, True).scales)
+    decoding = decoding_from_name("fastvar", pruned=(0.5,) * (scales - 2))
+    for dtype in (torch.float32, torch.bfloat16):
+        run(decoding, FAMILIES[family](dtype, True), guidance_of(family))
 
 
 VIDEO_VARIANTS = ["sjd-coupled:init=previous", "sjd-tree:init=previous", "sjd-lazy:init=previous,chain=auto"]

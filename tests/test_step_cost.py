@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import step_cost
 import step_models
@@ -175,6 +176,33 @@ def test_a_longer_window_moves_more_bytes_in_as_many_launches():
     assert all(few < many for few, many in zip(short.bytes, long.bytes, strict=True))
 
 
+def test_pruned_scales_cost_less_and_the_others_as_much():
+    bound = step_models.MODELS["var-d30"].build(2)(1)
+    whole, half, none = (
+        step_cost.scale_costs(bound, decoding_from_name("next-scale", pruned=shares), 1)
+        for shares in ((), (0.5, 0.5), (0.0,))
+    )
+    flop, halved = (np.array([cost.flop for cost in costs.values()]) for costs in (whole, half))
+    assert (halved[:-3] == flop[:-3]).all()
+    # The head reads all cells, and the attention fewer of the scale before too.
+    head = 2 * np.array([13**2, 16**2]) * 2 * 1920 * 4096
+    layers, fewer = flop[-3:-1] - head, halved[-3:-1] - head
+    assert (fewer < 0.51 * layers).all() and (fewer > 0.45 * layers).all()
+    assert [cost.cached for cost in whole.values()][:-3] == [cost.cached for cost in half.values()][:-3]
+    slot = 2 * 2 * 2 * 1920 * 2  # keys and values, layers, rows, bfloat16
+    assert whole["all scales"].cached == 680 * slot and half["all scales"].cached == (680 - 85 - 128) * slot
+    assert none["all scales"].flop == whole["all scales"].flop
+
+
+def test_scales_after_the_last_one_cost_nothing():
+    bound = step_models.MODELS["var-d30"].build(2)(1)
+    whole, cut = (
+        step_cost.scale_costs(bound, decoding_from_name("next-scale", stop_after=count), 1) for count in (None, 8)
+    )
+    assert list(cut) == [*list(whole)[:8], "all scales"]
+    assert cut["all scales"].flop == sum(whole[name].flop for name in list(whole)[:8])
+
+
 TABLE = {row[:3]: row[3:] for row in step_cost.read_table()}
 REMEDY = "If that is meant, run `python benchmarks/step_cost.py --write-table` and commit its table."
 
@@ -202,7 +230,7 @@ def test_the_table_has_every_decoding_and_every_family():
     # Two read the device in a step, which fake tensors cannot.
     assert {key[1].partition(":")[0] for key in TABLE} == PRESETS.keys() - {"path-jacobi", "path-speculative"}
     # Other sizes of one family.
-    others = {"llamagen-xl-384", "llamagen-xl-512"}
+    others = {"llamagen-xl-384", "llamagen-xl-512", "emoji-var"}
     assert {key[0] for key in TABLE} == step_cost.COMMITTED.keys() == step_cost.MODELS.keys() - others
     folder = Path(arimage.models.__file__).parent
     families = {f"arimage.models.{path.stem}" for path in folder.glob("transformer_*.py")}
@@ -222,9 +250,9 @@ def test_one_more_operator_in_a_step_is_noticed(monkeypatch):
         (lambda rows: rows, 0),
         (lambda rows: rows[1:], 1),
         (lambda rows: [*rows, ("var-d30", "new", "image", 1, 1, 1, 1, 1)], 1),
-        (lambda rows: [(*row[:3], row[3] + 1, *row[4:]) for row in rows], 2),
+        (lambda rows: [(*row[:3], row[3] + 1, *row[4:]) for row in rows], 3),
         (lambda rows: [(*row[:7], row[7] * 1.019) for row in rows], 0),
-        (lambda rows: [(*row[:7], row[7] * 1.021) for row in rows], 2),
+        (lambda rows: [(*row[:7], row[7] * 1.021) for row in rows], 3),
     ],
     ids=["same", "missing", "unknown", "one launch more", "1.9 % more bytes", "2.1 % more bytes"],
 )

@@ -111,6 +111,13 @@ PRESETS = {
     "next-scale": Preset(
         "NextScaleDecoding", {}, True, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
     ),
+    "fastvar": Preset(
+        "NextScaleDecoding",
+        {"pruned": (0.5,)},
+        False,
+        "like next-scale, but half of the cells of the last map are not fed",
+        "2503.23367",
+    ),
     "code": Preset(
         "CollaborativeDecoding", {}, False, "like next-scale, the last maps by a smaller model", "2411.17787"
     ),
@@ -182,7 +189,7 @@ DEFAULTS = {
         "guidance_schedule": "linear",
         "attention": "published",
     },
-    "NextScaleDecoding": {"more_smooth": False, "guided_scales": None, "stop_after": None},
+    "NextScaleDecoding": {"more_smooth": False, "guided_scales": None, "stop_after": None, "pruned": ()},
     "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
     "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
     "FlowDecoding": {"window": 32, "starts": (0,)},

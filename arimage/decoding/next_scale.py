@@ -1,6 +1,7 @@
 """Next-scale decoding: all tokens of a map in one forward pass, from the coarsest map to the finest."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from .contract.models import ScaleModel
 from .contract.noise import Purpose, exponentials, uniforms
 from .contract.settings import check_settings
 from .contract.state import LockstepState
-from .contract.supports import DecodingMethod
+from .contract.supports import DecodingMethod, Needs
 
 
 @dataclass
@@ -81,6 +82,12 @@ class NextScaleDecoding(DecodingMethod):
             these rows too, and change nothing.
         stop_after: generate this many scales only, and decode their sum to an image of the full size, without the
             details of the others, whose tokens stay -1. None generates all. Not exact.
+        pruned: for each of the last scales that are generated, the share of its cells, 0 <= share < 1, that is not
+            fed: (0.4, 0.5) leaves out 40 % of the last scale but one and half of the last. Those cells are fed whose
+            inputs differ most from the mean of their map. In the others, the layers change the hidden states by as
+            much as at their place in the last scale of which all cells were fed. This is FastVAR
+            (https://arxiv.org/abs/2503.23367), except that cells are chosen once per scale, before the first layer,
+            and not in each of most layers. The first two scales cannot be pruned. Not exact, and without a bound.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -89,21 +96,32 @@ class NextScaleDecoding(DecodingMethod):
     more_smooth: bool = False
     guided_scales: int | None = None
     stop_after: int | None = None
+    pruned: tuple[float, ...] = ()
 
-    needs = {"scales": ()}
+    @property
+    def needs(self) -> Needs:
+        return {"scales": ("pruning",) if self.pruned else ()}
 
     def __post_init__(self):
+        shares = self.pruned if isinstance(self.pruned, list | tuple) else [self.pruned]
+        if not all(isinstance(share, Real) and not isinstance(share, bool) and 0 <= share < 1 for share in shares):
+            raise ValueError(f"pruned is {self.pruned!r}: give numbers from 0 to less than 1, one per scale")
+        # JSON has lists only.
+        object.__setattr__(self, "pruned", tuple(shares))
         check_settings(self, {name: 1 for name in _COUNTS if getattr(self, name) is not None})
         check_settings(self, choices={"more_smooth": (True, False)})
 
     @property
     def exact(self) -> bool:
-        return not self.more_smooth and self.guided_scales is None and self.stop_after is None
+        return not self.more_smooth and self.guided_scales is None and self.stop_after is None and not self.pruned
 
     def misfit(self, model: ScaleModel) -> str | None:
         for name in _COUNTS:
             if (getattr(self, name) or 0) > len(model.scales):
                 return f"{name} is {getattr(self, name)}: give at most its {len(model.scales)} scales"
+        most = max((self.stop_after or len(model.scales)) - 2, 0)
+        if len(self.pruned) > most:
+            return f"pruned holds {len(self.pruned)} shares: give at most {most}, one for each scale after the second"
         if self.more_smooth and model.codebook is None:
             return "more_smooth adds up vectors of a codebook, and it predicts bits: leave it out"
         return None
@@ -115,8 +133,12 @@ class NextScaleDecoding(DecodingMethod):
         self, state_class: type[_State], model: ScaleModel, sampling: Sampling, seeds: torch.LongTensor
     ) -> _State:
         """Prefill and decide the first map."""
-        cache, logits = model.prefill(len(seeds))
         end = self.stop_after or len(model.scales)
+        if self.pruned:
+            shares = dict(enumerate(self.pruned, end - len(self.pruned)))
+            cache, logits = model.prefill(len(seeds), pruned=shares)
+        else:
+            cache, logits = model.prefill(len(seeds))
         state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth, end=end)
         self.commit(state, logits)
         return state

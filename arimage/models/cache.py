@@ -245,7 +245,14 @@ class GrowingCache(StackedCache):
 
     Attributes:
         conditions: what every forward pass needs of the condition, per layer, [rows, ...] each; None before the first.
+        fed: how many cells of each scale are fed, where some are pruned; see `Pruning`.
+        whole: the last scale whose cells are all fed.
+        change: what the layers added to its hidden states, [rows, cells, C].
     """
+
+    fed: Sequence[int] = ()
+    whole: int
+    change: torch.Tensor
 
     def __init__(
         self,
@@ -280,6 +287,15 @@ class GrowingCache(StackedCache):
             kept, rest = cached[:rows, :, :end], states[:, :, end - self._first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
         return attended[0], attended[1]
+
+    def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
+        """Set `fed` and `whole`, and allocate `change` for `width` channels."""
+        self.fed, self.whole = fed, whole
+        self.change = self.keys.new_zeros(self.keys.shape[1], fed[whole], width, dtype=dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (self.change.nbytes if self.fed else 0)
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""

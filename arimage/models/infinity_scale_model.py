@@ -1,7 +1,7 @@
 """An Infinity transformer with the conditions of one call, as a `ScaleModel`."""
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from .cache import GrowingCache
 from .conditions import Conditions, spread
 from .infinity_schedules import Schedule
+from .pruning import fed_cells, pruning_of
 from .transformer_infinity import levels_of, rotary_table
 from .transformer_var import block_causal_mask
 
@@ -32,6 +33,7 @@ class InfinityScaleModel:
 
     kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
+    prunes: ClassVar[bool] = True
     codebook = refiner = None
     vocab_size = 2
     # See `Cache`.
@@ -89,7 +91,9 @@ class InfinityScaleModel:
     def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
         return self.vq.scale_input(self.schedule.scales[scale], latents).repeat(groups, 1, 1)
 
-    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
+    def prefill(
+        self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
+    ) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, 2] of the last
         of them; see `ScaleModel.prefill`."""
         config, scale = self.transformer.config, len(latents)
@@ -104,7 +108,7 @@ class InfinityScaleModel:
             self.transformer.head_dim,
             prefix=0,
             # No later scale reads the last one.
-            slots=sum(self.cells[:-1]),
+            slots=sum(fed_cells(self.cells, pruned)[:-1]),
             filled=fed.stop if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -125,6 +129,9 @@ class InfinityScaleModel:
         )
         if mix is None:
             (logits,) = spread(cache, copies, logits)
+        if pruned:
+            # The residual stream is in float32.
+            cache.prune(fed_cells(self.cells, pruned), min(pruned) - 1, config.hidden_size, torch.float32)
         return cache, logits.flatten(1, 2).unflatten(0, (-1, batch_size))
 
     def forward(
@@ -139,6 +146,7 @@ class InfinityScaleModel:
             cache=cache,
             first=fed.start,
             mix=self._mix(scale, groups),
+            pruning=pruning_of(scale, cache, self.scales),
         )
         return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))
 

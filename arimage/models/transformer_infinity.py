@@ -15,6 +15,7 @@ from ..schema import Count, Layers, Width, checked
 from .cache import GrowingCache
 from .infinity_schedules import Grid, PixelClass, Schedule
 from .layers import Linear, attend, init_normal
+from .pruning import Pruning, only
 from .transformer_var import Float32Linear, Offset, block_causal_mask, layer_norm
 
 
@@ -269,6 +270,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         first: int = 0,
         first_query: int = 0,
         mix: tuple[int, float] | None = None,
+        pruning: Pruning | None = None,
     ) -> torch.FloatTensor:
         """One forward pass over T cells: logits [B, T - first_query, bits, 2] in float32, of 0 and 1 for each bit.
 
@@ -284,6 +286,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             first_query: leave out the logits of the cells before it.
             mix: a layer, and the guidance scale s that mixes the hidden states c and u of the two halves of the rows
                 after it, to u + s (c - u). The logits are then those of the first half only.
+            pruning: which of the cells pass through the layers, if not all do; those of one map, with a cache.
         """
         parts = []
         if condition is not None:
@@ -295,6 +298,10 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if inputs is not None:
             parts.append(self.input_projection(inputs))
         hidden = torch.cat(parts, dim=1) + self.level_embedding(levels).float()
+        whole, cells, table = hidden, None, rotary[None]
+        if pruning is not None:
+            first, cells = pruning.first, pruning.choose(hidden)
+            hidden, table = only(hidden, cells), table if cells is None else rotary[cells]
         if cache is not None:
             cache.write_next_at(first, hidden.shape[1])
             if condition is not None:
@@ -303,13 +310,15 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if mask is not None:
             mask = mask.to(self.dtype).log()
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, blocks[layer], text_mask, rotary[None], mask, cache, layer)
+            hidden = block(hidden, blocks[layer], text_mask, table[: len(hidden)], mask, cache, layer)
             if mix is not None and layer == mix[0]:
                 guided, rest = hidden.chunk(2)
                 hidden = torch.lerp(rest, guided, mix[1])
                 # No layer after this one reads the rows without a condition.
                 blocks = [tuple(part[: len(hidden)] for part in each) for each in blocks]
                 text_mask = text_mask[: len(hidden)]
+        if pruning is not None:
+            hidden = pruning.restore(whole, hidden, cells)
         hidden, count = hidden[:, first_query - len(levels) :], len(hidden)
         return self.head(layer_norm(hidden, scale[:count], shift[:count])).unflatten(-1, (-1, 2))
 

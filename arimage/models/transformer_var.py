@@ -3,7 +3,7 @@ conditioned on a class or, as an extension, on text."""
 
 import copy
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -18,6 +18,7 @@ from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width,
 from .cache import GrowingCache
 from .conditions import Conditions, spread, with_unconditional
 from .layers import Linear, attend, init_normal
+from .pruning import Pruning, fed_cells, only, pruning_of
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -269,6 +270,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         cache: GrowingCache | None = None,
         first: int = 0,
         first_query: int = 0,
+        pruning: Pruning | None = None,
     ) -> torch.FloatTensor:
         """One forward pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
 
@@ -281,6 +283,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             cache: keys, values and modulations are kept in it; afterwards `condition` is left out.
             first: the place of the first fed token in the image's sequence of scales.
             first_query: leave out the logits of the tokens before it.
+            pruning: which of the tokens pass through the layers, if not all do; those of one scale, with a cache.
         """
         parts, prefix = [], None
         if condition is not None:
@@ -296,6 +299,10 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         hidden = torch.cat(parts, dim=1) + positions
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
+        whole, cells = hidden, None
+        if pruning is not None:
+            first, cells = pruning.first, pruning.choose(hidden)
+            hidden = only(hidden, cells)
         if cache is not None:
             # The prefix comes with the condition.
             cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
@@ -307,6 +314,8 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, modulations[layer], mask, cache, layer)
+        if pruning is not None:
+            hidden = pruning.restore(whole, hidden, cells)
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
 
     def levels(self, device: torch.device) -> torch.LongTensor:
@@ -336,6 +345,7 @@ class VARScaleModel:
 
     kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "linear"
+    prunes: ClassVar[bool] = True
     # See `Cache`.
     compact = False
 
@@ -394,7 +404,9 @@ class VARScaleModel:
     def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
         return self.vq.scale_input(scale, latents).repeat(groups, 1, 1)
 
-    def prefill(self, batch_size: int, latents: Sequence[torch.Tensor] = ()) -> tuple[GrowingCache, torch.FloatTensor]:
+    def prefill(
+        self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
+    ) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
         of them; see `ScaleModel.prefill`."""
         config = self.transformer.config
@@ -408,7 +420,7 @@ class VARScaleModel:
             config.hidden_size // config.num_attention_heads,
             prefix=self.conditions.length,
             # No later scale reads the last one.
-            slots=self.num_tokens - self.scale_sizes[-1],
+            slots=sum(fed_cells(self.scale_sizes, pruned)[:-1]),
             filled=fed.stop if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,
@@ -427,6 +439,10 @@ class VARScaleModel:
             first_query=fed.start,
         )
         (logits,) = spread(cache, copies, logits)
+        if pruned:
+            cache.prune(
+                fed_cells(self.scale_sizes, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype
+            )
         return cache, logits.unflatten(0, (self.groups, -1))
 
     def forward(
@@ -435,9 +451,13 @@ class VARScaleModel:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
         fed, groups = self._tokens(scale), self.groups if guided else 1
         inputs, mask = self._inputs(scale, latents, groups), None
+        pruning = pruning_of(scale, cache, self.scales)
         if self.conditions.length:
-            mask = F.pad(self.conditions.seen[: len(inputs)], (0, fed.stop), value=True)[:, None, None]
-        logits = self.transformer(inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start)
+            keys = fed.stop if pruning is None else pruning.stop
+            mask = F.pad(self.conditions.seen[: len(inputs)], (0, keys), value=True)[:, None, None]
+        logits = self.transformer(
+            inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start, pruning=pruning
+        )
         return logits.unflatten(0, (groups, -1))
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:

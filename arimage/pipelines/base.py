@@ -132,6 +132,7 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
             denoiser=has("denoiser"),
             codebook=self.abilities.kind == "tokens",
             refiner=has("refiner"),
+            prunes=self.abilities.kind == "scales",
         )
 
     @property

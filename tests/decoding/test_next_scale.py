@@ -36,7 +36,7 @@ class ScaleTable:
     """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of
     a map, given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
-    kind, guidance_schedule = "scales", "linear"
+    kind, guidance_schedule, prunes = "scales", "linear", True
 
     device = torch.device("cpu")
     refiner = None
@@ -54,7 +54,8 @@ class ScaleTable:
             shape = groups, vocab_size ** sum(self.counts[:scale]), count, vocab_size
             self.tables.append(-1.2 * torch.empty(shape).exponential_(generator=generator).log())
 
-    def prefill(self, batch_size, latents=()):
+    def prefill(self, batch_size, latents=(), pruned=None):
+        # There are no hidden states, so cells that are pruned are as good as others.
         self.forward_passes += 1
         for scale, (before, after) in enumerate(zip(latents, latents[1:], strict=False), 1):
             assert torch.equal(before, after.div(self.vocab_size ** self.counts[scale], rounding_mode="floor"))

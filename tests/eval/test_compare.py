@@ -85,7 +85,7 @@ def test_presets_that_do_not_run_are_left_out(tmp_path):
     pipe = tiny.scale_pipeline("text", refiner=False)
     asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
     runs, left_out = comparison.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
-    assert [run.folder.name for run in runs] == ["next-scale"] and "refiner" in left_out["code"]
+    assert [run.folder.name for run in runs] == ["next-scale", "fastvar"] and "refiner" in left_out["code"]
 
 
 def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(

@@ -1,6 +1,6 @@
 """The interface between decodings and models: a Protocol for every kind of model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -167,9 +167,11 @@ class ScaleModel(Protocol):
         network: the network that runs the forward passes.
         refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where
             there is none.
+        prunes: whether `prefill` takes `pruned`.
     """
 
     kind: ClassVar[Literal["scales"]]
+    prunes: ClassVar[bool]
     guidance_schedule: ClassVar[Literal["linear", "constant"]]
     scales: tuple[tuple[int, ...], ...]
     scale_sizes: tuple[int, ...]
@@ -184,12 +186,18 @@ class ScaleModel(Protocol):
     @property
     def refiner(self) -> "ScaleModel | None": ...
 
-    def prefill(self, batch_size: int, latents: Sequence[torch.FloatTensor] = ()) -> tuple[Any, torch.FloatTensor]:
+    def prefill(
+        self, batch_size: int, latents: Sequence[torch.FloatTensor] = (), *, pruned: Mapping[int, float] | None = None
+    ) -> tuple[Any, torch.FloatTensor]:
         """Feed the scales 0 .. k in one forward pass, where `latents` holds the latents after each of the first k
         scales; return a cache that holds the condition and these scales, and the logits [G, B, n, V] of the n tokens
         of scale k.
 
         G is 1, or 2 under guidance: conditional, then unconditional.
+
+        A model that `prunes` also takes `pruned`: for each of some consecutive scales, from the third on at the
+        earliest, the share of its cells, 0 <= share < 1, that later calls of `forward` do not feed. The hidden states
+        of such a cell change by as much as those at its place in the last scale of which all cells are fed.
         """
         ...
 

@@ -23,6 +23,7 @@ class Traits:
         groups: whether it can predict a group of tokens in one forward pass, see `GroupModel`.
         frames: whether it generates frames.
         drafter, denoiser, codebook, refiner: whether the model has one.
+        prunes: whether it can leave out cells of a scale, see `ScaleModel`.
         teacher: the kind of the model that it was distilled from, None where there is none.
     """
 
@@ -36,6 +37,7 @@ class Traits:
     denoiser: bool = False
     codebook: bool = False
     refiner: bool = False
+    prunes: bool = False
     teacher: Kind | None = None
 
 
@@ -54,7 +56,7 @@ def traits_of(model: Model) -> Traits:
             codebook=model.codebook is not None,
         )
     if model.kind == "scales":
-        return Traits(model.kind, refiner=model.refiner is not None)
+        return Traits(model.kind, refiner=model.refiner is not None, prunes=model.prunes)
     if model.kind == "vectors":
         return Traits(model.kind, teacher=None if model.teacher is None else model.teacher.kind)
     return Traits(model.kind, drafter=model.drafter is not None)
@@ -71,6 +73,7 @@ Need = Literal[
     "denoiser",
     "codebook",
     "refiner",
+    "pruning",
     "token teacher",
 ]
 Needs = Mapping[Kind, tuple[Need, ...]]
@@ -105,6 +108,7 @@ _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     ),
     "codebook": (lambda traits: traits.codebook, "it has no codebook, whose vectors this decoding compares"),
     "refiner": (lambda traits: traits.refiner, "it has no refiner: give the pipeline a second, smaller model"),
+    "pruning": (lambda traits: traits.prunes, "it cannot leave out cells of a scale: use next-scale without pruned"),
     "token teacher": (
         lambda traits: traits.teacher == "tokens",
         "it needs the teacher of the student, one that generates token by token: give the pipeline one",

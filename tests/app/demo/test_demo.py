@@ -54,6 +54,7 @@ def slow():
 @pytest.fixture(scope="module")
 def engine(slow):
     pipelines = {"text": tiny.text_pipeline(), "class": tiny.class_pipeline(), "scales": tiny.scale_pipeline("text")}
+    pipelines["bits"] = tiny.bit_pipeline()
     engine = Engine(pipelines | {"slow": slow}, Limits(prompt_characters=40, images=4))
     yield engine
     engine.close()
@@ -115,6 +116,16 @@ def test_partial_images_come_before_the_finished_ones(client, opened):
     assert len(shown) == 2 and state["seeds"][0] == 5
     assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
     expected = tiny.text_pipeline()("a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)).images[0]
+    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
+
+
+def test_partial_images_of_a_model_of_bits_are_its_scales(client, opened):
+    *parts, (shown, state) = client.submit("a red heart", "bits", seed=5, preview_every=1, api_name="/generate")
+    decided = [state["decided"] for _, state in parts]
+    assert any(images for images, _ in parts)
+    assert decided == sorted(decided) and len(decided) > 1
+    assert (state["passes"], state["exact"]) == (7, True)
+    expected = tiny.bit_pipeline()("a red heart", generator=torch.Generator().manual_seed(5)).images[0]
     assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
 
 
@@ -184,18 +195,18 @@ def test_a_mask_that_selects_nothing_is_refused(client, tmp_path):
         client.predict(*[handle_file(tmp_path / "black.png")] * 2, "tree", "text", seed=1, api_name="/edit")
 
 
-@pytest.mark.parametrize("model", ["text", "scales"])
-def test_pixels_outside_the_mask_are_kept(client, opened, model, tmp_path):
-    before = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
-    mask = np.zeros((SIZE, SIZE), np.uint8)
-    mask[SIZE // 2 :] = 255
+@pytest.mark.parametrize(("model", "size"), [("text", SIZE), ("scales", SIZE), ("bits", 32)])
+def test_pixels_outside_the_mask_are_kept(client, opened, model, size, tmp_path):
+    before = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    mask = np.zeros((size, size), np.uint8)
+    mask[size // 2 :] = 255
     Image.fromarray(before).save(tmp_path / "before.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
     files = handle_file(tmp_path / "before.png"), handle_file(tmp_path / "mask.png")
     picture, state = client.predict(*files, "tree", model, seed=1, api_name="/edit")
     after = pixels(opened(picture))
-    assert np.array_equal(after[: SIZE // 2], before[: SIZE // 2])
-    assert not np.array_equal(after[SIZE // 2 :], before[SIZE // 2 :])
+    assert np.array_equal(after[: size // 2], before[: size // 2])
+    assert not np.array_equal(after[size // 2 :], before[size // 2 :])
     assert state["seeds"] == [1]
 
 

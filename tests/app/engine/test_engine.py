@@ -83,7 +83,7 @@ def test_models_have_abilities(engine):
     assert (text.sizes, text.tokens, text.grid) == ([(8, 8)], 16, (4, 4))
     assert (scales.sizes, scales.tokens, scales.grid) == ([(8, 8)], 30, None)
     assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
-    assert scales.decodings == {"next-scale": True, "code": False}
+    assert scales.decodings == {"next-scale": True, "fastvar": False, "code": False}
     assert (text.decoding, scales.decoding) == ("ar", "next-scale")
     assert (text.sampling["top_p"], text.sampling["min_p"]) == (1.0, 0.0)
 

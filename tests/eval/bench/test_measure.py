@@ -222,7 +222,7 @@ def test_a_deviation_is_shown_next_to_what_is_claimed(results):
 def test_next_scale_decodings_are_measured_alike():
     pipe = tiny.scale_pipeline("class")
     chosen, left_out = choose_decodings(pipe, LABELS, [], [], {})
-    assert list(chosen) == ["next-scale", "code"] and not left_out
+    assert list(chosen) == ["next-scale", "fastvar", "code"] and not left_out
     rows = measure(pipe, LABELS, chosen, batch_size=2, runs=1, seed=0)
     for row, decoding in zip(rows, chosen.values(), strict=True):
         assert row["passes"] == row["batch_passes"] == [4] and row["tokens_per_pass"] == [30 / 4]

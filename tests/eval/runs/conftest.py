@@ -46,9 +46,10 @@ def models(tmp_path_factory):
     tiny.text_pipeline().save_pretrained(root / "text")
     tiny.class_pipeline().save_pretrained(root / "class")
     tiny.scale_pipeline("text").save_pretrained(root / "scales")
+    tiny.bit_pipeline().save_pretrained(root / "bits")
     prompts = root / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"a red heart {i}", "tag": i}) + "\n" for i in range(COUNT)))
-    return {name: str(root / name) for name in ("text", "class", "scales", "prompts.jsonl")}
+    return {name: str(root / name) for name in ("text", "class", "scales", "bits", "prompts.jsonl")}
 
 
 @pytest.fixture(scope="session")

@@ -49,10 +49,13 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
         ("class", "zipar", "zipar", {"top_p": 0.9, "min_p": 0.05}),
         ("scales", "next-scale", "next-scale", {"guidance_scale": 2.0}),
         ("scales", "code", "code", {}),
+        ("bits", "next-scale", "next-scale", {"guidance_scale": 3.0, "temperature": 0.5}),
+        ("bits", "fastvar", "fastvar", {}),
     ],
 )
 def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decoding, sampling):
-    pipe = {"text": tiny.text_pipeline, "class": tiny.class_pipeline}.get(kind, lambda: tiny.scale_pipeline("text"))()
+    build = {"text": tiny.text_pipeline, "class": tiny.class_pipeline, "bits": tiny.bit_pipeline}
+    pipe = build.get(kind, lambda: tiny.scale_pipeline("text"))()
     rows = class_rows(3, 1, 2) if kind == "class" else prompt_rows([{"prompt": f"tree {i}"} for i in range(3)], 1, 2)
     config = make_config(pipe, rows, model=kind, source={}, seed=1, batch_size=4, decoding=text, sampling=sampling)
     run = prepare(config, rows, tmp_path)
@@ -76,6 +79,14 @@ def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decodi
             assert result["passes"] == passes[i] and result["batch_passes"] == expected.stats.forward_passes
             assert result["tokens_per_pass"] == pytest.approx(float(tokens[i] / passes[i]))
             assert result["exact"] == expected.stats.exact
+
+
+def test_the_command_generates_with_a_model_of_bits(models, command, tmp_path):
+    code, said = command(*options(models, tmp_path / "run", "--decoding", "fastvar", model="bits"))
+    assert (code, said) == (0, f"{tmp_path / 'run'}\n")
+    results = read_results(tmp_path / "run")
+    assert len(results) == COUNT and {(row["passes"], row["exact"]) for row in results.values()} == {(7, False)}
+    assert Image.open(tmp_path / "run/images/000000.png").size == (32, 32)
 
 
 def test_the_size_reaches_the_model(tmp_path):

@@ -1,0 +1,221 @@
+"""Scales of which only some cells are fed: on a VAR of classes, one of texts and an Infinity of random weights."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+from arimage.decoding import NextScaleDecoding, Sampling, decode
+from arimage.models.conditions import with_unconditional
+from arimage.models.infinity_scale_model import InfinityScaleModel
+from arimage.models.infinity_schedules import SCHEDULES
+from arimage.models.pruning import Pruning, fed_cells, only
+from arimage.models.transformer_var import VARScaleModel
+
+
+SEEDS, ROWS = torch.arange(3), [0, 1, 2]
+SHARP = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
+HALF = NextScaleDecoding(pruned=(0.5, 0.5))
+
+
+def texts():
+    embeds = torch.randn(3, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(tiny.TEXT_LENGTH) < torch.tensor([[3], [12], [1]])
+    return {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
+
+
+@pytest.fixture(scope="module", params=["class", "text", "bits"])
+def bound(request):
+    """`bound(rows, guided=True, ...)`: a tiny model bound to some of three conditions."""
+    if request.param == "bits":
+        parts = tiny.bit_transformer(), tiny.bit_tokenizer()
+
+        def bind(rows, guided=True, **settings):
+            some = {name: value[rows] for name, value in texts().items()}
+            some = with_unconditional(some, kept=("prompt_attention_mask",)) if guided else some
+            return InfinityScaleModel(*parts, some, SCHEDULES[16, 16], guided=guided, **settings)
+
+        return bind
+    parts = tiny.scale_transformer(request.param), tiny.scale_tokenizer()
+    condition = {"class_labels": torch.tensor([1, 7, 3])} if request.param == "class" else texts()
+
+    def bind(rows, guided=True):
+        return VARScaleModel(*parts, {name: value[rows] for name, value in condition.items()}, guided=guided)
+
+    return bind
+
+
+def watch(model):
+    """The shape [rows, cells] that the layers are fed with in each forward pass, filled as it runs."""
+    shapes, blocks = [], model.network.blocks
+    handle = blocks[-1].register_forward_hook(lambda block, inputs, output: shapes.append(tuple(output.shape[:2])))
+    return shapes, handle
+
+
+def counts_of(model):
+    return [rows * columns for rows, columns in model.scales]
+
+
+# The parts
+
+
+def test_the_cells_that_differ_most_are_fed_and_the_others_change_as_their_place_did():
+    change = torch.zeros(2, 4, 5)
+    pruning = Pruning(kept=3, first=0, stop=3, shape=(4, 4), source=(2, 2), change=change)
+    hidden = torch.zeros(2, 16, 5)
+    hidden[0, [2, 7, 9], 1], hidden[1, [0, 1, 15], 3] = 4.0, -4.0
+    hidden[:, 4, 0] = 0.1
+    cells = pruning.choose(hidden)
+    assert [sorted(row) for row in cells.tolist()] == [[2, 7, 9], [0, 1, 15]]
+    whole = Pruning(kept=None, first=1, stop=5, shape=(2, 2), source=(2, 2), change=change)
+    before, after = torch.randn(2, 2, 4, 5)
+    assert whole.choose(before) is None and only(before, None) is before
+    assert whole.restore(before, after, None) is after
+    torch.testing.assert_close(change, after - before)
+    passed = torch.full((2, 3, 5), 9.0)
+    restored = pruning.restore(hidden, passed, cells)
+    # Each cell of the map before covers four.
+    place = torch.tensor([0, 0, 1, 1] * 2 + [2, 2, 3, 3] * 2)
+    expected = hidden + (after - before)[:, place]
+    for row, fed in enumerate([[2, 7, 9], [0, 1, 15]]):
+        expected[row, fed] = 9.0
+    torch.testing.assert_close(restored, expected)
+
+
+def test_at_least_one_cell_is_fed():
+    assert fed_cells([1, 4, 9, 16], None) == [1, 4, 9, 16]
+    assert fed_cells([1, 4, 9, 16], {2: 0.999, 3: 0.4}) == [1, 4, 1, 10]
+
+
+# Whole images
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shares", [(0.0,), (0.0, 0.0)])
+def test_nothing_left_out_changes_nothing(bound, shares):
+    plain, state = (decode(bound(ROWS), NextScaleDecoding(pruned=pruned), SHARP, SEEDS) for pruned in ((), shares))
+    assert torch.equal(state.tokens, plain.tokens) and state.forward_passes == plain.forward_passes
+    torch.testing.assert_close(state.latents, plain.latents)
+
+
+@torch.no_grad()
+def test_fewer_cells_are_fed_and_all_tokens_are_decided(bound):
+    model = bound(ROWS)
+    counts, (shapes, handle) = counts_of(model), watch(model)
+    plain = decode(model, NextScaleDecoding(), SHARP, SEEDS)
+    keys = plain.cache.keys.shape[3]
+    del shapes[:]
+    state = decode(model, HALF, SHARP, SEEDS)
+    handle.remove()
+    # A text is a prefix of the first scale.
+    assert shapes[1:] == [(6, count) for count in (*counts[1:-2], *(round(count / 2) for count in counts[-2:]))]
+    assert state.cache.keys.shape[3] == keys - (counts[-2] - round(counts[-2] / 2))
+    assert not HALF.exact and state.forward_passes == len(counts) and state.decided.all()
+    kept = sum(model.scale_sizes[:-2])
+    assert torch.equal(state.tokens[:, :kept], plain.tokens[:, :kept])
+    assert not torch.equal(state.tokens[:, kept:], plain.tokens[:, kept:])
+    assert state.latents.isfinite().all()
+
+
+@torch.no_grad()
+def test_an_image_does_not_depend_on_its_batch(bound):
+    batch = decode(bound(ROWS), HALF, SHARP, SEEDS)
+    for row in ROWS:
+        alone = decode(bound([row]), HALF, SHARP, SEEDS[row : row + 1])
+        assert torch.equal(alone.tokens[0], batch.tokens[row])
+
+
+@torch.no_grad()
+def test_cells_are_left_out_without_guidance_and_after_it(bound):
+    """An image without guidance, one whose last scales are not guided, and one whose guidance is a list."""
+    model = bound(ROWS)
+    last = len(model.scales) - 1
+    plain = replace(SHARP, guidance_scale=1.0)
+    ones = replace(SHARP, guidance_scale=[1.0] * (last + 1))
+    tokens = [
+        decode(bound(ROWS, guided=guided), HALF, sampling, SEEDS).tokens
+        for guided, sampling in ((False, plain), (True, ones))
+    ]
+    assert torch.equal(*tokens)
+    shapes, handle = watch(model)
+    state = decode(model, replace(HALF, guided_scales=last), SHARP, SEEDS)
+    handle.remove()
+    assert [rows for rows, _ in shapes] == [6] * last + [3]
+    full = decode(model, HALF, SHARP, SEEDS)
+    kept = sum(model.scale_sizes[:-1])
+    assert torch.equal(state.tokens[:, :kept], full.tokens[:, :kept]) and not torch.equal(state.tokens, full.tokens)
+
+
+@torch.no_grad()
+def test_the_last_of_the_scales_that_are_generated_are_pruned(bound):
+    model = bound(ROWS)
+    end = len(model.scales) - 1
+    shapes, handle = watch(model)
+    state = decode(model, NextScaleDecoding(stop_after=end, pruned=(0.75,)), SHARP, SEEDS)
+    handle.remove()
+    assert [cells for _, cells in shapes[1:]] == [*counts_of(model)[1 : end - 1], round(counts_of(model)[end - 1] / 4)]
+    decided = sum(model.scale_sizes[:end])
+    assert (state.tokens[:, :decided] >= 0).all() and (state.tokens[:, decided:] == -1).all()
+
+
+@torch.no_grad()
+def test_known_tokens_stay_and_the_others_follow_them(bound):
+    model = bound(ROWS)
+    plain = decode(model, NextScaleDecoding(), SHARP, SEEDS)
+    known = torch.where(torch.arange(model.num_tokens) % 3 > 0, plain.tokens, -1)
+    state = decode(model, HALF, replace(SHARP, forced=known), SEEDS)
+    assert torch.equal(state.tokens[known >= 0], known[known >= 0]) and state.decided.all()
+    assert torch.equal(decode(model, HALF, replace(SHARP, forced=plain.tokens), SEEDS).tokens, plain.tokens)
+
+
+@torch.no_grad()
+def test_smooth_pictures_are_pruned_too(bound):
+    model = bound(ROWS)
+    decoding = replace(HALF, more_smooth=True)
+    if model.codebook is None:
+        assert "more_smooth" in decoding.supports(model)
+        return
+    smooth = decode(model, decoding, SHARP, SEEDS)
+    assert smooth.finished.all() and not torch.equal(smooth.latents, decode(model, HALF, SHARP, SEEDS).latents)
+
+
+@torch.no_grad()
+def test_half_precision(bound):
+    model = bound(ROWS)
+    model.network.to(torch.bfloat16)
+    state = decode(model, HALF, SHARP, SEEDS)
+    model.network.to(torch.float32)
+    assert state.finished.all() and state.latents.isfinite().all()
+
+
+@torch.no_grad()
+def test_guidance_of_hidden_states_leaves_out_cells():
+    parts = tiny.bit_transformer(), tiny.bit_tokenizer()
+    condition = with_unconditional(texts(), kept=("prompt_attention_mask",))
+    sampling = replace(SHARP, guidance_scale=1.0)
+    for shares in ((0.0, 0.0), (0.5, 0.5)):
+        tokens = []
+        for pruned in ((), shares):
+            model = InfinityScaleModel(
+                *parts, condition, SCHEDULES[16, 16], guided=True, mixed_layer=0, guidance=(3.0,) * 7
+            )
+            # The pipeline samples from logits that are guided already.
+            tokens.append(decode(model, NextScaleDecoding(pruned=pruned), sampling, SEEDS).tokens)
+        assert torch.equal(*tokens) == (shares == (0.0, 0.0))
+
+
+# What is refused
+
+
+def test_the_first_two_scales_and_models_that_cannot_are_refused(bound):
+    model = bound(ROWS)
+    most = len(model.scales) - 2
+    assert NextScaleDecoding(pruned=(0.5,) * most).supports(model) is None
+    message = f"pruned holds {most + 1} shares: give at most {most}"
+    assert message in NextScaleDecoding(pruned=(0.5,) * (most + 1)).supports(model)
+    assert "give at most 1" in NextScaleDecoding(pruned=(0.5, 0.5), stop_after=3).supports(model)
+    model.prunes = False
+    assert NextScaleDecoding().supports(model) is None
+    with pytest.raises(ValueError, match="it cannot leave out cells"):
+        decode(model, HALF, SHARP, SEEDS)
