@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from arimage.decoding import NextScaleDecoding, Sampling, decode
+from arimage.decoding import NextScaleDecoding, Sampling, decode, decoding_from_text
 from arimage.models.conditions import with_unconditional
 from arimage.models.infinity_scale_model import InfinityScaleModel
 from arimage.models.infinity_schedules import SCHEDULES
@@ -86,6 +86,10 @@ def test_the_cells_that_differ_most_are_fed_and_the_others_change_as_their_place
 def test_at_least_one_cell_is_fed():
     assert fed_cells([1, 4, 9, 16], None) == [1, 4, 9, 16]
     assert fed_cells([1, 4, 9, 16], {2: 0.999, 3: 0.4}) == [1, 4, 1, 10]
+
+
+def test_one_share_is_that_of_the_last_scale():
+    assert NextScaleDecoding(pruned=0.5) == NextScaleDecoding(pruned=[0.5]) == decoding_from_text("fastvar")
 
 
 # Whole images
