@@ -143,10 +143,13 @@ def generate(
     out: Annotated[
         Path,
         typer.Option(
-            help="Image file for a grid of all images, or a folder for one file per image. Of videos: .mp4 (with "
-            "arimage[video]), .webp or .gif."
+            help="A folder for one file per image, or a file: of the image, or of several on one sheet. Of videos: "
+            ".mp4 (with arimage[video]), .webp or .gif."
         ),
     ] = Path("outputs"),
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Also write one sheet of all images to the folder --out.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
     ] = None,
@@ -171,6 +174,8 @@ def generate(
         raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in OUT_SUFFIXES
     check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
+    if is_file and grid:
+        raise ValueError(f"--out is {out}, which shows all images already: leave out --grid, or give a folder")
     if trace is not None:
         check_output("--trace", trace, (".webp", ".gif"))
     if acceptance_map is not None:
@@ -247,7 +252,9 @@ def generate(
     names = names or [(video or (image or [out])[0]).stem]
     rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
     written = (
-        [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)
+        [files.write_grid(images, count, out, rate)]
+        if is_file
+        else files.write_files(images, names, seed, out, rate, grid)
     )
     if recorder is not None:
         tokens, decided = recorder.of_image(0)

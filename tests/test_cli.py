@@ -223,7 +223,17 @@ def test_without_a_place_images_go_to_outputs(run, models):
 
 
 @pytest.mark.parametrize(
-    "prompts, count, rows, columns", [(1, 3, 1, 3), (2, 3, 2, 3), (3, 1, 1, 3), (10, 1, 2, 5), (1, 1, 1, 1)]
+    "prompts, count, rows, columns",
+    [
+        (1, 3, 1, 3),
+        (2, 3, 2, 3),
+        (3, 1, 1, 3),
+        (10, 1, 2, 5),
+        (1, 1, 1, 1),
+        (1, 12, 2, 6),
+        (16, 1, 2, 8),
+        (1, 8, 1, 8),
+    ],
 )
 def test_a_file_shows_all_images_in_a_grid(run, models, prompts, count, rows, columns):
     texts = [f"tree {i}" for i in range(prompts)]
@@ -233,6 +243,31 @@ def test_a_file_shows_all_images_in_a_grid(run, models, prompts, count, rows, co
     assert grid.shape == (rows * SIZE, columns * SIZE, 3)
     cells = grid.reshape(rows, SIZE, columns, SIZE, 3).swapaxes(1, 2).reshape(-1, SIZE, SIZE, 3)
     np.testing.assert_array_equal(cells, expected_images("text", 0, prompt=texts, num_images_per_prompt=count))
+
+
+@pytest.mark.parametrize(("prompts", "count"), [(11, 1), (2, 11)])
+def test_a_grid_of_an_odd_number_ends_in_white(run, models, prompts, count):
+    texts = [f"tree {i}" for i in range(prompts)]
+    run("generate", *texts, "-n", count, "--model", models["text"], "--out", "grid.png")
+    grid, each = pixels("grid.png"), 11 if count == 1 else count
+    cells = grid.reshape(-1, SIZE, 8, SIZE, 3).swapaxes(1, 2).reshape(-1, 16, SIZE, SIZE, 3)
+    expected = expected_images("text", 0, prompt=texts, num_images_per_prompt=count)
+    np.testing.assert_array_equal(cells[:, :each].reshape(-1, SIZE, SIZE, 3), expected)
+    assert (cells[:, each:] == 255).all()
+
+
+def test_a_folder_may_hold_a_grid_of_its_images_too(run, models):
+    code, output, _ = run(
+        "generate", *PROMPTS[:2], "-n", 2, "--model", models["text"], "--seed", 3, "--out", "images", "--grid"
+    )
+    assert code == 0 and output.splitlines()[-1] == str(Path("images") / "a-red-heart-3-grid.png")
+    assert len(output.splitlines()) == len(list(Path("images").iterdir())) == 5
+    run("generate", *PROMPTS[:2], "-n", 2, "--model", models["text"], "--seed", 3, "--out", "sheet.png")
+    np.testing.assert_array_equal(pixels("images/a-red-heart-3-grid.png"), pixels("sheet.png"))
+
+
+def test_a_file_is_a_grid_already(refused):
+    assert "leave out --grid" in refused("generate", "tree", "--out", "sheet.png", "--grid")
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".webp", ".PNG"])

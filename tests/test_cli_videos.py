@@ -75,6 +75,10 @@ def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(run, picture, 
     printed = run("--video", "first.webp", "-n", 2, "--out", "films")
     assert printed.out.split() == ["films/first-0-0.webp", "films/first-0-1.webp"]
     assert len(frames_of(tmp_path / "films" / "first-0-1.webp")) == 17
+    printed = run("--video", "first.webp", "-n", 2, "--out", "films", "--grid")
+    assert printed.out.split()[-1] == "films/first-0-grid.webp"
+    frames = frames_of(tmp_path / "films" / "first-0-grid.webp")
+    assert len(frames) == 17 and frames[0].shape == (48, 128, 3)
 
 
 def test_a_text_says_what_happens_and_a_file_holds_a_grid(run, picture, tmp_path):

@@ -20,6 +20,8 @@ from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 ANIMATED_SUFFIXES = (".gif", ".webp", ".png")
 # What `write_video` notes in a file whose format stores equal frames once.
 NOTE = re.compile(r"(\d{1,6}) frames")
+# Of a sheet of images.
+MAX_COLUMNS = 8
 
 
 @contextmanager
@@ -308,28 +310,45 @@ def grid_of(images: list[Image.Image], rows: int) -> Image.Image:
     return make_image_grid(images, rows=rows, cols=len(images) // rows)
 
 
+def sheet_of(images: list[Image.Image], count: int) -> Image.Image:
+    """Images, `count` for each prompt, as one: a row per prompt, or the fewest rows of at most eight images. A prompt
+    begins a row, and the cells after its last image are white."""
+    together = count if count > 1 else len(images)
+    # Without empty cells where four or more columns allow it.
+    columns = next(
+        (n for n in range(min(together, MAX_COLUMNS), 3, -1) if together % n == 0), min(together, MAX_COLUMNS)
+    )
+    cells: list[Image.Image] = []
+    for begin in range(0, len(images), together):
+        cells += images[begin : begin + together]
+        cells += [Image.new("RGB", images[0].size, "white")] * (-together % columns)
+    return grid_of(cells, len(cells) // columns)
+
+
 def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> Path:
     """Write images, `count` for each prompt, as one; or, with frames per second, videos of equally many frames as
     one."""
-    # One row per prompt; with one image each, the widest grid of up to eight columns without empty cells.
-    columns = count if count > 1 else max(n for n in range(1, 9) if len(images) % n == 0)
-    rows = len(images) // columns
     if fps is None:
-        grid_of(images, rows).save(path)
+        sheet_of(images, count).save(path)
     else:
-        write_video([grid_of(list(frames), rows) for frames in zip(*images, strict=True)], path, fps)
+        write_video([sheet_of(list(frames), count) for frames in zip(*images, strict=True)], path, fps)
     return path
 
 
-def write_files(images: list, names: list[str], seed: int, folder: Path, fps: int | None = None) -> list[Path]:
+def write_files(
+    images: list, names: list[str], seed: int, folder: Path, fps: int | None = None, grid: bool = False
+) -> list[Path]:
     """Write every image to a file of its own, or every video with frames per second; each of `names` has equally
-    many."""
+    many. With `grid`, write all of them to one more file too."""
     suffix = ".png" if fps is None else ".mp4" if can_write_mp4() else ".webp"
-    paths = []
-    for i, image in enumerate(images):
-        name = names[i * len(names) // len(images)]
-        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-        paths.append(write_grid([image], 1, folder / f"{slug or 'image'}-{seed}-{i}{suffix}", fps))
+    count = len(images) // len(names)
+    slugs = [re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "image" for name in names]
+    paths = [
+        write_grid([image], 1, folder / f"{slugs[i // count]}-{seed}-{i}{suffix}", fps)
+        for i, image in enumerate(images)
+    ]
+    if grid:
+        paths.append(write_grid(images, count, folder / f"{slugs[0]}-{seed}-grid{suffix}", fps))
     return paths
 
 
