@@ -41,6 +41,7 @@ from .options import (
     class_labels_of,
     images_of,
     load_pipeline,
+    panels,
     prompt_lines,
     raised_by_arimage,
     sampling_options,
@@ -78,6 +79,14 @@ ClassLabels = Annotated[
 
 
 @app.command()
+@panels(
+    image="file class_label count seed height width ratio negative_prompt prompt_suffix task",
+    sampling="guidance_scale temperature top_k top_p min_p guided_tokens num_inference_steps decoder_guidance_scale",
+    decoding="decoding order",
+    editing="image mask_image",
+    video="video num_frames fps",
+    output="out grid trace acceptance_map",
+)
 def generate(
     prompts: Annotated[
         list[str] | None,
@@ -284,6 +293,13 @@ def generate(
 
 
 @app.command()
+@panels(
+    image="prompt class_label seed",
+    sampling="guidance_scale temperature top_k top_p min_p",
+    decoding="decoding window order",
+    measurement="batch_size runs images",
+    output="out plot",
+)
 def bench(
     decoding: Annotated[
         list[str] | None,

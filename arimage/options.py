@@ -3,15 +3,17 @@
 import atexit
 import gc
 import importlib.util
+import inspect
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from traceback import walk_tb
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
@@ -21,8 +23,34 @@ from .schema import check_encodable
 
 
 DEFAULT_MODEL = "emoji-arpg"
+Command = TypeVar("Command", bound=Callable)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEO_SUFFIXES = (".mp4", ".webp", ".gif")
+
+
+def panels(**options: str) -> Callable[[Command], Command]:
+    """Let --help of a command show its options in panels: each keyword names a panel and lists the parameters in it.
+    The others are among the "Options"."""
+    chosen = {name: panel.replace("_", " ").capitalize() for panel, names in options.items() for name in names.split()}
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        # Only by name, so that options with and without a default may come in any order.
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        parameters = {name: one.replace(kind=by_name) for name, one in signature.parameters.items()}
+        for name, panel in chosen.items():
+            kind, option = get_args(parameters[name].annotation)
+            # Options are shared by commands that have other panels.
+            shown = copy(option)
+            shown.rich_help_panel = panel
+            parameters[name] = parameters[name].replace(annotation=Annotated[kind, shown])
+        # typer reads the signature, and shows options in the order of the parameters.
+        order = [*(name for name in parameters if name not in chosen), *chosen]
+        shown_as = signature.replace(parameters=[parameters[name] for name in order])
+        vars(command)["__signature__"] = shown_as
+        return command
+
+    return decorate
 
 
 def check_models(models: str | list[str] | None) -> str | list[str] | None:

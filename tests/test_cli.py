@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -141,6 +142,40 @@ def test_help_comes_at_once_and_without_heavy_imports():
 def test_every_command_explains_itself(run, command, option):
     code, out, err = run(*command, "--help")
     assert code == 0 and option in out and err == ""
+
+
+def options_by_panel(help: str) -> dict[str, list[str]]:
+    panels: dict[str, list[str]] = {}
+    for line in help.splitlines():
+        if title := re.match(r"╭─ ([A-Za-z ]+) ─", line):
+            panels[title[1]] = []
+        elif option := re.match(r"│ [* ]? *(--[a-z-]+)", line):
+            panels[[*panels][-1]].append(option[1])
+    return panels
+
+
+def test_help_groups_the_options_of_a_command(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    panels = options_by_panel(run("generate", "--help")[1])
+    names = ["Arguments", "Options", "Image", "Sampling", "Decoding", "Editing", "Video", "Output"]
+    assert [*panels] == names and panels["Options"] == ["--model", "--lora", "--device", "--dtype", "--help"]
+    assert panels["Sampling"][:2] == ["--guidance-scale", "--temperature"]
+    assert panels["Output"] == ["--out", "--grid", "--trace", "--acceptance-map"]
+    every = [option for options in panels.values() for option in options]
+    assert len(every) == len(set(every)) and {"--file", "--count", "--order", "--mask-image", "--fps"} <= set(every)
+    # Shared options are in the panels of each command.
+    assert "--seed" in panels["Image"]
+    assert "--seed" in options_by_panel(run("train", "lora", "--help")[1])["Training"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["bench", "reproduce", "serve", "train lora", "train known", "eval generate", "eval score", "eval compare"],
+)
+def test_no_panel_is_long(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "120")
+    panels = options_by_panel(run(*command.split(), "--help")[1])
+    assert len(panels) > 3 and max(map(len, panels.values())) <= 8
 
 
 def test_the_module_refuses_like_the_command():

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import Device, Dtype, Loras, check_models
+from ..options import Device, Dtype, Loras, check_models, panels
 
 
 Models = Annotated[
@@ -18,6 +18,11 @@ Models = Annotated[
 ]
 
 
+@panels(
+    access="host port token_file no_auth base_url allow_origin",
+    limits="batch queue images prompt_characters",
+    other_clients="alias any_size any_model ignore_unknown_fields maskless_edits",
+)
 def serve(
     model: Models = None,
     host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",

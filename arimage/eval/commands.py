@@ -26,6 +26,7 @@ from ..options import (
     check_decodings,
     choose_device,
     load_pipeline,
+    panels,
     sampling_options,
     supported,
 )
@@ -75,6 +76,12 @@ ResizeOption = Annotated[
 
 
 @eval_app.command()
+@panels(
+    images="prompts per_prompt classes per_class seed height width negative_prompt",
+    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps decoder_guidance_scale",
+    decoding="decoding order",
+    run="out batch_size engine workers dry_run",
+)
 def generate(
     out: Annotated[Path, typer.Option(help="Output folder. An interrupted run in it is resumed.")],
     prompts: Prompts = None,
@@ -169,6 +176,11 @@ def generate(
 
 
 @eval_app.command()
+@panels(
+    metrics="metrics size frames",
+    references="ref skip_damaged resize",
+    networks="inception_weights clip i3d_weights batch_size",
+)
 def score(
     run: Annotated[Path, typer.Argument(help="Folder of a finished `arimage eval generate`.")],
     metrics: Annotated[
@@ -257,6 +269,11 @@ def export(
 
 
 # Not of `eval`: `arimage reproduce`.
+@panels(
+    figure="protocol decoding allow_lossy images size seed",
+    files="out model prompts ref inception_weights",
+    dry_run="dry_run bandwidth teraflops",
+)
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="Name of a model with a published figure. Default: list them all.")
@@ -345,6 +362,13 @@ def report(
 
 
 @eval_app.command()
+@panels(
+    images="prompts per_prompt classes per_class seed height width negative_prompt",
+    sampling="guidance_scale temperature top_k top_p min_p",
+    decoding="decoding order",
+    metrics="metrics ref resize inception_weights clip i3d_weights",
+    run="out batch_size",
+)
 def compare(
     out: Annotated[
         Path, typer.Option(help="Output folder for the runs and the report. Interrupted runs in it are resumed.")

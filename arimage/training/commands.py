@@ -14,6 +14,7 @@ from ..options import (
     check_models,
     choose_device,
     load_pipeline,
+    panels,
     prompt_lines,
 )
 from ..pipelines.known import KNOWN_CAPTIONS
@@ -171,6 +172,12 @@ def collaborate(
 
 
 @train_app.command("lora")
+@panels(
+    pictures="data caption prior prior_share",
+    adapter="rank alpha targets",
+    training="steps learning_rate batch_size caption_dropout short_share seed",
+    reports="out validation_prompts decoding report_every",
+)
 def lora(
     data: Annotated[
         Path,
@@ -244,6 +251,7 @@ def lora(
 
 
 @train_app.command("known")
+@panels(pictures="data recipe", measurement="seeds needed limit batch_size dry_run", output="out")
 def known(
     model: Annotated[
         str,
