@@ -134,7 +134,7 @@ class DecodingChoice:
         self._engine = engine
         first, info = next(iter(engine.models.items()))
         self.dropdown = gr.Dropdown(
-            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=230
+            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=310
         )
         self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)

@@ -303,6 +303,24 @@ def test_decodings_race_side_by_side(page, tmp_path):
     assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
 
 
+# Of the text of a dropdown, its padding at the arrow, the arrow, and the whole input.
+WIDTHS = """(input) => {
+  const style = getComputedStyle(input), context = document.createElement("canvas").getContext("2d");
+  const arrow = input.parentElement.querySelector("svg").getBoundingClientRect(), box = input.getBoundingClientRect();
+  context.font = style.font;
+  return [context.measureText(input.value).width, parseFloat(style.paddingRight), box.right - arrow.left, box.width];
+}"""
+
+
+def test_the_name_of_a_decoding_ends_before_the_arrow(page):
+    page.set_viewport_size({"width": 1280, "height": 900})
+    for name in ("Generate", "Edit", "Video"):
+        dropdown = tab(page, name).get_by_label("Decoding")
+        text, padding, arrow, width = dropdown.evaluate(WIDTHS)
+        assert arrow <= padding and text + padding <= width, name
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
 def test_a_phone_shows_the_image_after_a_tap(page):
     page.set_viewport_size({"width": 390, "height": 844})
     for name in ("Gallery", "Race", "Edit", "Video", "Generate"):
