@@ -154,12 +154,12 @@ def test_what_the_packaged_models_compose_badly_is_not_called_known(packaged, pr
 
 
 def test_the_packaged_model_of_videos_knows_its_motions():
-    known = KnownCaptions.load(ASSETS / "emoji-video")
+    known = KnownCaptions.load(ASSETS / "emoji-video-blocks")
     assert known is not None
     for prompt in ("a red heart, moving right", "pizza on a light blue background, growing and spinning"):
         assert known.knows(prompt)
     for prompt in ("a red heart, dancing", "a lion, moving right"):
-        assert known.check(prompt, "emoji-video") is not None
+        assert known.check(prompt, "emoji-video-blocks") is not None
 
 
 @pytest.mark.parametrize("prompt", ["tree " * 2000, "x" * 10_000, " ".join(f"gren{i}appel" for i in range(500))])

@@ -47,13 +47,12 @@ def test_a_red_heart_is_red_in_the_middle_and_white_around_after_few_passes(pipe
     assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6, "emoji-arpg": 40}[name]
 
 
-@pytest.mark.parametrize(("name", "most"), [("emoji-video", 100), ("emoji-video-blocks", 50)])
-def test_a_red_heart_moves_right(name, most):
-    pipe = AutoPipeline.from_pretrained(name)
+def test_a_red_heart_moves_right():
+    pipe = AutoPipeline.from_pretrained("emoji-video-blocks")
     pipe.set_progress_bar_config(disable=True)
     output = pipe("a red heart, moving right", generator=torch.Generator().manual_seed(0), output_type="np")
     frames = torch.from_numpy(output.frames[0])
-    assert frames.shape == (8, 64, 64, 3) and output.stats.exact and output.stats.forward_passes < most
+    assert frames.shape == (8, 64, 64, 3) and output.stats.exact and output.stats.forward_passes < 50
     red = (frames[..., 0] - frames[..., 1]).clamp(0)
     places = (red.sum(1) * torch.arange(64)).sum(1) / red.sum((1, 2))
     assert (places.diff() > 0).all() and places[-1] - places[0] > 20

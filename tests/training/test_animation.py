@@ -264,12 +264,10 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_to
     assert json.loads(log[-1])["held-out loss"] < 0.3
 
 
-def test_the_packaged_recipes_are_complete():
-    recipe = load_recipe("emoji-video", "tokenizer", "transformer", "text_encoder", "generation", "clips")
+def test_the_packaged_recipe_is_complete():
+    recipe = load_recipe("emoji-video-blocks", "tokenizer", "transformer", "text_encoder", "generation", "clips")
     assert recipe["clips"]["frames"] == 8 and recipe["transformer"]["training"]["noisy_share"] > 0
-    # The two compare.
-    blocks = load_recipe("emoji-video-blocks")
-    assert blocks["transformer"]["model"].pop("block_tokens") == 8 and blocks == recipe
+    assert recipe["transformer"]["model"]["block_tokens"] == 8
 
 
 def test_a_wrong_setting_of_clips_is_refused(path, tmp_path):

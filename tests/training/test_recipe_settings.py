@@ -35,7 +35,6 @@ KINDS = {
     "emoji-arpg": ARPGSettings,
     "emoji-latent-llama": LatentLlamaSettings,
     "emoji-var": VARTransformerSettings,
-    "emoji-video": VideoSettings,
     "emoji-video-blocks": VideoSettings,
 }
 # By the names of the last tables, the settings that these may have besides those in the packaged recipes.
@@ -248,7 +247,12 @@ def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path):
         ("emoji-var", ("tokenizer", "model", "scales"), [1, 2, 5], "end the scales with 16"),
         ("emoji-var", ("collaborate", "drafter_scales"), 6, "drafter_scales is 6: give a number from 1 to 5"),
         ("emoji-var", ("transformer", "class"), "ARPGTransformer", "class is ARPGTransformer, and .*: leave it out"),
-        ("emoji-video", ("transformer", "class"), "ARPGTransformer", "class is ARPGTransformer, and .*: leave it out"),
+        (
+            "emoji-video-blocks",
+            ("transformer", "class"),
+            "ARPGTransformer",
+            "class is ARPGTransformer, and .*: leave it out",
+        ),
         ("emoji-arpg", ("transformer", "training", "raster_share"), 0.5, "more than 1 together"),
         ("emoji-latent-llama", ("transformer", "training", "drafter_steps"), 0, "drafter_steps is 0: give at least 1"),
         (

@@ -536,7 +536,7 @@ def test_packaged_recipes_are_complete(name):
     recipe = load_recipe(name)
     default = VARTransformerSettings if name.startswith("emoji-var") else TransformerSettings
     others = {"emoji-arpg": ARPGSettings, "emoji-latent-llama": LatentLlamaSettings}
-    default = VideoSettings if name.startswith("emoji-video") else default
+    default = VideoSettings if name == "emoji-video-blocks" else default
     for part, settings in (("tokenizer", TokenizerSettings), ("transformer", others.get(name, default))):
         optimizer = OptimizerSettings(**recipe[part]["optimizer"])
         assert optimizer.steps > 0

@@ -50,8 +50,8 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
                 with gr.Tab("Edit"):
                     edit_tab(engine, generate.last)
             if videos is not None:
-                with gr.Tab("Video"):
-                    video_tab(videos)
+                with gr.Tab("Video") as tab:
+                    video_tab(videos, tab)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
         # The page calls its functions by number. Without names, none can take the name of an endpoint.
         for function in demo.fns.values():

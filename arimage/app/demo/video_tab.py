@@ -14,12 +14,15 @@ from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
 
 
 EXAMPLES = ["a red heart, moving right", "a robot, spinning", "a cat, growing", "a rocket, moving up and shrinking"]
-EMPTY = '<p class="faint">Press Generate: frames appear as soon as they are decided.</p>'
+EMPTY = '<p class="faint">Frames appear as soon as they are decided.</p>'
 
 
-def video_tab(maker: VideoMaker) -> None:
-    """Build the tab."""
+def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
+    """Build the tab. When a page opens it first, it generates the first example."""
     first = next(iter(maker.models))
+    # The finished video of the first example.
+    example: list[VideoProgress] = []
+    opened = gr.State(False)
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=300, elem_classes="controls"):
             model = gr.Dropdown(
@@ -70,29 +73,48 @@ def video_tab(maker: VideoMaker) -> None:
             status = gr.HTML(EMPTY, elem_id="video-status")
             download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
 
-    def generate(model, prompt, decoding, seed, image) -> Iterator[dict]:
-        info = maker.models[model]
-        request = VideoRequest(model, prompt or "", int(seed or 0), chosen(info, decoding), image)
+    def finished(request: VideoRequest, now: VideoProgress) -> dict:
+        path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
+        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model])
+        shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
+        return {**shown, frames: now.frames, status: status_of(now)}
+
+    def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
         yield {film: gr.Image(visible=False), frames: [], status: EMPTY, download: gr.DownloadButton(visible=False)}
         shown = 0
         try:
-            with closing(maker.run(request)) as run:
-                for now in run:
-                    update: dict = {status: status_of(now)}
-                    if len(now.frames) > shown:
-                        shown, update[frames] = len(now.frames), now.frames
+            with closing(maker.run(request)) as events:
+                for now in events:
                     if now.finished is not None:
-                        path = own_path(f"{prompt} {seed}", ".webp", film.GRADIO_CACHE)
-                        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[model])
-                        update[film] = gr.Image(path, visible=True)
-                        update[download] = gr.DownloadButton(value=path, visible=True)
-                    yield update
+                        keep[:] = [now]
+                        yield finished(request, now)
+                        return
+                    new = {frames: now.frames} if len(now.frames) > shown else {}
+                    shown = len(now.frames)
+                    yield {status: status_of(now), **new}
         except Refused as error:
             raise refusal(str(error)) from error
 
-    outputs = [film, frames, status, download]
-    runs = gr.on([start.click, prompt.submit], generate, [model, prompt, decoding, seed, image], outputs, **GENERATES)
-    stop.click(lambda: markup.STOPPED, None, status, cancels=[runs], **AT_ONCE)
+    def generate(model, prompt, decoding, seed, image) -> Iterator[dict]:
+        asked = chosen(maker.models[model], decoding)
+        request = VideoRequest(model, prompt or "", int(seed or 0), asked, image)
+        for update in run(request, []):
+            yield {opened: True, **update}
+
+    def open_tab(was_opened: bool) -> Iterator[dict]:
+        if was_opened:
+            # Gradio would empty the outputs of a function that yields nothing.
+            yield {opened: True}
+            return
+        request = VideoRequest(first, EXAMPLES[0], 0, None, None)
+        for update in [finished(request, example[0])] if example else run(request, example):
+            yield {opened: True, **update}
+
+    outputs = [opened, film, frames, status, download]
+    opening = tab.select(open_tab, opened, outputs, **GENERATES)
+    asked = [model, prompt, decoding, seed, image]
+    runs = gr.on([start.click, prompt.submit], generate, asked, outputs, cancels=[opening], **GENERATES)
+    stop.click(lambda: markup.STOPPED, None, status, cancels=[opening, runs], **AT_ONCE)
     model.input(
         lambda name: gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),
         model,

@@ -36,7 +36,7 @@ BRUSH = (255, 61, 127)
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     engine = Engine(load_models(None, "cpu"))
-    videos = VideoMaker(load_models(["emoji-video"], "cpu", videos=True))
+    videos = VideoMaker(load_models(["emoji-video-blocks"], "cpu", videos=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
         demo = build_demo(engine, videos)
@@ -363,14 +363,31 @@ def test_a_painted_part_is_generated_again(page):
     assert np.array_equal(before, generated)
 
 
+def test_the_tab_of_videos_begins_with_one(page):
+    tab(page, "Generate")
+    panel = tab(page, "Video")
+    expect(panel.locator("#video img")).to_be_visible()
+    expect(panel.locator("#frames img")).to_have_count(8)
+    expect(panel.locator("#video-status .badge")).to_have_text("exact")
+
+
 def test_frames_of_a_video_appear_and_then_play(page):
     panel = tab(page, "Video")
+    expect(panel.locator("#video-status .badge")).to_be_visible()
+    before = panel.locator("#video img").get_attribute("src")
+    panel.get_by_label("Seed").fill("1")
     panel.locator("#make-video").click()
     frames = panel.locator("#frames img")
+    expect(panel.locator("#video img")).not_to_have_attribute("src", before)
     expect(frames.first).to_be_visible()
     expect(panel.locator("#video img")).to_be_visible()
     expect(frames).to_have_count(8)
     expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    after = panel.locator("#video img").get_attribute("src")
+    # It stays when the tab is opened again.
+    tab(page, "Generate")
+    tab(page, "Video")
+    expect(panel.locator("#video img")).to_have_attribute("src", after)
     with page.expect_download() as download:
         panel.locator("#download-video").click()
     with Image.open(download.value.path()) as film:

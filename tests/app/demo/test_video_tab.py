@@ -136,6 +136,9 @@ def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
     [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
     named = {block.elem_id: block for block in run.outputs}
     updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None))
+    # A video of one's own is not replaced by the first example.
+    [opened] = [block for block in run.outputs if isinstance(block, gr.State)]
+    assert all(update[opened] for update in updates)
     shown = [update[named["frames"]] for update in updates if named["frames"] in update]
     assert [len(frames) for frames in shown][-1] == FRAMES and shown[0] == []
     with Image.open(updates[-1][named["video"]].value["path"]) as film:
@@ -145,6 +148,24 @@ def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
     assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
     with pytest.raises(gr.Error, match="at most 40 characters"):
         list(run.fn("video", "a" * 41, "sjd-coupled", 0, None))
+
+
+def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    calls, run = [], maker.run
+    monkeypatch.setattr(maker, "run", lambda request: calls.append(request) or run(request))
+    demo = build_demo(engine, maker)
+    [opening] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "").endswith("<locals>.open_tab")]
+    named = {block.elem_id: block for block in opening.outputs}
+    first = list(opening.fn(False))
+    assert len(first) > 2 and len(first[-1][named["frames"]]) == FRAMES and first[-1][named["video"]].visible
+    # The next visitor gets the same one without a run, and nobody gets it twice.
+    [second] = opening.fn(False)
+    assert second[named["frames"]] == first[-1][named["frames"]]
+    with Image.open(second[named["video"]].value["path"]) as film:
+        assert sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
+    assert [len(update) for update in opening.fn(True)] == [1]
+    assert calls == [VideoRequest("video", "a red heart, moving right")]
 
 
 def test_small_frames_are_shown_as_squares():
