@@ -258,4 +258,4 @@ def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> Llam
 
 
 def upscaler(seed: int = 0, scale: int = 2) -> ImageUpscaler:
-    return randomise(ImageUpscaler(channels=4, num_blocks=1, scale=scale), seed + 5)
+    return randomise(ImageUpscaler(channels=(4, 6), num_blocks=1, scale=scale), seed + 5)

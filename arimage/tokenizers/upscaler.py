@@ -1,5 +1,7 @@
 """An upscaler for decoded images: twice as many pixels per token, from the same tokens."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
@@ -7,7 +9,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
-from ..schema import Count, Layers, Width, checked
+from ..schema import Count, Layers, Widths, checked
 from .vq_llamagen import channels_last
 
 
@@ -16,19 +18,27 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        # Without norms, a deep network learns faster if each block starts as the identity.
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + self.conv2(F.silu(self.conv1(F.silu(hidden))))
 
 
+def blocks(channels: int, count: int) -> nn.Sequential:
+    return nn.Sequential(*(ResidualBlock(channels) for _ in range(count)))
+
+
 class ImageUpscaler(ModelMixin, ConfigMixin):
-    """Enlarges the images that an image tokenizer decodes: bicubic interpolation plus what a residual network adds
-    (as in EDSR, https://arxiv.org/abs/1707.02921). It reads pixels, so one upscaler serves tokenizers that decode
-    alike. Before training it is the interpolation alone.
+    """Enlarges the images that an image tokenizer decodes: bicubic interpolation plus what a U-Net
+    (https://arxiv.org/abs/1505.04597) of residual blocks adds. It reads pixels, so one upscaler serves tokenizers that
+    decode alike. Before training it is the interpolation alone.
 
     Args:
-        channels (`int`): width of the convolutions, all of which run at the size of the input.
-        num_blocks (`int`): residual blocks of two convolutions.
+        channels (`tuple[int, ...]`): widths of the levels, from the resolution of the input down; each has half the
+            resolution of the one before.
+        num_blocks (`int`): residual blocks per level on the way down, and as many on the way up.
         scale (`int`): how many times longer the sides become.
     """
 
@@ -36,21 +46,37 @@ class ImageUpscaler(ModelMixin, ConfigMixin):
 
     @register_to_config
     @checked
-    def __init__(self, channels: Width = 48, num_blocks: Layers = 6, scale: Count = 2):
+    def __init__(self, channels: Widths = (32, 48, 64), num_blocks: Layers = 2, scale: Count = 2):
         super().__init__()
-        self.conv_in = nn.Conv2d(3, channels, 3, padding=1)
-        self.blocks = nn.ModuleList(ResidualBlock(channels) for _ in range(num_blocks))
-        self.conv_out = nn.Conv2d(channels, 3 * scale**2, 3, padding=1)
+        self.conv_in = nn.Conv2d(3, channels[0], 3, padding=1)
+        self.down = nn.ModuleList(blocks(width, num_blocks) for width in channels)
+        self.up = nn.ModuleList(blocks(width, num_blocks) for width in channels)
+        self.shrink = nn.ModuleList(nn.Conv2d(above, below, 2, stride=2) for above, below in pairwise(channels))
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(below, above, 2, stride=2) for above, below in pairwise(channels))
+        self.conv_out = nn.Conv2d(channels[0], 3 * scale**2, 3, padding=1)
         nn.init.zeros_(self.conv_out.weight)
         nn.init.zeros_(self.conv_out.bias)
 
     @apply_forward_hook
     def upscale(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, scale * H, scale * W] of images [B, 3, H, W], both nominally in [-1, 1], not clamped."""
-        scale = self.config.scale
-        hidden = self.conv_in(channels_last(images))
-        for block in self.blocks:
-            hidden = block(hidden)
+        """Images [B, 3, scale * H, scale * W] of images [B, 3, H, W], both nominally in [-1, 1], not clamped.
+
+        Raises:
+            ValueError: if a side cannot be halved from level to level.
+        """
+        scale, factor = self.config.scale, 2 ** len(self.shrink)
+        height, width = images.shape[-2:]
+        if height % factor or width % factor:
+            raise ValueError(
+                f"images of {height}x{width} pixels do not fit this upscaler: make both sides multiples of {factor}"
+            )
+        hidden, skipped = self.down[0](self.conv_in(channels_last(images))), []
+        for shrink, down in zip(self.shrink, self.down[1:], strict=True):
+            skipped.append(hidden)
+            hidden = down(shrink(hidden))
+        hidden = self.up[-1](hidden)
+        for level in reversed(range(len(skipped))):
+            hidden = self.up[level](skipped[level] + self.grow[level](hidden))
         # The sum in float32: bfloat16 would round the interpolated levels.
         details = F.pixel_shuffle(self.conv_out(hidden), scale).float()
         return F.interpolate(images.float(), scale_factor=float(scale), mode="bicubic") + details

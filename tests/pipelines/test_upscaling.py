@@ -59,7 +59,7 @@ def test_the_same_tokens_come_out_at_both_sizes(pipe):
     upscaled, decoded = generate(pipe), generate(pipe, height=small, width=small)
     assert torch.equal(flat(upscaled.tokens), flat(decoded.tokens))
     assert upscaled.images.shape[-2:] == (large, large) and decoded.images.shape[-2:] == (small, small)
-    # The latents are not clamped to [0, 1], as the pixels are, and the network sees them so.
+    # The upscaler reads the pixels before they are clamped.
     call = pipe.prepare(**condition_of(pipe), generator=seeded(0), height=small)
     tokens = flat(decoded.tokens)
     if pipe.abilities.kind == "causal_latents":
@@ -69,8 +69,8 @@ def test_the_same_tokens_come_out_at_both_sizes(pipe):
     pixels = pipe.decode_tokens(call, tokens)
     with torch.no_grad():
         expected = (pipe.upscaler.upscale(pixels) / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(upscaled.images, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(decoded.images, (pixels / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(upscaled.images, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(decoded.images, (pixels / 2 + 0.5).clamp(0, 1), atol=1e-4, rtol=0)
 
 
 def test_the_size_of_the_tokenizer_needs_one_side_only_and_others_are_refused(pipe):
@@ -91,14 +91,14 @@ def test_without_an_upscaler_images_are_what_they_were(pipe):
 
 
 def test_images_that_take_turns_are_those_of_a_batch(pipe):
-    torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=1e-3, rtol=0)
+    torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=5e-3, rtol=0)
 
 
 def test_slices_and_tiles_reach_the_upscaler(pipe):
     expected, seen = generate(pipe).images, []
     pipe.upscaler.conv_in.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
     pipe.enable_vae_slicing()
-    torch.testing.assert_close(generate(pipe).images, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(generate(pipe).images, expected, atol=1e-4, rtol=0)
     assert [shape[0] for shape in seen] == [1, 1]
     tile = 2 * pipe.vq.scale_factor
     pipe.enable_vae_tiling(tile, tile)

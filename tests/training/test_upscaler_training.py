@@ -26,7 +26,7 @@ SETTINGS = UpscalerSettings(
     adversarial_start=20,
     discriminator_channels=8,
 )
-MODEL = {"channels": 8, "num_blocks": 1}
+MODEL = {"channels": [8, 12], "num_blocks": 1}
 SIZE = 16
 
 
@@ -215,7 +215,7 @@ def test_the_command_trains_by_a_recipe_and_saves_the_pipeline(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("table", "setting", "said"),
     [
-        ("model", {"channels": 0}, r"table \[upscaler.model\]: channels is 0: give at least 1"),
+        ("model", {"channels": 0}, r"table \[upscaler.model\]: channels is 0: give a list"),
         ("model", {"width": 8}, r"table \[upscaler.model\]: width is not a setting"),
         ("training", {"noisy_share": 2.0}, r"table \[upscaler.training\]: noisy_share is 2.0: give at most 1"),
         ("training", {"discriminator_channels": 12}, "discriminator_channels is 12"),
