@@ -1,5 +1,6 @@
 """The captions that a model was trained on, and the nearest of them to a prompt. No heavy imports."""
 
+import itertools
 import json
 import math
 import re
@@ -88,16 +89,29 @@ class KnownCaptions:
     def save(self, folder: Path) -> None:
         (folder / KNOWN_CAPTIONS).write_text(self.to_text(), encoding="utf-8")
 
+    def _captions_of(self, name: str) -> list[str]:
+        others = self.pictures[name]
+        return others if name in self.unlearned.get(name, ()) else [name, *others]
+
+    @cached_property
+    def shown(self) -> dict[str, str]:
+        """The name of each picture by a caption that shows it: its name, or if that is among `unlearned`, the first of
+        its others that shows no other picture already."""
+        shown: dict[str, str] = {}
+        for name in self.pictures:
+            free = (
+                one for one in self._captions_of(name) if one == name or one not in shown and one not in self.pictures
+            )
+            for caption in itertools.islice(free, 1):
+                shown[caption] = name
+        return shown
+
     @cached_property
     def learned(self) -> dict[str, list[str]]:
-        """The captions of each picture by one of them that shows it: its name, or if that is among `unlearned`, the
-        first of its others."""
-        learned: dict[str, list[str]] = {}
-        for name, others in self.pictures.items():
-            captions = others if name in self.unlearned.get(name, ()) else [name, *others]
-            for caption in captions[:1]:
-                learned.setdefault(caption, []).extend(captions[1:])
-        return learned
+        """The further captions of each picture, by the caption that shows it."""
+        return {
+            caption: [one for one in self._captions_of(name) if one != caption] for caption, name in self.shown.items()
+        }
 
     @cached_property
     def _learned(self) -> "_Captions":

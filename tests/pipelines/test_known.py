@@ -202,6 +202,13 @@ def test_what_was_not_learned_well_is_told(prompt):
 
 def test_what_was_not_learned_is_not_suggested():
     assert UNLEARNED.learned == {"mage": ["a sorcerer"], "witch": [], "cat": ["kitty"]}
+    assert UNLEARNED.shown == {"mage": "wizard", "witch": "witch", "cat": "cat"}
+    # A caption of several pictures shows one of them.
+    men = {name: [name] for name in ("man", "boy", "uncle")}
+    shared = KnownCaptions(
+        {"man": ["person", "man too"], "boy": ["person", "young man"], "uncle": ["person"]}, unlearned=men
+    )
+    assert shared.shown == {"person": "man", "young man": "boy"} and shared.knows("man too")
     assert UNLEARNED.nearest("dragons") == [] and UNLEARNED.nearest("sorcerers") == ["mage"]
     assert UNLEARNED.knows("a drawing of a mage") and UNLEARNED.knows("sorcerer")
     assert UNLEARNED.check("a hat", "m").message.startswith('"a hat" is not among the 3 pictures that m knows; none')

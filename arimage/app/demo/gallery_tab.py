@@ -32,10 +32,10 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
     pictures = gr.HTML(js_on_load=CLICK, elem_id="gallery")
 
     def show(model: str) -> tuple[str, str]:
-        names = engine.models[model].pictures
-        if not names:
+        known = engine.models[model].pictures
+        if not known:
             return f'<p class="faint">{escape(model)} has no list of pictures.</p>', ""
-        return ABOUT.format(count=f"{len(names):,}", model=escape(model)), sheet(tuple(names))
+        return ABOUT.format(count=f"{len(known):,}", model=escape(model)), sheet(tuple(known.items()))
 
     def choose(event: gr.EventData) -> tuple[str, dict]:
         return event.name, gr.Tabs(selected="generate")
@@ -45,26 +45,27 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
 
 
 @cache
-def sheet(names: tuple[str, ...]) -> str:
-    """HTML with a button per name. One image holds all pictures; names without a reference picture are text."""
+def sheet(known: tuple[tuple[str, str], ...]) -> str:
+    """HTML with a button per prompt, with the picture of its name. One image holds all pictures; prompts without a
+    reference picture are text."""
     pictures, gallery = read_gallery()
     places = {name: place for place, name in enumerate(gallery)}
-    shown = [name for name in names if name in places]
-    pixels = (pictures[[places[name] for name in shown]].permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
+    shown = {prompt: places[name] for prompt, name in known if name in places}
+    pixels = (pictures[[*shown.values()]].permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
     rows = -(-len(shown) // COLUMNS)
     image = Image.new("RGB", (COLUMNS * GALLERY_SIZE, rows * GALLERY_SIZE), "white")
     buttons = []
-    for number, (name, picture) in enumerate(zip(shown, pixels, strict=True)):
+    for number, (prompt, picture) in enumerate(zip(shown, pixels, strict=True)):
         left, top = number % COLUMNS * GALLERY_SIZE, number // COLUMNS * GALLERY_SIZE
         image.paste(Image.fromarray(picture), (left, top))
         buttons.append(
-            f'<button data-name="{escape(name)}" title="{escape(name)}">'
-            f'<i style="background-position:-{left}px -{top}px"></i><span>{escape(name)}</span></button>'
+            f'<button data-name="{escape(prompt)}" title="{escape(prompt)}">'
+            f'<i style="background-position:-{left}px -{top}px"></i><span>{escape(prompt)}</span></button>'
         )
     buttons += [
-        f'<button data-name="{escape(name)}"><span>{escape(name)}</span></button>'
-        for name in names
-        if name not in places
+        f'<button data-name="{escape(prompt)}"><span>{escape(prompt)}</span></button>'
+        for prompt, _ in known
+        if prompt not in shown
     ]
     style = f"<style>#gallery i {{ background-image: url({webp_uri(image)}); }}</style>"
     return f'{style}<div class="known">{"".join(buttons)}</div>'

@@ -35,7 +35,8 @@ class ModelInfo:
         edits: whether it changes a given image.
         references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
-        names: the names of its classes by id, or of the pictures that it knows; None if it has no such list.
+        class_names: the names of its classes by id, if it names them.
+        pictures: the names of the pictures that it knows, by a prompt that shows each; empty if it has no such list.
     """
 
     classes: int | None
@@ -49,12 +50,8 @@ class ModelInfo:
     edits: bool
     references: int
     order: str | None
-    names: list[str] | None
-
-    @property
-    def pictures(self) -> list[str]:
-        """Names of the pictures that the model knows, if it generates from text and has such a list."""
-        return self.names or [] if self.classes is None else []
+    class_names: list[str] | None
+    pictures: dict[str, str]
 
 
 def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
@@ -145,5 +142,6 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         edits=pipe.abilities.accepts("mask_image"),
         references=pipe.abilities.max_references,
         order=pipe.order,
-        names=list(pipe.known_captions.learned) if pipe.known_captions else pipe.class_names,
+        class_names=pipe.class_names,
+        pictures=pipe.known_captions.shown if pipe.known_captions else {},
     )

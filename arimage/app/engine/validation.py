@@ -95,7 +95,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
 def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
     if info.classes is not None:
         if request.prompt is not None:
-            remedy = "class_label or a name, not both" if info.names else "class_label and no prompt"
+            remedy = "class_label or a name, not both" if info.class_names else "class_label and no prompt"
             raise Refused(f"{request.model} generates classes, not text: give {remedy}", "prompt")
         if request.class_label is None:
             raise Refused(

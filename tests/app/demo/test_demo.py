@@ -455,8 +455,7 @@ def knowing():
 
 
 def test_the_gallery_has_every_picture_that_is_known(knowing):
-    names = tuple(knowing.models["text"].pictures)
-    html = gallery_tab.sheet(names)
+    html = gallery_tab.sheet(tuple(knowing.models["text"].pictures.items()))
     assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
     image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
     pictures, gallery = read_gallery()
@@ -465,6 +464,12 @@ def test_the_gallery_has_every_picture_that_is_known(knowing):
     assert np.abs(shown - expected).mean() < 12
     assert markup.suggestions(knowing).count("<option") == 2 and "<b>" not in markup.suggestions(knowing)
     assert "text knows 2 pictures" in markup.intro(knowing)
+
+
+def test_the_gallery_shows_a_picture_by_the_caption_that_was_learned():
+    known = KnownCaptions({"hot dog": ["sausage in a bun"]}, unlearned={"hot dog": ["hot dog"]})
+    html = gallery_tab.sheet(tuple(known.shown.items()))
+    assert html.count("<i ") == 1 and 'data-name="sausage in a bun"' in html and "hot dog" not in html
 
 
 def test_an_unknown_prompt_links_to_known_ones(knowing):
