@@ -197,10 +197,16 @@ def arguments(config: dict, rows: list[dict]) -> dict:
     }
 
 
-def weights_digest(pipe: ARPipeline) -> str:
-    """SHA-256 of about 256 values of every weight tensor: fast, and different for weights of another training."""
+def weights_digest(pipe: ARPipeline, without: tuple[str, ...] = ()) -> str:
+    """SHA-256 of about 256 values of every weight tensor: fast, and different for weights of another training.
+
+    Args:
+        without: names of components that are left out.
+    """
     digest = hashlib.sha256()
     for component, module in sorted(pipe.components.items()):
+        if component in without:
+            continue
         for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
             some = value.flatten()[:: value.numel() // 256 + 1].contiguous().cpu()
             digest.update(f"{component}.{name}".encode() + some.view(torch.uint8).numpy().tobytes())

@@ -17,6 +17,7 @@ from ...eval.runs.files import replace as replace_file
 from ...eval.runs.generate import check_same, hold, progress_bar, space_in, weights_digest
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.known import KNOWN_CAPTIONS, KnownCaptions, as_words
+from ...pipelines.upscaling import UpscalingPipeline
 from ...schema import read_object
 from ..data import ImageCaptions
 
@@ -191,11 +192,15 @@ def read_measured(path: Path, measurement: Measurement) -> None:
 def generate_and_look(
     pipe: ARImagePipeline, gallery: Gallery, tasks: list[tuple[Caption, int]], batch_size: int
 ) -> list[dict]:
-    """Generate images of captions and seeds; a row with the name of the picture that each of them shows."""
+    """Generate images of captions and seeds, without upscaling them; a row with the name of the picture that each of
+    them shows."""
+    height, width = pipe.decoded_size if isinstance(pipe, UpscalingPipeline) else pipe.image_sizes[0]
     images = pipe(
         [caption.text for caption, _ in tasks],
         generator=[torch.Generator().manual_seed(seed) for _, seed in tasks],
         batch_size=batch_size,
+        height=height,
+        width=width,
         output_type="pt",
     ).images
     return [
@@ -266,7 +271,8 @@ def run_known(
     settings = {
         "model": model,
         "dtype": str(pipe.dtype).removeprefix("torch."),
-        "weights": weights_digest(pipe),
+        # What an image shows does not depend on its size.
+        "weights": weights_digest(pipe, without=("upscaler",)),
         "decoding": decoding_to_dict(pipe.decoding),
         "sampling": pipe.generation_config,
         "pictures": gallery.digest,

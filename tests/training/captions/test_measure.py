@@ -286,3 +286,16 @@ def test_images_are_those_of_the_pipeline_at_their_seeds_whatever_the_batch(fold
     for batch_size in (1, 3):
         rows = measure.generate_and_look(pipe, gallery, [*zip(captions, range(4), strict=True)], batch_size)
         assert [(row["shows"], row["seed"]) for row in rows] == [*zip(names, range(4), strict=True)]
+
+
+def test_an_upscaler_makes_no_difference(folder, run, greedy, monkeypatch):
+    run(folder, "--limit", "2")
+    before = rows_of(folder)
+    pipe = tiny.text_pipeline()
+    pipe.known_captions, pipe.generation_config = KNOWN, {"guidance_scale": 1.0, "top_k": 1}
+    pipe.register_modules(upscaler=tiny.upscaler())
+    pipe.save_pretrained(folder / "model")
+    sizes, nearest = [], Gallery.nearest
+    monkeypatch.setattr(Gallery, "nearest", lambda self, images: sizes.append(images.shape) or nearest(self, images))
+    code, out, err = run(folder)
+    assert code == 0 and rows_of(folder)[: len(before)] == before and {size[-1] for size in sizes} == {8}
