@@ -71,12 +71,25 @@ def serve(
     prompt_characters: Annotated[
         int, typer.Option(max=10_000, help="Characters of a prompt or negative prompt.")
     ] = 4000,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Engines behind the server, each in its own process of Ray Serve, with its own GPU if there are any. "
+            "Needs arimage[ray-serve].",
+        ),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Add replicas up to this number while requests wait. Default: --replicas."),
+    ] = None,
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Serve the OpenAI Images API."""
     _check_port(port)
+    _check_replicas(replicas, max_replicas, device)
     try:
         from .server.auth import check_addresses, check_token
         from .server.leniency import Leniency
@@ -94,9 +107,17 @@ def serve(
     leniency = Leniency(any_size, any_model, ignore_unknown_fields, maskless_edits)
     # Before a model is loaded.
     check_addresses(base_url, allow_origin or [])
-    engine = Engine(load_models(model, device, dtype, False, lora), limits)
     options = {"base_url": base_url, "aliases": aliases, "leniency": leniency, "allow_origin": allow_origin or []}
-    serve_forever(engine, host, port, token=token, **options)
+    if replicas is None:
+        engine = Engine(load_models(model, device, dtype, False, lora), limits)
+        serve_forever(engine, host, port, token=token, **options)
+    else:
+        from .server.replicas import ReplicaSettings, application_name, run_replicas
+
+        typer.echo("starting the replicas", err=True)
+        settings = ReplicaSettings(model, device, dtype, lora, limits)
+        with run_replicas(settings, replicas, max_replicas or replicas, application_name(port)) as engine:
+            serve_forever(engine, host, port, token=token, **options)
 
 
 def open_app(
@@ -128,6 +149,17 @@ def open_app(
     if not pipelines:
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
     serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)
+
+
+def _check_replicas(replicas: int | None, most: int | None, device: str | None) -> None:
+    if replicas is None:
+        if most is not None:
+            raise ValueError("--max-replicas adds to --replicas: give both")
+        return
+    if most is not None and most < replicas:
+        raise ValueError(f"--max-replicas is {most}: give at least --replicas, {replicas}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--replicas gives each replica its own GPU: leave out --device {device}")
 
 
 def _check_port(port: int) -> None:

@@ -33,6 +33,10 @@ class Cancelled(Exception):
     """The request was cancelled, by `Ticket.cancel` or because the engine was closed."""
 
 
+class Unavailable(Exception):
+    """The process that was to generate the images has ended; the same request may succeed later."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits on the requests that the engine accepts.

@@ -7,11 +7,11 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -22,12 +22,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from ..engine.engine import Engine
-from ..engine.ticket import Ticket
-from ..engine.types import Cancelled, Progress, Refused, Result
+from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
 from .auth import check_addresses, local_only
+from .backend import Backend, EngineBackend, Submitted
 from .index_page import home_page
 from .leniency import Leniency
-from .metrics import Metrics
+from .metrics import RequestMetrics, exposition
 from .middleware import PICTURES, Gate, TooLarge, too_large
 from .schemas import (
     MEDIA_TYPES,
@@ -76,7 +76,7 @@ class Pictures:
 
 
 def build_server(
-    engine: Engine,
+    engine: Engine | Backend,
     *,
     token: str | None = None,
     base_url: str | None = None,
@@ -88,7 +88,7 @@ def build_server(
     """The application: the OpenAI Images API, a page about the server at /, /health, and /metrics for Prometheus.
 
     Args:
-        engine: generates the images; the caller closes it.
+        engine: generates the images, an engine or the replicas of one; the caller closes it.
         token: the bearer token that clients must send, except for /health and the URLs of images; None lets everybody
             in.
         base_url: the public URL of the server, with which the URLs of images begin; by default the one that the client
@@ -104,12 +104,12 @@ def build_server(
     """
     check_addresses(base_url, allow_origin)
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
-    metrics, pictures, started = Metrics(engine), Pictures(), int(time.time())
-    engine.on_pass, engine.on_images = metrics.observe_pass, metrics.observe_images
-    limits, default_model = engine.limits, next(iter(engine.models))
-    names = {name: name for name in engine.models} | dict(aliases or {})
+    backend = EngineBackend(engine) if isinstance(engine, Engine) else engine
+    metrics, pictures, started = RequestMetrics(), Pictures(), int(time.time())
+    limits, default_model = backend.limits, next(iter(backend.models))
+    names = {name: name for name in backend.models} | dict(aliases or {})
     # Enough for an image, a mask and references that do not compress.
-    references = max(info.references for info in engine.models.values())
+    references = max(info.references for info in backend.models.values())
     max_body = (8 + 4 * references) * limits.pixels + 2**16
     protection = [] if token is not None else local_only(host, base_url, allow_origin)
     if allow_origin:
@@ -132,11 +132,11 @@ def build_server(
             raise Refused(f"unknown model {name[:80]!r}: choose among {', '.join(names)}", "model")
         return names[name]
 
-    def submit(
-        fields: Fields, uploads: Uploads, on_progress: Callable[[Progress], None] | None
-    ) -> tuple[Ticket, Notes]:
+    def read(fields: Fields, uploads: Uploads) -> tuple[Request, list[str], str | None]:
+        """The request, the fields of it that are ignored, and what of its image is edited, if not what its mask
+        says."""
         model = model_of(fields.model or default_model)
-        info = engine.models[model]
+        info = backend.models[model]
         opened = {name: [read_picture(name, data, limits) for data in files] for name, files in uploads.items()}
         images, masks = opened.get("image", []), opened.get("mask", [])
         image = mask = edited = None
@@ -149,8 +149,7 @@ def build_server(
                 mask = read_mask(masks[0] if masks else image)
         request = fields.to_request(model, image, mask, tuple(images))
         request, ignored = leniency.adapt(request, info, limits)
-        ticket = engine.submit(request, on_progress)
-        return ticket, Notes(sorted([*ignored, *(fields.model_extra or {})]), edited, ticket.tokens)
+        return request, sorted([*ignored, *(fields.model_extra or {})]), edited
 
     async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: Uploads) -> Response:
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -160,7 +159,9 @@ def build_server(
             loop.call_soon_threadsafe(events.put_nowait, item)
 
         on_progress = put if fields.stream and fields.partial_images else None
-        ticket, notes = await run_in_threadpool(submit, fields, uploads, on_progress)
+        request, ignored, edited = await run_in_threadpool(read, fields, uploads)
+        ticket = await backend.submit(request, on_progress)
+        notes = Notes(ignored, edited, ticket.tokens)
         ticket.future.add_done_callback(lambda _: put(None))
         if fields.stream:
             return StreamingResponse(_stream(ticket, events, fields, kind, notes), media_type="text/event-stream")
@@ -224,14 +225,14 @@ def build_server(
     @app.get("/v1/models")
     async def models() -> dict:
         """The models of this server and their abilities."""
-        data = [describe_model(name, model, engine.models[model], started) for name, model in names.items()]
+        data = [describe_model(name, model, backend.models[model], started) for name, model in names.items()]
         return {"object": "list", "data": data}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict:
         """The abilities of one model."""
         model = model_of(name)
-        return describe_model(name, model, engine.models[model], started)
+        return describe_model(name, model, backend.models[model], started)
 
     @app.get("/", include_in_schema=False)
     async def home(http: HTTPRequest) -> Response:
@@ -240,22 +241,23 @@ def build_server(
     @app.get("/health")
     async def health() -> Response:
         """200 while the engine runs, 503 after it was closed or has failed."""
-        return JSONResponse({"status": "ok" if engine.alive else "closed"}, 200 if engine.alive else 503)
+        return JSONResponse({"status": "ok" if backend.alive else "closed"}, 200 if backend.alive else 503)
 
     @app.get("/metrics")
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        text = exposition([*metrics.registry.collect(), *await backend.collect()])
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
-async def _wait(ticket: Ticket, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
+async def _wait(ticket: Submitted, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
     """The result, or None if the client disconnects first, which cancels its request."""
     done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
     try:
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return ticket.result(0) if ticket.future.done() else None
+        return ticket.future.result(0) if ticket.future.done() else None
     finally:
         done.cancel()
         gone.cancel()
@@ -268,7 +270,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 async def _stream(
-    ticket: Ticket, events: asyncio.Queue, fields: Fields, kind: str, notes: Notes
+    ticket: Submitted, events: asyncio.Queue, fields: Fields, kind: str, notes: Notes
 ) -> AsyncIterator[str]:
     """Server-sent events: the partial images, then the image or an error. It is closed when the client disconnects."""
 
@@ -284,7 +286,7 @@ async def _stream(
             body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, index=index)
             yield message(body, body["type"])
             index += 1
-        result = ticket.result(0)
+        result = ticket.future.result(0)
         picture = result.images[0]
         body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, finished=(result, notes))
         yield message(body, body["type"])
@@ -292,6 +294,8 @@ async def _stream(
         yield message(error_body(str(error), 400, error.parameter), "error")
     except Cancelled:
         yield message(error_body("the server is closing: try again later", 503), "error")
+    except Unavailable as error:
+        yield message(error_body(str(error), 503), "error")
     except Exception:
         logger.exception("a stream failed")
         yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
@@ -337,6 +341,10 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
     @app.exception_handler(Cancelled)
     async def closing(http: HTTPRequest, error: Cancelled) -> Response:
         return error_response("the server is closing: try again later", 503)
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(http: HTTPRequest, error: Unavailable) -> Response:
+        return error_response(str(error), 503)
 
     @app.exception_handler(HTTPException)
     async def failed(http: HTTPRequest, error: HTTPException) -> Response:

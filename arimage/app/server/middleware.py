@@ -5,7 +5,7 @@ import time
 
 from starlette.responses import JSONResponse
 
-from .metrics import Metrics
+from .metrics import RequestMetrics
 from .schemas import error_response
 
 
@@ -26,7 +26,7 @@ class Gate:
         max_body: bytes of the largest body.
     """
 
-    def __init__(self, app, token: str | None, max_body: int, metrics: Metrics):
+    def __init__(self, app, token: str | None, max_body: int, metrics: RequestMetrics):
         self.app, self.max_body, self.metrics = app, max_body, metrics
         self.expected = None if token is None else f"Bearer {token}".encode()
 

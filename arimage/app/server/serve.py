@@ -5,10 +5,11 @@ import logging
 from ..engine.engine import Engine
 from .app import build_server
 from .middleware import PICTURES
+from .replicas import Replicas
 from .uvicorn_server import Server, serve_until_stopped
 
 
-def serve_forever(engine: Engine, host: str, port: int, **options) -> None:
+def serve_forever(engine: Engine | Replicas, host: str, port: int, **options) -> None:
     """Serve until SIGINT or SIGTERM, then close the engine, which cancels the remaining requests. `options` are those
     of `build_server`.
 

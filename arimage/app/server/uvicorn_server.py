@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..engine.engine import Engine
+from ..engine.types import Limits
 
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,16 @@ SPARE_CONNECTIONS = 128
 CLOSING_SECONDS = 3
 # Connections accepted at once, before those beyond the limit are closed: they need this many file descriptors more.
 BACKLOG = 64
+
+
+class Closable(Protocol):
+    """What a server stops when it is stopped, and what stops it: an engine, or the replicas of one."""
+
+    limits: Limits
+    on_failure: Callable[[], None] | None
+    failure: BaseException | None
+
+    def close(self) -> None: ...
 
 
 class Connection(H11Protocol):
@@ -83,7 +94,7 @@ class Server(uvicorn.Server):
         on_start: called when the server accepts connections.
     """
 
-    def __init__(self, app, engine: Engine, host: str, port: int, log_level: str = "info"):
+    def __init__(self, app, engine: Closable, host: str, port: int, log_level: str = "info"):
         protocol = partial(Connection, engine.limits.queue + SPARE_CONNECTIONS)
         super().__init__(
             uvicorn.Config(
@@ -127,7 +138,7 @@ class Server(uvicorn.Server):
             logger.error("too many open files for another connection: raise the limit (ulimit -n) or lower --queue")
 
 
-def serve_until_stopped(server: Server, engine: Engine) -> None:
+def serve_until_stopped(server: Server, engine: Closable) -> None:
     """Serve until SIGINT or SIGTERM, then close the engine.
 
     Raises:

@@ -1,6 +1,5 @@
 """The server with the client of OpenAI, with plain HTTP, and with clients that misbehave."""
 
-import base64
 import io
 import json
 import os
@@ -12,13 +11,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import numpy as np
 import openai
 import pytest
 import tiny
+from app.server.server_kit import free_port, picture, same, serving, wait_for
 from PIL import Image
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -37,34 +36,6 @@ from arimage.pipelines.known import KnownCaptions
 TOKEN = "a-token-of-the-tests"
 CLASSES = ["tench", "retriever", "crane", "otter", "finch", "crane", "tabby", "Eskimo dog", "hen", "sea lion"]
 JSON = {"Content-Type": "application/json"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@contextmanager
-def serving(engine: Engine, **options):
-    """The URL of a running server."""
-    port = free_port()
-    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_for(lambda: server.started)
-    yield f"http://127.0.0.1:{port}"
-    engine.close()
-    server.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def known_pipeline():
@@ -111,15 +82,6 @@ def held_address(held):
     with serving(engine, token=TOKEN) as address:
         yield engine, address
         held.go.set()
-
-
-def picture(data: str | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(data) if isinstance(data, str) else data))
-
-
-def same(one: Image.Image, other: Image.Image) -> bool:
-    """Whether images are equal, up to one level of 255: differently shaped matmuls round differently."""
-    return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
 
 
 def png(image: Image.Image) -> bytes:

@@ -1,0 +1,348 @@
+"""Several engines behind one server: replicas of Ray Serve, each in its own process, on this machine or on a cluster.
+
+The server itself stays in the process of the command and speaks HTTP as it does with one engine; it hands requests to
+replicas instead of to its own engine. So the urls of images, the errors, the streams, the token and the limits on
+connections do not depend on the replica, and Serve's own HTTP proxy is not used.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
+from ...options import parse_lora
+from ...pipelines.saved_folder import local_folder
+from ..engine.engine import Engine
+from ..engine.models import ModelInfo, load_models
+from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
+from .backend import EngineBackend
+from .metrics import merge
+
+
+logger = logging.getLogger(__name__)
+
+# Requests that a replica has at a time, per image of its batch: while as many wait as are generated, the batch stays
+# full. The others wait in this process, where they do not end with a replica and go to the first one with room.
+AHEAD = 2
+# How often Serve looks whether a replica is alive, in seconds. It replaces one that has ended.
+HEALTH_SECONDS = 2
+# How long a replica that is taken away may take to finish its images, in seconds.
+FINISHING_SECONDS = 600
+# How long the replicas may take to send their metrics, in seconds.
+METRICS_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """What every replica is started with.
+
+    Attributes:
+        models, dtype, lora: as in `load_models`.
+        device: "cpu", "cuda", or None for GPUs if there are any.
+        limits: those of the server.
+    """
+
+    models: list[str] | None
+    device: str | None
+    dtype: str
+    lora: list[str] | None
+    limits: Limits
+
+
+class Replica:
+    """An engine in a process of Ray Serve."""
+
+    def __init__(self, settings: ReplicaSettings):
+        limits = replace(settings.limits, queue=AHEAD * settings.limits.batch)
+        engine = Engine(load_models(settings.models, settings.device, settings.dtype, False, settings.lora), limits)
+        # A replica whose engine has failed would refuse every request at once, and so be sent most of them.
+        engine.on_failure = partial(os._exit, 1)
+        self._backend = EngineBackend(engine)
+
+    async def describe(self) -> dict[str, ModelInfo]:
+        """The abilities of the models."""
+        return self._backend.models
+
+    async def generate(self, request: Request) -> AsyncIterator[int | Progress | Result | Exception]:
+        """The number of tokens, then the progress whenever there are previews, then the result; or the reason why
+        there is none. Ends the request when the iterator is closed."""
+        events, loop = asyncio.Queue(), asyncio.get_running_loop()
+
+        def put(item: Progress | None) -> None:
+            # Called in the engine's thread.
+            if item is None or item.previews is not None:
+                loop.call_soon_threadsafe(events.put_nowait, item)
+
+        try:
+            ticket = await self._backend.submit(request, put)
+        except (Refused, Cancelled) as error:
+            yield error
+            return
+        ticket.future.add_done_callback(lambda _: put(None))
+        try:
+            yield ticket.tokens
+            while (progress := await events.get()) is not None:
+                yield progress
+            error = ticket.future.exception(0)
+            if error is not None and not isinstance(error, Refused | Cancelled):
+                raise error
+            yield error or ticket.result(0)
+        finally:
+            ticket.cancel()
+
+    async def collect(self) -> tuple[str, list[Metric]]:
+        """The name of the replica and its metrics."""
+        from ray import serve
+
+        return serve.get_replica_context().replica_tag, await self._backend.collect()
+
+
+class RemoteTicket:
+    """A request that a replica has accepted; see `Submitted`."""
+
+    def __init__(self, answers: Any, tokens: int):
+        self.tokens, self.future, self._answers = tokens, Future(), answers
+
+    def cancel(self) -> None:
+        """End the request, unless it has ended already."""
+        if not self.future.done():
+            self._answers.cancel()
+
+
+class Replicas:
+    """Replicas as the `Backend` of a server.
+
+    Args:
+        handle: Serve's handle of a running deployment of `Replica`, with `stream=True`.
+        models: the abilities of their models.
+        limits: those of the server; up to `queue` requests wait in this process for a replica with room.
+        running: how many requests all replicas have at most.
+
+    Attributes:
+        limits: those of the server; `queue` includes the requests that replicas have.
+        on_failure, failure: not used; Serve starts replicas again.
+    """
+
+    def __init__(self, handle: Any, models: dict[str, ModelInfo], limits: Limits, running: int):
+        self.models, self.limits = models, replace(limits, queue=limits.queue + running)
+        self.on_failure: Callable[[], None] | None = None
+        self.failure: BaseException | None = None
+        self._handle, self._queue, self._waiting = handle, limits.queue, 0
+        self._lock, self._closed = threading.Lock(), False
+        # The answers to requests that have not ended, and the tasks that read them.
+        self._running: set[Any] = set()
+        self._tasks: set[asyncio.Task] = set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are accepted."""
+        return not self._closed
+
+    async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> RemoteTicket:
+        """Wait until a replica accepts a request.
+
+        Raises:
+            Refused: if the replica refuses it, or too many requests are waiting.
+            Cancelled: if the server is closed.
+            Unavailable: if the replica ends.
+        """
+        with self._lock:
+            if self._closed:
+                raise Cancelled("the server is closed: start it again")
+            if self._waiting >= self._queue:
+                raise Refused(f"{self._queue} requests are waiting already: try again later", busy=True)
+            answers = self._handle.generate.remote(request)
+            self._running.add(answers)
+            self._waiting += 1
+        try:
+            with _in_our_terms():
+                tokens = await anext(answers)
+            if isinstance(tokens, Exception):
+                raise tokens
+        except BaseException:
+            self._running.discard(answers)
+            raise
+        finally:
+            self._waiting -= 1
+        ticket = RemoteTicket(answers, tokens)
+        task = asyncio.create_task(self._follow(ticket, answers, on_progress))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ticket
+
+    async def _follow(self, ticket: RemoteTicket, answers: Any, on_progress: Callable[[Progress], None] | None):
+        try:
+            with _in_our_terms():
+                async for answer in answers:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    if isinstance(answer, Result):
+                        ticket.future.set_result(answer)
+                    elif on_progress is not None:
+                        on_progress(answer)
+        # Whoever waits for the result raises it.
+        except Exception as error:
+            ticket.future.set_exception(error)
+        finally:
+            self._running.discard(answers)
+
+    async def collect(self) -> list[Metric]:
+        """The metrics of each replica with its name as the label `replica`, and how many answer and requests wait."""
+        from ray.serve.exceptions import DeploymentUnavailableError
+
+        answers = []
+        try:
+            broadcast = self._handle.broadcast("collect")
+            answers = await broadcast.results_async(timeout_s=METRICS_SECONDS, return_exceptions=True)
+        except (TimeoutError, DeploymentUnavailableError):
+            logger.warning("no replica has sent its metrics")
+        # One that has just ended sends an error.
+        by_replica = dict(answer for answer in answers if not isinstance(answer, Exception))
+        running = GaugeMetricFamily("arimage_replicas", "Replicas that have sent their metrics.", len(by_replica))
+        waiting = GaugeMetricFamily("arimage_unassigned_requests", "Requests that wait for a replica.", self._waiting)
+        return [*merge(by_replica), running, waiting]
+
+    def close(self) -> None:
+        """Cancel all requests."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for answers in running:
+            answers.cancel()
+
+
+@contextmanager
+def _in_our_terms() -> Iterator[None]:
+    """Raise what the server answers with for errors of Ray."""
+    from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+    from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
+
+    try:
+        yield
+    except TaskCancelledError as error:
+        raise Cancelled("the request was cancelled") from error
+    # What the code of the replica has raised.
+    except RayTaskError:
+        raise
+    # Its process, its machine, or what they had stored is gone.
+    except (RayError, ReplicaUnavailableError, DeploymentUnavailableError) as error:
+        logger.warning("a request has lost its replica: %s", str(error).partition("\n")[0])
+        raise Unavailable("the process that was to generate the image has ended: try again") from error
+
+
+@contextmanager
+def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) -> Iterator[Replicas]:
+    """Start replicas on the cluster at RAY_ADDRESS, or on this machine, and end them afterwards. Each has its own GPU,
+    or on the CPU its share of this process's threads.
+
+    Args:
+        least, most: how many there are; Serve adds replicas up to `most` while each has more requests than fit its
+            batch, and takes them away again when they are idle.
+        name: the name of the application in Serve. It replaces one with the same name.
+
+    Raises:
+        ValueError: if Ray Serve is not installed, this machine has too few GPUs or cores, or no replica starts.
+    """
+    # Ray reads these when it is imported. By default it reports its usage, and waits 0.1 seconds for the length of a
+    # replica's queue; an engine on the CPU may keep its process from answering for longer.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ValueError("--replicas needs Ray Serve: pip install 'arimage[ray-serve]'") from error
+
+    # It warns of every request that waits for a replica.
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    on_cluster = "RAY_ADDRESS" in os.environ
+    if on_cluster:
+        ray.init(logging_level=logging.ERROR)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+    else:
+        gpus = torch.cuda.device_count()
+    on_gpu = settings.device == "cuda" or (settings.device is None and gpus > 0)
+    if not on_cluster:
+        found, what = (gpus, "GPUs") if on_gpu else (os.cpu_count() or 1, "CPU cores")
+        if found < most:
+            raise ValueError(
+                f"--replicas asks for {most} {what}, and this machine has {found}: ask for fewer, or set RAY_ADDRESS "
+                "to a cluster's"
+            )
+        ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
+    try:
+        # An error of a replica is raised below. On a cluster, the controller warns that replicas wait for machines.
+        level = "WARNING" if on_cluster else "CRITICAL"
+        serve.start(proxy_location="Disabled", logging_config={"log_level": level})
+        device = "cuda" if on_gpu else "cpu"
+        application = deployment_of(settings.limits, device, least, most).bind(_for_workers(settings, device))
+        try:
+            handle = serve.run(application, name=name, route_prefix=None)
+        except RuntimeError as error:
+            *_, last = serve.status().applications[name].deployments[Replica.__name__].message.splitlines()
+            raise ValueError(last.removeprefix("ValueError: ")) from error
+        models = handle.describe.remote().result()
+        yield Replicas(handle.options(stream=True), models, settings.limits, AHEAD * settings.limits.batch * most)
+    finally:
+        if on_cluster:
+            serve.delete(name)
+        ray.shutdown()
+
+
+def deployment_of(limits: Limits, device: str, least: int, most: int) -> Any:
+    """Serve's deployment of `least` to `most` replicas on "cpu" or "cuda"."""
+    from ray import serve
+
+    count: dict[str, Any] = {"num_replicas": least}
+    if least < most:
+        bounds = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": limits.batch}
+        count = {"autoscaling_config": bounds}
+    threads = max(torch.get_num_threads() // most, 1)
+    return serve.deployment(
+        Replica,
+        **count,
+        ray_actor_options={"num_gpus": 1} if device == "cuda" else {"num_cpus": threads},
+        max_ongoing_requests=AHEAD * limits.batch,
+        # An error of the models is the same in every replica.
+        max_constructor_retry_count=1,
+        health_check_period_s=HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=FINISHING_SECONDS,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+
+
+def _for_workers(settings: ReplicaSettings, device: str) -> ReplicaSettings:
+    """The settings with absolute paths, since other processes may have another working directory."""
+
+    def model(name: str) -> str:
+        folder = local_folder(name)
+        return name if folder is None else str(folder.resolve())
+
+    def adapter(text: str) -> str:
+        source, scale = parse_lora(text)
+        return f"{Path(source).resolve()}:{scale}" if Path(source).exists() else text
+
+    models, lora = settings.models or [], settings.lora or []
+    return replace(
+        settings,
+        device=device,
+        models=[model(name) for name in models] or None,
+        lora=[adapter(text) for text in lora] or None,
+    )
+
+
+def application_name(port: int) -> str:
+    """The name in Serve of the server on this machine and port."""
+    return f"arimage-{socket.gethostname()}-{port}"

@@ -1,0 +1,51 @@
+"""What the tests of the server share: a running server, and reading its images."""
+
+import base64
+import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+
+from arimage.app.server.app import build_server
+from arimage.app.server.uvicorn_server import Server
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def serving(engine, **options):
+    """The URL of a running server."""
+    port = free_port()
+    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    yield f"http://127.0.0.1:{port}"
+    engine.close()
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def wait_for(condition, seconds: float = 60, pause: float = 0.01) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(pause)
+
+
+def picture(data: str | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(data) if isinstance(data, str) else data))
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    """Whether images are equal, up to one level of 255: differently shaped matmuls round differently."""
+    return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1

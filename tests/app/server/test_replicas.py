@@ -1,0 +1,365 @@
+"""Replicas of an engine behind one server: in this process with a stand-in for Ray Serve, and in processes of Ray."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import httpx
+import openai
+import psutil
+import pytest
+import tiny
+from app.server.server_kit import free_port, picture, same, serving, wait_for
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import RequestCancelledError
+from typer.testing import CliRunner
+
+from arimage import cli
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits, Request
+from arimage.app.server import replicas as module
+from arimage.app.server.replicas import (
+    Replica,
+    Replicas,
+    ReplicaSettings,
+    application_name,
+    deployment_of,
+    run_replicas,
+)
+
+
+class Answers:
+    """What a replica answers to one request, as Serve hands it over."""
+
+    def __init__(self, iterator):
+        self._iterator, self._next, self._error = iterator, None, None
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        self._loop = asyncio.get_running_loop()
+        self._next = asyncio.ensure_future(anext(self._iterator))
+        try:
+            return await self._next
+        except asyncio.CancelledError:
+            raise self._error from None
+
+    def cancel(self, error=None):
+        self._error = error or RequestCancelledError("id")
+        self._loop.call_soon_threadsafe(self._next.cancel)
+
+
+class Handle:
+    """Sends requests to replicas in turn, and calls all of them, as the handle of Serve does."""
+
+    def __init__(self, replicas):
+        self.replicas, self.answers, self.generate = replicas, [], SimpleNamespace(remote=self._remote)
+
+    def _remote(self, request):
+        replica = self.replicas[len(self.answers) % len(self.replicas)]
+        self.answers.append(Answers(replica.generate(request)))
+        return self.answers[-1]
+
+    def broadcast(self, method):
+        async def results(timeout_s, return_exceptions):
+            answers = [getattr(replica, method)() for replica in self.replicas]
+            return await asyncio.gather(*answers, return_exceptions=return_exceptions)
+
+        return SimpleNamespace(results_async=results)
+
+
+def replica_of(pipe, monkeypatch, **limits) -> Replica:
+    monkeypatch.setattr(module, "load_models", lambda *_: {"text": pipe})
+    return Replica(ReplicaSettings(None, "cpu", "auto", None, Limits(gathering=0.05, **limits)))
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """A server with two replicas: its address, and the handle."""
+    handle = Handle([replica_of(tiny.text_pipeline(), monkeypatch) for _ in range(2)])
+    with serving_replicas(handle) as (address, _):
+        yield address, handle
+
+
+@pytest.fixture
+def slow(held, monkeypatch):
+    """A server with one replica, whose images begin when `held.go` is set, and at most one waiting request."""
+    handle = Handle([replica_of(held, monkeypatch)])
+    with serving_replicas(handle, queue=1) as (address, replicas):
+        yield address, replicas, handle
+        held.go.set()
+
+
+@contextmanager
+def serving_replicas(handle: Handle, **limits):
+    models = asyncio.run(handle.replicas[0].describe())
+    replicas = Replicas(handle, models, Limits(**limits), 32)
+    with serving(replicas) as address:
+        yield address, replicas
+    for replica in handle.replicas:
+        replica._backend._engine.close()
+
+
+def wait_for_accepted(count: int, address: str, handle: Handle) -> None:
+    """Wait until replicas have `count` requests, and none waits for a replica."""
+    wait_for(lambda: len(handle.answers) == count)
+    wait_for(lambda: "arimage_unassigned_requests 0.0" in httpx.get(f"{address}/metrics").text)
+
+
+def client_of(address: str, **options) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", **{"max_retries": 0, **options})
+
+
+def test_replicas_generate_what_an_engine_does(two):
+    address, handle = two
+    engine = Engine({"text": tiny.text_pipeline()})
+    [expected] = engine.submit(Request("text", prompt="a red heart", seed=3)).result(60).images
+    engine.close()
+    client = client_of(address)
+    arguments = {"prompt": "a red heart", "extra_body": {"seed": 3}}
+    urls = [client.images.generate(response_format="url", **arguments).data[0].url for _ in range(2)]
+    # Every image has its url in the server, whatever replica has generated it.
+    assert len(handle.answers) == 2 and all(same(picture(httpx.get(url).content), expected) for url in urls)
+    *previews, last = client.images.generate(stream=True, partial_images=2, **arguments)
+    assert len(previews) == 2 and same(picture(last.b64_json), expected) and last.usage.output_tokens == 16
+    for arguments, error in (({"n": 99}, "ask for 1 to 8"), ({"extra_body": {"top_p": 2}}, "top_p is 2")):
+        with pytest.raises(openai.BadRequestError, match=error):
+            client.images.generate(prompt="a", **arguments)
+
+
+def test_metrics_name_their_replica(two, monkeypatch):
+    address, handle = two
+    client = client_of(address)
+    for count in (1, 1, 2):
+        client.images.generate(prompt="a", n=count)
+    names = iter(["x", "y"] * 2)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(replica_tag=next(names)))
+    text = httpx.get(f"{address}/metrics").text
+    assert 'arimage_images_total{replica="x"} 3.0' in text and 'arimage_images_total{replica="y"} 1.0' in text
+    assert 'arimage_batch_images_bucket{le="1.0",replica="x"}' in text
+    assert "\narimage_replicas 2.0\n" in text and 'arimage_requests_total{status="200"} 3.0' in text
+    assert text.count("# TYPE arimage_images_total counter") == 1
+
+    # A replica that has just ended does not answer.
+    async def ended():
+        raise ActorDiedError
+
+    monkeypatch.setattr(handle.replicas[1], "collect", ended)
+    text = httpx.get(f"{address}/metrics").text
+    assert 'replica="x"' in text and 'replica="y"' not in text and "\narimage_replicas 1.0\n" in text
+
+
+def test_a_replica_that_ends_is_an_error_of_openai(slow, held):
+    address, _, handle = slow
+    client = client_of(address)
+
+    def stream():
+        return list(client.images.generate(prompt="a", stream=True, partial_images=1))
+
+    with ThreadPoolExecutor() as pool:
+        asked = []
+        for ask in (partial(client.images.generate, prompt="a"), stream):
+            asked.append(pool.submit(ask))
+            wait_for_accepted(len(asked), address, handle)
+        for answers in handle.answers:
+            answers.cancel(ActorDiedError())
+        with pytest.raises(openai.InternalServerError, match="has ended: try again") as raised:
+            asked[0].result(60)
+        with pytest.raises(openai.APIError, match="has ended: try again"):
+            asked[1].result(60)
+    assert raised.value.status_code == 503 and raised.value.type == "server_error"
+
+
+def test_a_client_that_vanishes_frees_the_replica(slow, held):
+    address, _, handle = slow
+    engine = handle.replicas[0]._backend._engine
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/v1/images/generations", json={"prompt": "a"}, timeout=2)
+    assert held.entered.is_set()
+    wait_for(lambda: all(ticket.future.done() for ticket in engine._running))
+    held.go.set()
+    assert client_of(address).images.generate(prompt="b").data
+
+
+def test_a_full_queue_is_refused_and_closing_ends_all(slow, held, monkeypatch):
+    address, replicas, handle = slow
+    client = client_of(address)
+    never = asyncio.Event()
+
+    async def full(request):
+        await never.wait()
+        yield
+
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(client.images.generate, prompt="a")]
+        wait_for_accepted(1, address, handle)
+        monkeypatch.setattr(handle.replicas[0], "generate", full)
+        asked.append(pool.submit(client.images.generate, prompt="b"))
+        wait_for(lambda: "arimage_unassigned_requests 1.0" in httpx.get(f"{address}/metrics").text)
+        with pytest.raises(openai.RateLimitError, match="1 requests are waiting already"):
+            client.images.generate(prompt="c")
+        replicas.close()
+        for answer in asked:
+            with pytest.raises(openai.InternalServerError, match="the server is closing"):
+                answer.result(60)
+    assert httpx.get(f"{address}/health").status_code == 503
+    with pytest.raises(openai.InternalServerError, match="the server is closing"):
+        client.images.generate(prompt="d")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_replica_whose_engine_fails_ends_its_process(held, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    replica = replica_of(held, monkeypatch)
+    held.go.set()
+    monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
+
+    async def ask():
+        return [answer async for answer in replica.generate(Request("text", prompt="a"))]
+
+    asyncio.run(ask())
+    assert ended.wait(60)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_deployment_keeps_batches_full_and_its_bounds(device, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 9)
+    fixed = deployment_of(Limits(batch=6), device, 2, 2)
+    assert (fixed.num_replicas, fixed.max_ongoing_requests) == (2, 12)
+    wanted = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 4}
+    assert wanted.items() <= fixed.ray_actor_options.items()
+    scaled = deployment_of(Limits(batch=6), device, 2, 4)._deployment_config.autoscaling_config
+    assert (scaled.min_replicas, scaled.max_replicas, scaled.target_ongoing_requests) == (2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-replicas", "2"], "--max-replicas adds to --replicas: give both"),
+        (["--replicas", "3", "--max-replicas", "2"], "--max-replicas is 2: give at least --replicas, 3"),
+        (["--replicas", "2", "--device", "cuda:1"], "leave out --device cuda:1"),
+        (["--replicas", "2", "--device", "cuda"], "asks for 2 GPUs, and this machine has 1"),
+        (
+            ["--replicas", "2", "--max-replicas", "5", "--device", "cpu"],
+            "asks for 5 CPU cores, and this machine has 4",
+        ),
+    ],
+)
+def test_the_command_refuses_before_ray_starts(options, message, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "emoji-llamagen", *options])
+    assert isinstance(result.exception, ValueError) and message in str(result.exception)
+
+
+def test_without_ray_serve_replicas_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(ValueError, match=r"--replicas needs Ray Serve: pip install 'arimage\[ray-serve\]'"),
+        run_replicas(ReplicaSettings(None, None, "auto", None, Limits()), 2, 2, "name"),
+    ):
+        pass
+
+
+def test_paths_are_absolute_for_other_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "style.safetensors").touch()
+    settings = ReplicaSettings(["model", "emoji-arpg"], None, "auto", ["style.safetensors:0.5", "a/hub"], Limits())
+    found = module._for_workers(settings, "cpu")
+    assert found.models == [str(tmp_path / "model"), "emoji-arpg"]
+    assert found.lora == [f"{tmp_path / 'style.safetensors'}:0.5", "a/hub"]
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """The processes of the replicas of an application."""
+    found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
+    lines = [(process, " ".join(process.info["cmdline"])) for process in found]
+    return [process for process, line in lines if line.startswith("ray::") and "Replica" in line and name in line]
+
+
+@pytest.mark.slow
+def test_two_replicas_answer_fifty_requests_while_one_is_killed(tmp_path):
+    tiny.text_pipeline().save_pretrained(tmp_path / "text")
+    port = free_port()
+    command = [sys.executable, "-m", "arimage", "serve", "--model", "emoji-arpg", "--model", str(tmp_path / "text")]
+    command += ["--replicas", "2", "--device", "cpu", "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_worker_niceness": "0"}
+    environment.pop("RAY_ADDRESS", None)
+    with open(tmp_path / "log", "w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    address = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert server.poll() is None, (tmp_path / "log").read_text()
+        try:
+            return httpx.get(f"{address}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    def images() -> dict[str, float]:
+        """The number of images of each replica."""
+        text = httpx.get(f"{address}/metrics", timeout=60).text
+        found = re.findall(r'^arimage_images_total\{replica="(\w+)"\} (\S+)$', text, re.MULTILINE)
+        return {name: float(count) for name, count in found}
+
+    def ask(number: int) -> httpx.Response:
+        """One of fifty requests, of which every tenth is a stream."""
+        body = {"model": "emoji-arpg", "prompt": "a red heart", "seed": number % 2}
+        more = {"stream": True, "partial_images": 1} if number % 10 == 9 else {"response_format": "url"}
+        return httpx.post(f"{address}/v1/images/generations", json={**body, **more}, timeout=600)
+
+    wait_for(healthy, 600, 0.5)
+    before = images()
+    assert len(before) == 2
+    with ThreadPoolExecutor(50) as pool:
+        asked = [pool.submit(ask, number) for number in range(50)]
+        wait_for(lambda: sum(answer.done() for answer in asked) >= 4, 600)
+        processes(application_name(port))[0].kill()
+        # None hangs.
+        answers = [answer.result(600) for answer in asked]
+    failed, urls = [], []
+    for number, answer in enumerate(answers):
+        if number % 10 == 9:
+            assert answer.status_code == 200
+            event, data = answer.text.strip().split("\n\n")[-1].split("\n")
+            body = json.loads(data.removeprefix("data: "))
+            if event == "event: error":
+                failed.append(body)
+        elif answer.status_code == 200:
+            urls.append((number % 2, answer.json()["data"][0]["url"]))
+        else:
+            assert answer.status_code == 503
+            failed.append(answer.json())
+    # The killed one had at most two batches of eight.
+    assert 1 <= len(failed) <= 16 and len(urls) + len(failed) >= 45
+    message = "the process that was to generate the image has ended: try again"
+    error = {"message": message, "type": "server_error", "param": None, "code": None}
+    assert all(body == {"error": error} for body in failed)
+    # A seed gives the same image on both, and every url holds.
+    by_seed = {}
+    for seed, url in urls:
+        by_seed.setdefault(seed, []).append(picture(httpx.get(url).raise_for_status().content))
+    assert all(same(image, found[0]) for found in by_seed.values() for image in found)
+    # OpenAI's client repeats what fails, and another replica has begun.
+    assert client_of(address, max_retries=2).images.generate(model="text", prompt="a").data
+    wait_for(lambda: len(images()) == 2 and not images().keys() <= before.keys(), 600, 0.5)
+    with ThreadPoolExecutor(50) as pool:
+        again = list(pool.map(lambda _: client_of(address).images.generate(model="text", prompt="a"), range(50)))
+    assert all(answer.data for answer in again) and all(count > 0 for count in images().values())
+    server.send_signal(signal.SIGINT)
+    assert server.wait(120) == 0, (tmp_path / "log").read_text()
+    wait_for(lambda: processes(application_name(port)) == [])
