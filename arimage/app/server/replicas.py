@@ -40,8 +40,8 @@ AHEAD = 2
 HEALTH_SECONDS = 2
 # How long a replica that is taken away may take to finish its images, in seconds.
 FINISHING_SECONDS = 600
-# How long the replicas may take to send their metrics, in seconds.
-METRICS_SECONDS = 5
+# How long the replicas may take to send their metrics, in seconds; Prometheus waits for 10 by default.
+METRICS_SECONDS = 9
 
 
 @dataclass(frozen=True)
