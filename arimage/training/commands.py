@@ -203,12 +203,16 @@ def lora(
     caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
     prior: Annotated[
         Path | None,
+        typer.Option(help="Pictures with captions that the model should keep, in the same layouts as --data."),
+    ] = None,
+    prior_prompts: Annotated[
+        str | None,
         typer.Option(
-            help="Pictures with captions that the model should keep, in the same layouts as --data, or a run of "
-            "`arimage eval generate`, pictures that it made itself."
+            help="Prompts of pictures that the model should keep, a file as in `arimage eval generate`: it makes them "
+            "itself before training."
         ),
     ] = None,
-    prior_share: Annotated[float, typer.Option(help="Share of --prior in every batch.")] = 0.5,
+    prior_share: Annotated[float, typer.Option(help="Share of old pictures in every batch.")] = 0.5,
     short_share: Annotated[
         float, typer.Option(help="Share of steps on the first 96 tokens only, with more pictures, in raster order.")
     ] = 0.5,
@@ -228,6 +232,8 @@ def lora(
     from .adapters.lora import LoraSettings, LoraTask, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
 
+    if prior is not None and prior_prompts is not None:
+        raise ValueError("--prior and --prior-prompts both name old pictures: give one of the two")
     settings = LoraSettings(
         rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
     )
@@ -235,10 +241,16 @@ def lora(
     pipe = load_pipeline(model, device, dtype)
     size = pipe.image_sizes[0]
     pictures = load_pairs(data, size, caption)
+    out.mkdir(parents=True, exist_ok=True)
     old = None if prior is None else load_pairs(prior, size)
+    if prior_prompts is not None:
+        from ..eval.runs.prompts import prompt_file, read_prompts
+        from .adapters.generated import generate_prior
+
+        asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
+        old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
     parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
     task = LoraTask(pipe, pictures, settings, **parts)
-    out.mkdir(parents=True, exist_ok=True)
     psnr, own = task.report_reconstructions(out)
     typer.echo(
         f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"

@@ -10,8 +10,7 @@ from families import BUILD, EVERY, quick, seeded
 from PIL import Image
 
 from arimage import cli
-from arimage.eval.runs.generate import generate, make_config, prepare
-from arimage.eval.runs.manifest import prompt_rows
+from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.losses import losses_of
 from arimage.training.adapters.pairs import Pairs, load_pairs
 
@@ -46,10 +45,6 @@ def task_of(pipe, settings=QUICK, **more):
 
 
 # Pictures and captions
-
-
-def to_chw(path):
-    return np.asarray(Image.open(path)).transpose(2, 0, 1).tolist()
 
 
 def write_pictures(folder, names=("one", "two")):
@@ -88,19 +83,6 @@ def test_a_picture_of_several_captions_is_learned_with_each(tmp_path):
     (folder / "metadata.jsonl").write_text("".join([*lines, '{"file_name": "two.png", "text": ""}\n']))
     with pytest.raises(ValueError, match="two.png has no caption"):
         load_pairs(folder, (4, 4))
-
-
-def test_pictures_of_a_run(tmp_path):
-    pipe = EVERY["llamagen-text"]()
-    rows = prompt_rows([{"prompt": "cat"}, {"prompt": "house"}], seed=0)
-    config = make_config(pipe, rows, model="tiny", source={}, seed=0, batch_size=2, decoding="ar")
-    made = prepare(config, rows, tmp_path / "run")
-    generate(made, pipe)
-    prior = load_pairs(tmp_path / "run", pipe.image_sizes[0])
-    assert prior.captions == ["cat", "house"] and prior.generated and prior.take([1]).generated
-    assert prior.images[1].tolist() == to_chw(tmp_path / "run" / "images" / "000001.png")
-    # What the model generated says nothing about how well the tokenizer reproduces pictures.
-    assert task_of(pipe, prior=prior).report_reconstructions(tmp_path)[1] is None
 
 
 def test_missing_captions_and_pictures_are_named(tmp_path):
@@ -179,6 +161,31 @@ def test_families_that_cannot_be_trained_are_named(family):
     pipe = EVERY[family]()
     with pytest.raises(ValueError, match="cannot be trained here"):
         losses_of(pipe, "3" if pipe.num_classes else "a red heart")
+
+
+@pytest.mark.parametrize("family", quick(TRAINED))
+def test_what_a_model_generated_is_what_its_losses_know(family, tmp_path):
+    pipe = EVERY[family]()
+    pipe.generation_config.update(guidance_scale=1.0)
+    captions = pairs(pipe).captions[:3]
+    prior = generate_prior(pipe, captions, tmp_path / "prior.safetensors", seed=0)
+    assert torch.equal(generate_prior(pipe, captions, tmp_path / "prior.safetensors", seed=0).tokens, prior.tokens)
+    losses, count = losses_of(pipe, captions[0]), prior.tokens.shape[1]
+
+    def likely(tokens):
+        """The loss of greedy tokens is the smallest that any tokens have, place by place, given those before."""
+        with torch.no_grad():
+            return losses(captions, tokens, torch.zeros(3, dtype=torch.bool), count, seeded(0))
+
+    encoded = losses.tokens(torch.zeros(3, 3, *pipe.image_sizes[0]))
+    assert prior.tokens.shape == encoded.shape and prior.tokens.dtype == encoded.dtype
+    pipe.generation_config.update(temperature=1e-3)
+    sharp = generate_prior(pipe, captions, tmp_path / "sharp.safetensors", seed=0).tokens
+    assert likely(sharp).mean() < likely(prior.tokens).mean() - 0.1
+    # In another order than that of generation, greedy tokens are no longer the likeliest ones.
+    if not pipe.abilities.accepts("order"):
+        others = (sharp + 1) % (int(sharp.max()) + 1)
+        assert (likely(sharp)[:, 0] < likely(others)[:, 0]).all()
 
 
 def test_targets_leave_out_what_generates_no_images():
@@ -275,3 +282,9 @@ def test_the_command_trains_an_adapter_that_generates(tmp_path, monkeypatch, cap
     assert code == 0 and "dB" in out and "held-out loss" in out
     assert command("generate", "cat", "--model", "model", "--lora", "run/best:0.5", "--out", "cat.png")[0] == 0
     assert command(*arguments, "--rank", "0")[0] == 2
+    (tmp_path / "old.txt").write_text("cat\nhouse\n")
+    old = ["--prior-prompts", "old.txt", "--out", "next-to-old"]
+    assert command(*arguments, *small, *old)[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "next-to-old" / "log.jsonl").read_text().splitlines()]
+    assert "held-out loss" in rows[-1] and (tmp_path / "next-to-old" / "prior.safetensors").is_file()
+    assert command(*arguments, *small, *old, "--prior", str(folder))[0] == 2

@@ -16,6 +16,7 @@ from ...pipelines.lora import check_peft
 from ..data import save_grid, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
+from .generated import Generated
 from .losses import condition_of, losses_of
 from .pairs import Pairs
 
@@ -90,7 +91,7 @@ class LoraTask(nn.Module):
         settings: LoraSettings,
         *,
         base: str,
-        prior: Pairs | None = None,
+        prior: Pairs | Generated | None = None,
         prompts: Sequence[str] = (),
         decoding: str | None = None,
     ):
@@ -119,7 +120,9 @@ class LoraTask(nn.Module):
         count = max(1, len(data) // 10)
         self.heldout, self.data, self.prior = data.take(shuffled[:count]), data.take(shuffled[count:]), prior
         self.tokens, self.heldout_tokens = self.encode(self.data), self.encode(self.heldout)
-        self.prior_tokens = None if prior is None else self.encode(prior)
+        self.old = None
+        if prior is not None:
+            self.old = prior.captions, self.encode(prior) if isinstance(prior, Pairs) else prior.tokens
         priors = [] if prior is None else prior.captions
         shown = [*self.data.captions[:SHOWN], *self.heldout.captions[:SHOWN], *priors[:SHOWN]]
         self.prompts = list(prompts or shown)
@@ -139,12 +142,11 @@ class LoraTask(nn.Module):
         return (pipe.decode_tokens(call, tokens[: len(texts)].to(pipe._execution_device)).float().cpu() + 1) / 2
 
     def report_reconstructions(self, out: Path) -> tuple[float, float | None]:
-        """The mean PSNR in dB of reconstructed pictures, and of prior ones if there are any that the model did not
-        generate itself. Saves the pictures above their reconstructions: an adapter does not learn what the tokenizer
-        cannot reproduce."""
+        """The mean PSNR in dB of reconstructed pictures, and of prior ones if some were given. Saves the pictures
+        above their reconstructions: an adapter does not learn what the tokenizer cannot reproduce."""
         shown = [("pictures", self.data, self.tokens)]
-        if self.prior is not None and self.prior_tokens is not None and not self.prior.generated:
-            shown.append(("prior", self.prior, self.prior_tokens))
+        if isinstance(self.prior, Pairs) and self.old is not None:
+            shown.append(("prior", self.prior, self.old[1]))
         found = []
         for name, data, tokens in shown:
             given = (to_unit_range(data.images[:CHUNK]) + 1) / 2
@@ -160,13 +162,12 @@ class LoraTask(nn.Module):
         fixed = not self.frozen.pipe.abilities.accepts("order") and self.frozen.pipe.abilities.kind == "tokens"
         if fixed and count > SHORT and torch.rand((), generator=generator) < settings.short_share:
             size, count = size * count // SHORT, SHORT
-        old = torch.rand(size, generator=generator) < (settings.prior_share if self.prior is not None else 0)
+        old = torch.rand(size, generator=generator) < (settings.prior_share if self.old is not None else 0)
         captions, tokens = [], []
         for is_old in old.tolist():
-            data, every = (self.prior, self.prior_tokens) if is_old else (self.data, self.tokens)
-            assert data is not None and every is not None
-            index = int(torch.randint(len(data), (), generator=generator))
-            captions.append(data.captions[index])
+            texts, every = self.old if is_old and self.old is not None else (self.data.captions, self.tokens)
+            index = int(torch.randint(len(every), (), generator=generator))
+            captions.append(texts[index])
             tokens.append(every[index])
         dropped = torch.rand(size, generator=generator) < settings.caption_dropout
         device = self.frozen.pipe._execution_device

@@ -1,9 +1,9 @@
 """Pictures with captions, in the layouts of diffusers' examples: a folder with metadata.jsonl or with NAME.txt next to
-each picture, or a parquet file. A run of `arimage eval generate` has them too."""
+each picture, or a parquet file."""
 
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageOps
 
-from ...eval.metrics.features import image_paths
-from ...eval.runs.run_folder import CONFIG, read_rows
 from ...media.files import open_image, to_rgb
 from ..data import IMAGE_SUFFIXES, to_unit_range
 
@@ -23,21 +21,16 @@ METADATA = "metadata.jsonl"
 
 @dataclass
 class Pairs:
-    """Pictures uint8 [M, 3, H, W] and the caption of each.
-
-    Attributes:
-        generated: whether a model of this library made them, so that its tokenizer reproduces them better than others.
-    """
+    """Pictures uint8 [M, 3, H, W] and the caption of each."""
 
     images: torch.Tensor
     captions: list[str]
-    generated: bool = False
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def take(self, index: list[int]) -> "Pairs":
-        return replace(self, images=self.images[index], captions=[self.captions[i] for i in index])
+        return Pairs(self.images[index], [self.captions[i] for i in index])
 
     def pixels(self, index: slice | list[int]) -> torch.Tensor:
         """float32 [B, 3, H, W] in [-1, 1]."""
@@ -50,7 +43,7 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
     Args:
         path: a parquet file with the columns `image` and `caption` or `text`, or a folder. The captions of a folder
             are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture. A picture that
-            metadata.jsonl lists several times has several captions. A run of `arimage eval generate` is a folder too.
+            metadata.jsonl lists several times has several captions.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
             needs one.
 
@@ -58,10 +51,7 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
         ValueError: if there are no pictures, one cannot be read or has no caption, or a folder has captions in both
             places.
     """
-    generated = (path / CONFIG).is_file()
-    if generated:
-        found = _read_run(path)
-    elif path.is_dir():
+    if path.is_dir():
         found = _read_folder(path, needed=caption is None or "{}" in caption)
     elif path.is_file():
         found = _read_parquet(path)
@@ -75,7 +65,7 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
         picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
         images.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
         captions.append(text if caption is None else caption.replace("{}", text))
-    return Pairs(torch.stack(images), captions, generated)
+    return Pairs(torch.stack(images), captions)
 
 
 def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
@@ -100,12 +90,6 @@ def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
             )
         found += [(str(path), path, text) for text in texts]
     return found
-
-
-def _read_run(run: Path) -> list[tuple[str, Path, str]]:
-    paths = image_paths(run)
-    texts = [str(row.get("prompt", row.get("class_label"))) for row in read_rows(run)]
-    return [(str(path), path, text) for path, text in zip(paths, texts, strict=True)]
 
 
 def _read_line(folder: Path, line: str, number: int) -> tuple[Path, str]:
