@@ -221,13 +221,15 @@ def facts(result: Result, notes: Notes) -> dict:
 
 def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
     """The entry of a model in the list of models, under its name or an alias."""
+    fields = dataclasses.asdict(info)
+    pictures, classes = fields.pop("pictures"), fields.pop("class_names")
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": dataclasses.asdict(info) | {"model": model, "sizes": sizes},
+        "arimage": fields | {"model": model, "sizes": sizes, "names": list(pictures) or classes},
     }
 
 
