@@ -1,7 +1,7 @@
-"""What an upscaler adds to bicubic interpolation of the images that a packaged model decodes: on held-out pictures and
+"""What an upscaler adds to bicubic interpolation of the images that a model of emoji decodes: on held-out pictures and
 on generated images, whose tokens are the same for both.
 
-python benchmarks/upscaling.py --train train.parquet --heldout heldout.parquet --out upscaling.png
+python benchmarks/upscaling.py --model run/model --train train.parquet --heldout heldout.parquet --out upscaling.png
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--train", required=True)
     parser.add_argument("--heldout", required=True)
     parser.add_argument("--model", default="emoji-arpg")
-    parser.add_argument("--upscaler", help="folder of another upscaler than the model's")
+    parser.add_argument("--upscaler", help="folder of an upscaler in place of the model's own")
     parser.add_argument("--style", default="noto")
     parser.add_argument("--count", type=int, default=336, help="how many of the prompts `emoji` are generated")
     parser.add_argument("--seed", type=int, default=0)
@@ -92,6 +92,10 @@ def main() -> None:
     pipe.set_progress_bar_config(disable=True)
     if arguments.upscaler:
         pipe.register_modules(upscaler=ImageUpscaler.from_pretrained(arguments.upscaler))
+    if pipe.upscaler is None:
+        raise SystemExit(
+            f"{arguments.model} has no upscaler: give the folder of one, as in --upscaler run/model/upscaler"
+        )
     size, extractor = pipe.image_sizes[0], EmojiExtractor()
     classifier = extractor.classifier
     rows = {"interpolated": [], "upscaled": []}
@@ -99,7 +103,7 @@ def main() -> None:
     heldout = load_captioned_images(arguments.heldout, size[0], styles=[arguments.style]).images / 255
     rebuilt = {name: [] for name in rows}
     for images in heldout.split(32):
-        decoded = pipe.vq.decode(pipe.vq.encode(F.avg_pool2d(images, 2) * 2 - 1))
+        decoded = pipe.vq.decode(pipe.vq.encode(pipe.to_decoded_size(images) * 2 - 1))
         rebuilt["interpolated"].append(interpolated(decoded / 2 + 0.5, size))
         rebuilt["upscaled"].append((pipe.upscaler.upscale(decoded) / 2 + 0.5).clamp(0, 1))
     for name, parts in rebuilt.items():
