@@ -173,7 +173,7 @@ def collaborate(
 
 @train_app.command("lora")
 @panels(
-    pictures="data caption prior prior_share",
+    pictures="data caption prior prior_prompts prior_share",
     adapter="rank alpha targets",
     training="steps learning_rate batch_size caption_dropout short_share seed",
     reports="out validation_prompts decoding report_every",

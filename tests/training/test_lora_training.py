@@ -10,6 +10,7 @@ from families import BUILD, EVERY, quick, seeded
 from PIL import Image
 
 from arimage import cli
+from arimage.training.adapters import generated
 from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.losses import losses_of
 from arimage.training.adapters.pairs import Pairs, load_pairs
@@ -161,6 +162,35 @@ def test_families_that_cannot_be_trained_are_named(family):
     pipe = EVERY[family]()
     with pytest.raises(ValueError, match="cannot be trained here"):
         losses_of(pipe, "3" if pipe.num_classes else "a red heart")
+
+
+def test_an_interrupted_prior_goes_on_and_another_model_begins_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(generated, "CHUNK", 2)
+    pipe, file = EVERY["llamagen-text"](), tmp_path / "prior.safetensors"
+    captions, calls, most = ["red heart", "blue book", "tree", "cat", "book"], [], 1
+    whole = generate_prior(pipe, captions, tmp_path / "whole.safetensors", seed=0)
+
+    def counted(**arguments):
+        if len(calls) == most:
+            raise KeyboardInterrupt
+        calls.append(arguments["prompt"][0])
+        return pipe(**arguments)
+
+    monkeypatch.setattr(generated, "quiet", lambda pipe: counted)
+    with pytest.raises(KeyboardInterrupt):
+        generate_prior(pipe, captions, file, seed=0)
+    most = 9
+    # The second finds all of them.
+    for _ in range(2):
+        assert torch.equal(generate_prior(pipe, captions, file, seed=0).tokens, whole.tokens)
+    assert calls == ["red heart", "tree", "book"]
+    with torch.no_grad():
+        next(pipe.transformer.parameters()).add_(1)
+    generate_prior(pipe, captions, file, seed=0)
+    assert calls[3:] == ["red heart", "tree", "book"]
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="delete it, and its pictures are generated again"):
+        generate_prior(pipe, captions, file, seed=0)
 
 
 @pytest.mark.parametrize("family", quick(TRAINED))

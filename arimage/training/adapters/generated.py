@@ -9,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ...eval.bench.measure import quiet
-from ...eval.runs.generate import progress_bar
+from ...eval.runs.files import replace
+from ...eval.runs.generate import progress_bar, weights_digest
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
 from .losses import condition_of
@@ -34,32 +35,48 @@ class Generated:
 def generate_prior(
     pipe: ARPipeline, captions: list[str], file: Path, *, seed: int, decoding: str | None = None
 ) -> Generated:
-    """Generate a picture of each caption with the settings of the pipeline. `file` keeps the tokens, and gives them
-    back to a later call with the same captions, seed and decoding."""
-    about = {"captions": json.dumps(captions), "seed": str(seed), "decoding": str(decoding)}
-    if (kept := _read(file, about)) is not None:
-        return Generated(captions, kept)
-    quiet_pipe, found = quiet(pipe), []
+    """Generate a picture of each caption with the settings of the pipeline. `file` keeps the tokens after every call:
+    a later run with the same model, captions, settings, seed and decoding takes them and generates the rest.
+
+    Raises:
+        ValueError: if `file` is damaged.
+    """
+    about = {
+        "captions": json.dumps(captions),
+        "decoding": str(decoding),
+        "sampling": json.dumps(pipe.generation_config),
+        "seed": str(seed),
+        "weights": weights_digest(pipe),
+    }
+    found, quiet_pipe = _read(file, about), quiet(pipe)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar(total=len(captions), unit="image", desc="prior") as progress:
-        for chunk in torch.arange(len(captions)).split(CHUNK):
+        progress.update(len(found))
+        while len(found) < len(captions):
+            numbers = range(len(found), min(len(found) + CHUNK, len(captions)))
             tokens = quiet_pipe(
-                **condition_of(pipe, [captions[i] for i in chunk]),
+                **condition_of(pipe, [captions[i] for i in numbers]),
                 decoding=decoding,
-                generator=[torch.Generator().manual_seed(image_seed(seed, int(i))) for i in chunk],
+                generator=[torch.Generator().manual_seed(image_seed(seed, i)) for i in numbers],
                 output_type="latent",
             ).tokens
             maps = tokens if isinstance(tokens, list) else [tokens]
-            found.append(torch.cat([part.flatten(1) for part in maps], dim=1).cpu())
-            progress.update(len(chunk))
-    whole = torch.cat(found)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"tokens": whole.contiguous()}, file, metadata=about)
-    return Generated(captions, whole)
+            new = torch.cat([part.flatten(1) for part in maps], dim=1).cpu()
+            found = torch.cat([found, new]) if len(found) else new
+            replace(file, lambda path, found=found: save_file({"tokens": found.contiguous()}, path, metadata=about))
+            progress.update(len(new))
+    return Generated(captions, found)
 
 
-def _read(file: Path, about: dict[str, str]) -> torch.LongTensor | None:
-    try:
-        with safe_open(file, framework="pt") as kept:
-            return kept.get_tensor("tokens") if kept.metadata() == about else None
-    except (SafetensorError, OSError):
-        return None
+def _read(file: Path, about: dict[str, str]) -> torch.LongTensor:
+    """The tokens that `file` has of such a run; none if it is missing or of another one."""
+    if file.is_file():
+        try:
+            with safe_open(file, framework="pt") as kept:
+                if kept.metadata() == about:
+                    return kept.get_tensor("tokens")
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is damaged ({error}): delete it, and its pictures are generated again"
+            ) from error
+    return torch.empty(0, dtype=torch.long)
