@@ -58,6 +58,6 @@ def test_runs_are_judged_by_their_nearest_picture(flags, tmp_path, write_run, mo
     assert lines[2] == "| old | known | 10 | 1.000 ± 0.000 | 1.0 |"
     sheet = read_image(tmp_path / "sheet.png")
     assert sheet.size == (640, 3 * (3 * 64 + 8) + 2 * 64 + 8)
-    # The drawn flag, then the images of both runs.
+    # The flag itself, then the images of both runs.
     assert sheet.crop((0, 0, 64, 64)).tobytes() == sheet.crop((0, 128, 64, 192)).tobytes()
     assert sheet.crop((0, 0, 64, 64)).tobytes() != sheet.crop((0, 64, 64, 128)).tobytes()

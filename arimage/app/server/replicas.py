@@ -192,7 +192,7 @@ class Replicas:
                         ticket.future.set_result(answer)
                     elif on_progress is not None:
                         on_progress(answer)
-        # Whoever waits for the result raises it.
+        # It is raised where the result is awaited.
         except Exception as error:
             ticket.future.set_exception(error)
         finally:
