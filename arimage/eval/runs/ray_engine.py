@@ -53,7 +53,8 @@ def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | 
     missing = missing_batches(run)
     if not missing:
         return
-    local: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+    # Without an address Ray would join any cluster that was started on this machine.
+    local: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"address": "local", "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items(
