@@ -62,6 +62,12 @@ def transformer(
             help="Trained model to begin with: a name or a folder; its image tokenizer must be that of --out."
         ),
     ] = None,
+    unlearned: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of `arimage train known`: pictures whose name is not learned are sampled 4 times as often."
+        ),
+    ] = None,
     compile: Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")] = False,
 ) -> None:
     """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer.
@@ -72,8 +78,8 @@ def transformer(
     from .recipe import load_recipe, run_transformer
 
     join_processes()
-    beginning = {"start_from": start_from, "compile": compile}
-    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), **beginning)
+    options = {"start_from": start_from, "unlearned": unlearned, "compile": compile}
+    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), **options)
 
 
 @train_app.command("drafter")

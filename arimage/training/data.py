@@ -3,7 +3,8 @@
 ..., "path": ...}`); and folders of images without captions."""
 
 import io
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +76,11 @@ class ImageCaptions:
     def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
         """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
+
+    def more_often(self, names: Collection[str], factor: float) -> "ImageCaptions":
+        """The same images, those of `names` sampled `factor` times as often."""
+        factors = torch.tensor([factor if name in names else 1.0 for name in self.names])
+        return replace(self, weights=self.weights * factors)
 
 
 def load_captioned_images(

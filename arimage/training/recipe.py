@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..decoding.contract.supports import missing
 from ..pipelines.base import ARPipeline
+from ..pipelines.known import KNOWN_CAPTIONS, KnownCaptions
 from ..tokenizers.vq_var import VARVQModel
 from .acceleration.collaborate import check_drafter_scales, collaborate_settings
 from .acceleration.denoiser import DenoiserSettings
@@ -27,6 +28,8 @@ from .upscaler import new_upscaler
 
 
 RECIPES = Path(__file__).parent / "recipes"
+# How many times as often as others a picture is sampled whose name a model has not learned.
+UNLEARNED = 4.0
 # By the class of the transformer.
 TASKS = {
     "LlamaGenTransformer": TransformerTask,
@@ -120,27 +123,35 @@ def run_transformer(
     device: str,
     *,
     start_from: str | Path | None = None,
+    unlearned: Path | None = None,
     compile: bool = False,
 ) -> ARPipeline:
     """Train the transformer of a recipe, and the refiner of a VAR, with the tokenizer in `out`. The pipeline is saved
     in `out`/model, in float16.
 
     Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
-    those of `Beginning`. A table `text_training` says how a fresh text encoder is trained first.
+    those of `Beginning`. `unlearned` is a folder that `arimage train known` wrote: pictures whose name is not learned are
+    sampled `UNLEARNED` times as often. A table `text_training` says how a fresh text encoder is
+    trained first.
 
     Raises:
-        ValueError: if a setting or the data do not fit, or `out` has no trained tokenizer.
+        ValueError: if a setting or the data do not fit, `out` has no trained tokenizer, or `unlearned` no list of the
+            captions of a model of images.
     """
     tables, out = read_tables(recipe), Path(out)
     check_recipe(tables)
     task, folder = task_of(tables), out / "tokenizer" / "tokenizer"
     if not folder.is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    more = set() if unlearned is None else _names_not_learned(unlearned)
     if tables.clips is not None:
+        if more:
+            raise ValueError("--unlearned is for models of images, and the recipe is one of videos: leave it out")
         data, heldout_data = load_clips(tables, "transformer", train, heldout)
         known = known_clips(data)
     else:
         plain, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+        plain = plain.more_often(more, UNLEARNED)
         data = with_scenes(tables, "transformer", plain)
         framed = tables.table("transformer").training.get("framed_share", 0) > 0
         known = collect_captions(plain, data, framed=framed)
@@ -156,3 +167,10 @@ def run_transformer(
     pipe = task.run(Run(tables, folder, data, heldout_data, out, device, save, beginning))
     save(pipe)
     return pipe
+
+
+def _names_not_learned(folder: Path) -> set[str]:
+    known = KnownCaptions.load(folder)
+    if known is None:
+        raise ValueError(f"{folder} has no {KNOWN_CAPTIONS}: give the folder that `arimage train known` wrote")
+    return {name for name, captions in known.unlearned.items() if name in captions}

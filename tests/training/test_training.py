@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.pipelines.class_or_text import last_state
+from arimage.pipelines.known import KnownCaptions
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.captions import captions as captions_module
@@ -656,6 +657,26 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
     run_transformer(recipe, data, data, runs[1], "cpu")
     assert losses == undisturbed
     assert_same_weights(runs[1], runs[0])
+
+
+def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp_path, monkeypatch):
+    out, *_ = trained
+    (tmp_path / "tokenizer").symlink_to(out / "tokenizer")
+    KnownCaptions(
+        {"blue disc": [], "red disc": []}, unlearned={"red disc": ["a red disc"], "green disc": ["green disc"]}
+    ).save(tmp_path)
+    seen = {}
+
+    def run(task_run):
+        seen.update(zip(task_run.data.names, task_run.data.weights.tolist(), strict=True))
+        return AutoPipeline.from_pretrained(out / "model")
+
+    monkeypatch.setattr(TransformerTask, "run", run)
+    run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=tmp_path)
+    assert seen["green disc"] == 4 * seen["blue disc"]
+    assert seen["red disc"] == seen["blue disc"]
+    with pytest.raises(ValueError, match="has no known_captions.json: give the folder"):
+        run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=out)
 
 
 def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
