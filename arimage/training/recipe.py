@@ -130,9 +130,8 @@ def run_transformer(
     in `out`/model, in float16.
 
     Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
-    those of `Beginning`. `unlearned` is a folder that `arimage train known` wrote: pictures whose name is not learned are
-    sampled `UNLEARNED` times as often. A table `text_training` says how a fresh text encoder is
-    trained first.
+    those of `Beginning`. `unlearned` is a folder that `arimage train known` wrote: pictures whose name is not learned
+    are sampled `UNLEARNED` times as often. A table `text_training` says how a fresh text encoder is trained first.
 
     Raises:
         ValueError: if a setting or the data do not fit, `out` has no trained tokenizer, or `unlearned` no list of the
