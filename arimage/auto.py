@@ -36,6 +36,7 @@ PIPELINES = {
 }
 VIDEO_PIPELINES = ("CosmosPipeline",)
 ASSETS = Path(__file__).parent / "assets"
+SHARED = "shared.json"
 INDEX = "model_index.json"
 CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -45,6 +46,11 @@ def packaged_models(videos: bool = True) -> list[str]:
     """Names of the models that are part of the package; without `videos`, of those that generate images."""
     indices = ASSETS.glob("*/model_index.json")
     return sorted(index.parent.name for index in indices if videos or _class_name(index) not in VIDEO_PIPELINES)
+
+
+def stored_elsewhere(folder: Path) -> dict[str, list[str]]:
+    """The components of the packaged model in a folder that are stored with another one, by the name of that one."""
+    return read_object(folder / SHARED) if (folder / SHARED).is_file() else {}
 
 
 def published_models() -> list[str]:
@@ -117,7 +123,21 @@ class AutoPipeline:
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
         module = import_module(f".pipelines.{PIPELINES[class_name]}", __package__)
+        if folder is not None and folder.parent == ASSETS:
+            kwargs |= _shared_components(folder, kwargs)
         return getattr(module, class_name).from_pretrained(name if folder is None else folder, **kwargs)
+
+
+def _shared_components(folder: Path, given: dict) -> dict:
+    """The components of a packaged model that are stored with another one, but for those that are given."""
+    components = {}
+    for owner, shared in stored_elsewhere(folder).items():
+        index = read_object(ASSETS / owner / INDEX)
+        options = {name: value for name, value in given.items() if name not in index}
+        left_out = {name: None for name in index if not name.startswith("_") and (name in given or name not in shared)}
+        pipe = AutoPipeline.from_pretrained(owner, **options, **left_out)
+        components |= {name: pipe.components[name] for name in shared if name not in given}
+    return components
 
 
 def _download_index(name: str, hub: dict) -> Path:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..auto import ASSETS, packaged_models
+from ..auto import ASSETS, packaged_models, stored_elsewhere
 from ..options import fast_dtype
 from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
@@ -171,7 +171,11 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     Raises:
         ValueError: if it is not a tokenizer, or has other widths.
     """
-    folder = ASSETS / start_from if str(start_from) in packaged_models() else Path(start_from)
+    folder = Path(start_from)
+    if str(start_from) in packaged_models():
+        folder = ASSETS / start_from
+        owners = {part: owner for owner, parts in stored_elsewhere(folder).items() for part in parts}
+        folder = ASSETS / owners.get("vq", str(start_from))
     if (folder / "vq").is_dir():
         folder = folder / "vq"
     if not (folder / "config.json").is_file():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import tiny
@@ -264,6 +265,27 @@ def test_a_packaged_name_is_a_folder_of_the_package(folder, monkeypatch, tmp_pat
     monkeypatch.setattr(auto, "ASSETS", tmp_path)
     assert auto.packaged_models() == ["hearts"]
     assert AutoPipeline.from_pretrained("hearts").decoding == DECODING
+
+
+def test_components_that_are_stored_with_another_packaged_model(folder, monkeypatch, tmp_path):
+    shutil.copytree(folder, tmp_path / "hearts")
+    shutil.copytree(folder, tmp_path / "tails")
+    shared = ["text_encoder", "tokenizer", "vq"]
+    for name in shared:
+        shutil.rmtree(tmp_path / "tails" / name)
+    (tmp_path / "tails" / "shared.json").write_text(json.dumps({"hearts": shared}))
+    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    whole = AutoPipeline.from_pretrained("hearts", dtype="bfloat16")
+    pipe = AutoPipeline.from_pretrained("tails", dtype="bfloat16")
+    assert pipe.components.keys() == whole.components.keys() and pipe.decoding == DECODING
+    assert Path(pipe.name_or_path).name == "tails"
+    for name in ("transformer", "text_encoder", "vq"):
+        found, wanted = pipe.components[name].state_dict(), whole.components[name].state_dict()
+        assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+    given = AutoPipeline.from_pretrained("tails", vq=whole.vq, text_encoder=None)
+    assert given.vq is whole.vq and given.text_encoder is None and given.tokenizer is not None
+    pipe.save_pretrained(tmp_path / "saved")
+    assert all((tmp_path / "saved" / name).is_dir() for name in shared)
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known():

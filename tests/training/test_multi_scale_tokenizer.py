@@ -270,12 +270,12 @@ def test_a_packaged_tokenizer_starts_a_run_ahead(folder, tmp_path, monkeypatch):
     recipe["tokenizer"]["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
     recipe["tokenizer"]["optimizer"] |= {"steps": 7, "learning_rate": 2e-3}
     losses = {}
-    for start_from in (None, "emoji-llamagen"):
+    for start_from in (None, "emoji-arpg"):
         recipe["tokenizer"]["start_from"] = start_from
         with monkeypatch.context() as watched:
             losses[start_from] = record(watched)
             run_tokenizer(recipe, folder, folder, tmp_path / str(start_from), "cpu")
-    assert losses["emoji-llamagen"][4]["total"] < 0.9 * losses[None][4]["total"]
+    assert losses["emoji-arpg"][4]["total"] < 0.9 * losses[None][4]["total"]
 
 
 def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
@@ -283,7 +283,7 @@ def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
     with pytest.raises(ValueError, match="nonesuch is not a tokenizer"):
         take_over(model, "nonesuch")
     with pytest.raises(ValueError, match=r"emoji-llamagen has channels=16, not 8: start from .* the same widths"):
-        take_over(model, "emoji-llamagen")
+        take_over(model, "emoji-arpg")
     llamagen.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"_class_name": "AutoencoderKL"}))
