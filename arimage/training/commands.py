@@ -284,7 +284,7 @@ def known(
     needed: Annotated[int, typer.Option(min=1, help="How many of them must show the right picture.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Images generated at a time.")] = 32,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Measure only so many captions; names of pictures come first.")
+        int | None, typer.Option(min=1, help="Measure only so many captions: names of pictures, then short ones.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print how many images are missing, and how long they would take.")

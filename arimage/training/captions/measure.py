@@ -40,8 +40,8 @@ class Caption:
 
 
 def list_captions(known: KnownCaptions) -> list[Caption]:
-    """Every caption of the pictures once, unlearned ones included: first the names of the pictures, then the others,
-    picture by picture."""
+    """Every caption of the pictures once, unlearned ones included: first the names of the pictures, then the others
+    from one word on, since people type short ones."""
     every: dict[str, list[str]] = {}
     for pictures in (known.pictures, known.unlearned):
         for name, others in pictures.items():
@@ -53,7 +53,8 @@ def list_captions(known: KnownCaptions) -> list[Caption]:
     for name, others in every.items():
         for text in others:
             names[as_words(text)].add(name)
-    return [Caption(text, frozenset(names[words]), text in every) for words, text in texts.items()]
+    order = sorted(texts, key=lambda words: 0 if texts[words] in every else len(words))
+    return [Caption(texts[words], frozenset(names[words]), texts[words] in every) for words in order]
 
 
 class Gallery:

@@ -55,6 +55,9 @@ def test_names_come_first_and_every_caption_once():
     assert [caption.text for caption in captions] == [*KNOWN.pictures, "heart", "love", "a book", "fir"]
     assert [caption.is_name for caption in captions] == [True] * 4 + [False] * 4
     assert {caption.text: caption.names for caption in captions}["heart"] == {"red heart", "blue book"}
+    several = KnownCaptions({"red heart": ["a true love", "heart"], "old green tree": ["an old, tall fir", "a fir"]})
+    texts = [caption.text for caption in list_captions(several)]
+    assert texts == [*several.pictures, "heart", "a fir", "a true love", "an old, tall fir"]
     # What was not learned may have been learned since.
     again = KnownCaptions({"red heart": ["love"]}, unlearned={"red heart": ["red heart", "heart"], "cat": ["cat"]})
     assert [caption.text for caption in list_captions(again)] == ["red heart", "cat", "love", "heart"]
