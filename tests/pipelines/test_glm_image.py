@@ -47,7 +47,10 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+# Without pictures there are two grids, which take ten times as long.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "t2i" else case for case in CASES]
+)
 def test_every_decoding_gives_the_greedy_tokens(pipe, case):
     expected = [EXPECTED[name] for grid in ("small", "large") if (name := f"{case}_{grid}") in EXPECTED]
     for decoding in pipe.decoding_names:
