@@ -18,10 +18,11 @@ import first_drafts
 import hybrid_stages
 import scaling
 import side_by_side
+import store_float8
 import tiny
 import token_hashes
 
-from arimage import SpeculativeJacobiDecoding
+from arimage import LlamaGenTransformer, SpeculativeJacobiDecoding
 
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -49,6 +50,21 @@ def test_perfect_first_drafts_save_forward_passes():
     uniform = first_drafts.steps_of(pipe, prompts, SpeculativeJacobiDecoding(window=4))
     perfect = first_drafts.steps_of(pipe, prompts, first_drafts.PerfectDrafts(window=4))
     assert perfect.mean() < 0.8 * uniform.mean() and perfect.min() >= 1 + 63 / 4
+
+
+def test_large_matrices_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_float8, "LEAST", 1024)
+    transformer = tiny.text_pipeline().transformer
+    transformer.half().save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    before = file.stat().st_size
+    store_float8.store_float8(file)
+    assert file.stat().st_size < 0.8 * before
+    loaded = LlamaGenTransformer.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    for name, weight in transformer.state_dict().items():
+        large = weight.ndim == 2 and weight.numel() >= 1024
+        assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], (weight.to(torch.float8_e4m3fn) if large else weight).float())
 
 
 @pytest.mark.parametrize("name", ["janus-pro-1b", "emu3", "emu3.5", "glm-image"])
