@@ -122,21 +122,30 @@ class AutoPipeline:
 
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
-        module = import_module(f".pipelines.{PIPELINES[class_name]}", __package__)
+        pipeline = getattr(import_module(f".pipelines.{PIPELINES[class_name]}", __package__), class_name)
         if folder is not None and folder.parent == ASSETS:
-            kwargs |= _shared_components(folder, kwargs)
-        return getattr(module, class_name).from_pretrained(name if folder is None else folder, **kwargs)
+            kwargs |= _shared_components(pipeline.load_config(folder), folder, kwargs)
+        return pipeline.from_pretrained(name if folder is None else folder, **kwargs)
 
 
-def _shared_components(folder: Path, given: dict) -> dict:
-    """The components of a packaged model that are stored with another one, but for those that are given."""
+def _shared_components(index: dict, folder: Path, given: dict) -> dict:
+    """The components of a packaged model that are stored with another one, but for those that are given; `index` has
+    their classes."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    from .pipelines.weights import LOADING, check_weights
+
     components = {}
-    for owner, shared in stored_elsewhere(folder).items():
-        index = read_object(ASSETS / owner / INDEX)
-        options = {name: value for name, value in given.items() if name not in index}
-        left_out = {name: None for name in index if not name.startswith("_") and (name in given or name not in shared)}
-        pipe = AutoPipeline.from_pretrained(owner, **options, **left_out)
-        components |= {name: pipe.components[name] for name in shared if name not in given}
+    dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]
+    for owner, names in stored_elsewhere(folder).items():
+        with LOADING:
+            check_weights(ASSETS / owner, {name: index[name] for name in names}, given)
+            for name in (name for name in names if name not in given):
+                kind = getattr(import_module(index[name][0]), index[name][1])
+                dtype = dtypes.get(name, dtypes.get("default")) if isinstance(dtypes, dict) else dtypes
+                options = {"dtype": dtype} if issubclass(kind, ModelMixin | PreTrainedModel) else {}
+                components[name] = kind.from_pretrained(ASSETS / owner / name, **options)
     return components
 
 

@@ -282,7 +282,7 @@ def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
     model = VARVQModel(**RECIPE["tokenizer"]["model"])
     with pytest.raises(ValueError, match="nonesuch is not a tokenizer"):
         take_over(model, "nonesuch")
-    with pytest.raises(ValueError, match=r"emoji-llamagen has channels=16, not 8: start from .* the same widths"):
+    with pytest.raises(ValueError, match=r"emoji-arpg has channels=16, not 8: start from .* the same widths"):
         take_over(model, "emoji-arpg")
     llamagen.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
