@@ -10,14 +10,14 @@ from PIL import Image, ImageChops
 from arimage import AutoPipeline
 
 
-SIZE = 64
+SIZE = 128
 # The first prompt, the second, and the box (left, upper, right, lower) that is generated again, or all but it.
 EDITS = [
-    ("a red heart", "a blue heart", (0, 32, 64, 64), False),
-    ("grinning face", "loudly crying face", (0, 30, 64, 64), False),
-    ("tomato", "red apple", (0, 0, 64, 28), False),
-    ("a red heart", "a red heart", (24, 20, 40, 36), False),
-    ("pizza", "pizza", (16, 16, 48, 48), True),
+    ("a red heart", "a blue heart", (0, 64, 128, 128), False),
+    ("grinning face", "loudly crying face", (0, 60, 128, 128), False),
+    ("tomato", "red apple", (0, 0, 128, 56), False),
+    ("a red heart", "a red heart", (48, 40, 80, 72), False),
+    ("pizza", "pizza", (32, 32, 96, 96), True),
 ]
 
 
@@ -37,7 +37,7 @@ def main(path: str, *models: str) -> None:
             edited = pipe(then, image=image, mask_image=mask, generator=torch.Generator().manual_seed(1)).images[0]
             shown = Image.composite(Image.new("RGB", image.size, "#8899aa"), image, mask)
             columns += [image, shown, edited]
-        rows += [picture.resize((2 * SIZE, 2 * SIZE), Image.Resampling.NEAREST) for picture in columns]
+        rows += columns
     make_image_grid(rows, rows=len(models), cols=3 * len(EDITS)).save(path)
 
 

@@ -107,9 +107,9 @@ def test_benchmarks_need_all_of_their_prompts(tmp_path):
 def test_images_are_spread_over_classes_and_prompts(tmp_path):
     rows, _ = manifest_of(ROWS["llamagen-c2i-b-256"], 2000, None, 0, tmp_path)
     assert len(rows) == 2000 and len({row["class_label"] for row in rows}) == 1000
-    rows, _ = manifest_of(ROWS["emoji-arpg:ar"], 1008, None, 0, tmp_path)
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 1008, None, 0, tmp_path)
     assert len(rows) == 1008 and len({row["prompt"] for row in rows}) <= 336
-    rows, _ = manifest_of(ROWS["emoji-arpg:ar"], 48, None, 0, tmp_path)
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 48, None, 0, tmp_path)
     assert len(rows) == 48 and len({row["metadata"]["name"] for row in rows}) > 40
 
 
@@ -124,8 +124,8 @@ def test_verdicts():
         assert f"| {verdict} |" in report_text("x", row, "ar", 50_000, {"fid": entry(fid)}, None)
     assert "too high by what fewer images add" in report_text("x", row, "ar", 10_000, {"fid": entry(3.1)}, None)
     assert "lossy" in report_text("x", row, "zipar", 50_000, {"fid": entry(3.1)}, None)
-    emoji = ROWS["emoji-arpg:ar"]
-    assert emoji.band(0.02) == pytest.approx(3 * np.hypot(0.007, 0.02))
+    emoji = ROWS["emoji-llamagen:ar"]
+    assert emoji.band(0.02) == pytest.approx(3 * np.hypot(0.005, 0.02))
 
 
 def test_a_packaged_row_is_generated_scored_and_reported(tmp_path):

@@ -55,9 +55,9 @@ def fields_of(node) -> dict:
 
 def half_transparent() -> tuple[torch.Tensor, torch.Tensor]:
     """What ComfyUI's LoadImage gives: an image, and a mask that is 1 where it changes."""
-    mask = torch.zeros(1, 64, 64)
-    mask[:, 32:] = 1
-    return torch.full((1, 64, 64, 3), 0.8), mask
+    mask = torch.zeros(1, 128, 128)
+    mask[:, 64:] = 1
+    return torch.full((1, 128, 128, 3), 0.8), mask
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -76,10 +76,11 @@ def test_example_workflows_run(path):
         else:
             assert linked.keys() <= schema_inputs(node["type"]).keys()
             results[node["id"]] = run(node["type"], **fields_of(node), **linked)
-    assert saved.dtype == torch.float32 and saved.shape[1:] == (64, 64, 3) and 0 <= saved.min() < saved.max() <= 1
+    size = 64 if path.stem == "video" else 128
+    assert saved.dtype == torch.float32 and saved.shape[1:] == (size, size, 3) and 0 <= saved.min() < saved.max() <= 1
     assert len(saved) == {"generate": 4, "video": 8}.get(path.stem, 1)
     if path.stem == "edit":
-        assert torch.allclose(saved[:, :32], half_transparent()[0][:, :32], atol=1 / 255)
+        assert torch.allclose(saved[:, :64], half_transparent()[0][:, :64], atol=1 / 255)
     if path.stem == "decode_in_tiles":
         whole = next(value[0] for value in results.values() if len(value) == 3)
         assert 0 < (saved - whole).abs().mean() < 0.1

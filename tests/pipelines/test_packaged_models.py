@@ -9,7 +9,7 @@ import torch
 from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.auto import ASSETS, packaged_models
+from arimage.auto import ASSETS
 from arimage.training.data import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 
@@ -33,9 +33,8 @@ def data_folder():
     return Path(os.environ["ARIMAGE_EMOJI_DATA"])
 
 
-@pytest.mark.parametrize("name", packaged_models())
-def test_packaged_weights_are_small(name):
-    assert sum(path.stat().st_size for path in (ASSETS / name).rglob("*") if path.is_file()) <= 16e6
+def test_packaged_weights_are_small():
+    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) <= 60e6
 
 
 def test_a_red_heart_is_red_in_the_middle_and_white_around_after_few_passes(pipe, name):

@@ -211,7 +211,7 @@ def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
     # The image itself comes back.
     page.locator("#again").click()
     expect(page.locator("#download")).to_have_text("Download")
-    assert generated(page).shape == (64, 64, 3)
+    assert generated(page).shape == (128, 128, 3)
 
 
 def test_known_pictures_are_shown_and_suggested(page):
