@@ -131,6 +131,7 @@ class AutoPipeline:
 def _shared_components(index: dict, folder: Path, given: dict) -> dict:
     """The components of a packaged model that are stored with another one, but for those that are given; `index` has
     their classes."""
+    import torch
     from diffusers import ModelMixin
     from transformers import PreTrainedModel
 
@@ -143,7 +144,7 @@ def _shared_components(index: dict, folder: Path, given: dict) -> dict:
             check_weights(ASSETS / owner, {name: index[name] for name in names}, given)
             for name in (name for name in names if name not in given):
                 kind = getattr(import_module(index[name][0]), index[name][1])
-                dtype = dtypes.get(name, dtypes.get("default")) if isinstance(dtypes, dict) else dtypes
+                dtype = dtypes.get(name, dtypes.get("default", torch.float32)) if isinstance(dtypes, dict) else dtypes
                 options = {"dtype": dtype} if issubclass(kind, ModelMixin | PreTrainedModel) else {}
                 components[name] = kind.from_pretrained(ASSETS / owner / name, **options)
     return components

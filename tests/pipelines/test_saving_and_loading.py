@@ -282,6 +282,8 @@ def test_components_that_are_stored_with_another_packaged_model(folder, monkeypa
     for name in ("transformer", "text_encoder", "vq"):
         found, wanted = pipe.components[name].state_dict(), whole.components[name].state_dict()
         assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+    mixed = AutoPipeline.from_pretrained("tails", dtype={"transformer": torch.bfloat16})
+    assert mixed.transformer.dtype == torch.bfloat16 and mixed.text_encoder.dtype == mixed.vq.dtype == torch.float32
     given = AutoPipeline.from_pretrained("tails", vq=whole.vq, text_encoder=None)
     assert given.vq is whole.vq and given.text_encoder is None and given.tokenizer is not None
     pipe.save_pretrained(tmp_path / "saved")
