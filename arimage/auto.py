@@ -123,14 +123,13 @@ class AutoPipeline:
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
         pipeline = getattr(import_module(f".pipelines.{PIPELINES[class_name]}", __package__), class_name)
-        if folder is not None and folder.parent == ASSETS:
-            kwargs |= _shared_components(pipeline.load_config(folder), folder, kwargs)
+        if folder is not None:
+            kwargs |= _shared_components(pipeline, folder, kwargs)
         return pipeline.from_pretrained(name if folder is None else folder, **kwargs)
 
 
-def _shared_components(index: dict, folder: Path, given: dict) -> dict:
-    """The components of a packaged model that are stored with another one, but for those that are given; `index` has
-    their classes."""
+def _shared_components(pipeline: type["ARPipeline"], folder: Path, given: dict) -> dict:
+    """The components of a packaged model that are stored with another one, but for those that are given."""
     import torch
     from diffusers import ModelMixin
     from transformers import PreTrainedModel
@@ -140,6 +139,7 @@ def _shared_components(index: dict, folder: Path, given: dict) -> dict:
     components = {}
     dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]
     for owner, names in stored_elsewhere(folder).items():
+        index = pipeline.load_config(folder)
         with LOADING:
             check_weights(ASSETS / owner, {name: index[name] for name in names}, given)
             for name in (name for name in names if name not in given):

@@ -144,7 +144,7 @@ def run_transformer(
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
     more = set() if unlearned is None else _names_not_learned(unlearned)
     if tables.clips is not None:
-        if more:
+        if unlearned is not None:
             raise ValueError("--unlearned is for models of images, and the recipe is one of videos: leave it out")
         data, heldout_data = load_clips(tables, "transformer", train, heldout)
         known = known_clips(data)
