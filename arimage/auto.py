@@ -36,7 +36,6 @@ PIPELINES = {
 }
 VIDEO_PIPELINES = ("CosmosPipeline",)
 ASSETS = Path(__file__).parent / "assets"
-SHARED = "shared.json"
 INDEX = "model_index.json"
 CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -46,11 +45,6 @@ def packaged_models(videos: bool = True) -> list[str]:
     """Names of the models that are part of the package; without `videos`, of those that generate images."""
     indices = ASSETS.glob("*/model_index.json")
     return sorted(index.parent.name for index in indices if videos or _class_name(index) not in VIDEO_PIPELINES)
-
-
-def stored_elsewhere(folder: Path) -> dict[str, list[str]]:
-    """The components of the packaged model in a folder that are stored with another one, by the name of that one."""
-    return read_object(folder / SHARED) if (folder / SHARED).is_file() else {}
 
 
 def published_models() -> list[str]:
@@ -123,31 +117,7 @@ class AutoPipeline:
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
         pipeline = getattr(import_module(f".pipelines.{PIPELINES[class_name]}", __package__), class_name)
-        if folder is not None:
-            kwargs |= _shared_components(pipeline, folder, kwargs)
         return pipeline.from_pretrained(name if folder is None else folder, **kwargs)
-
-
-def _shared_components(pipeline: type["ARPipeline"], folder: Path, given: dict) -> dict:
-    """The components of a packaged model that are stored with another one, but for those that are given."""
-    import torch
-    from diffusers import ModelMixin
-    from transformers import PreTrainedModel
-
-    from .pipelines.weights import LOADING, check_weights
-
-    components = {}
-    dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]
-    for owner, names in stored_elsewhere(folder).items():
-        index = pipeline.load_config(folder)
-        with LOADING:
-            check_weights(ASSETS / owner, {name: index[name] for name in names}, given)
-            for name in (name for name in names if name not in given):
-                kind = getattr(import_module(index[name][0]), index[name][1])
-                dtype = dtypes.get(name, dtypes.get("default", torch.float32)) if isinstance(dtypes, dict) else dtypes
-                options = {"dtype": dtype} if issubclass(kind, ModelMixin | PreTrainedModel) else {}
-                components[name] = kind.from_pretrained(ASSETS / owner / name, **options)
-    return components
 
 
 def _download_index(name: str, hub: dict) -> Path:

@@ -289,7 +289,7 @@ def generate(
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)
-    typer.echo(f"{len(images)} {kind}, {stats.summary}", err=True)
+    typer.echo(f"{len(images)} {kind if len(images) > 1 else kind.removesuffix('s')}, {stats.summary}", err=True)
 
 
 @app.command()

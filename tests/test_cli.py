@@ -225,7 +225,7 @@ def test_one_prompt_to_a_file(run, models, tmp_path):
     code, output, err = run("generate", PROMPTS[0], "--model", models["text"], "--out", out, "--seed", 3)
     assert code == 0
     assert output.splitlines() == [str(out)]
-    assert err.splitlines()[-1].startswith("1 images, 16 forward passes, 1.0 tokens per pass, ")
+    assert err.splitlines()[-1].startswith("1 image, 16 forward passes, 1.0 tokens per pass, ")
     np.testing.assert_array_equal(pixels(out), expected_images("text", 3, prompt=PROMPTS[0])[0])
 
 

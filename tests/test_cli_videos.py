@@ -55,7 +55,7 @@ def frames_of(path):
 @pytest.mark.parametrize("suffix", [".webp", ".gif"])
 def test_an_image_becomes_a_video(run, picture, suffix, tmp_path):
     printed = run("--image", picture, "--out", f"out/street{suffix}", "--fps", 10, "--num-frames", 9)
-    assert printed.out.split() == [f"out/street{suffix}"] and "1 videos, " in printed.err
+    assert printed.out.split() == [f"out/street{suffix}"] and "1 video, " in printed.err
     frames = frames_of(tmp_path / "out" / f"street{suffix}")
     assert len(frames) == 9 and frames[0].shape == (48, 64, 3)
     with Image.open(tmp_path / "out" / f"street{suffix}") as file:

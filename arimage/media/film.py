@@ -58,7 +58,7 @@ def write_race(films: Sequence[Film], name: str, folder: str) -> Path:
 def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
     """One frame: the progress of every film `now` seconds after the start."""
     columns = 2 if len(films) in (2, 4) else len(films)
-    width, height = films[0].frames[0].size
+    width, height = (max(sides) for sides in zip(*(film.frames[0].size for film in films), strict=True))
     rows = math.ceil(len(films) / columns)
     canvas = Image.new("RGB", (columns * width, rows * (CLOCK + height) + FOOT), PAPER)
     pen = ImageDraw.Draw(canvas)
@@ -66,7 +66,7 @@ def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
         left, top = place % columns * width, place // columns * (CLOCK + height)
         done = now >= film.seconds[-1]
         pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
-        passes = f"{film.passes} forward passes" if done else ""
+        passes = "" if not done else "1 forward pass" if film.passes == 1 else f"{film.passes} forward passes"
         pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
         # Before the first forward pass there is nothing to see.
         seen = bisect_right(film.seconds, now)

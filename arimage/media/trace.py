@@ -130,7 +130,7 @@ def draw_steps(
             picture = _mark(picture, {colour: side_by_side(mark).numpy() for colour, mark in shown.items()})
         frames.append(_frame(picture, title, caption, legend=layout is not None))
     count, number = int(decided[-1].sum()), len(tokens)
-    caption = f"{count} tokens in {number} steps: {count / number:.1f} per step"
+    caption = f"{count} tokens in {number} step{'s' if number > 1 else ''}: {count / number:.1f} per step"
     picture = picture_of(tokens[-1]) if finished is None else _enlarge(np.asarray(finished.convert("RGB")))
     return [*frames, _frame(picture, title, caption, legend=layout is not None)]
 

@@ -9,7 +9,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Whole, Width, checked
+from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from .distilled import VectorHead, known_flags
 from .layers import Linear, additive, heads_per_key
 from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
@@ -32,6 +32,8 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         codes_until (`int`, *optional*): how many of the first tokens the checkpoint takes from its code head; the rest
             are vectors. For `FewStepDecoding`.
         dropout (`float`): of embeddings and residual branches, in training.
+        place_embeddings (`bool`): whether each position begins with embeddings of its place and of the condition.
+            Without them, as published, it learns of both by attention to the prefix alone.
     """
 
     _no_split_modules = ["Block"]
@@ -57,12 +59,15 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         conditioning: Literal["class", "text"] = "class",
         num_condition_tokens: Count = 1,
         caption_dim: Width = 2048,
+        place_embeddings: Flag = False,
     ):
         super().__init__()
         check_heads(hidden_size, num_attention_heads)
         self.add_condition()
         self.input_projection = Linear(codebook_dim, hidden_size)
         self.known_embedding = nn.Embedding(2, hidden_size)
+        self.place_embedding = nn.Embedding(grid_size**2, hidden_size) if place_embeddings else None
+        self.condition_projection = Linear(hidden_size, hidden_size) if place_embeddings else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = RMSNorm(hidden_size, norm_eps)
@@ -70,12 +75,15 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         self.vector_head = VectorHead(hidden_size, codebook_dim)
 
     @classmethod
-    def for_teacher(cls, teacher: LlamaGenTransformer, codebook: torch.Tensor) -> "LlamaGenDDTransformer":
+    def for_teacher(
+        cls, teacher: LlamaGenTransformer, codebook: torch.Tensor, place_embeddings: bool = False
+    ) -> "LlamaGenDDTransformer":
         """A student to train, in float32, with the weights of its teacher. Its input projection is fitted so that the
         vectors of the `codebook` [V, codebook_dim] give about the embeddings that their tokens have in the teacher."""
         shape = {name: value for name, value in teacher.config.items() if not name.startswith("_")}
         count, width = codebook.shape
-        student = cls(**shape, codebook_dim=width, codes_until=teacher.config.grid_size**2)
+        codes_until = teacher.config.grid_size**2
+        student = cls(**shape, codebook_dim=width, codes_until=codes_until, place_embeddings=place_embeddings)
         own = student.state_dict()
         shared = {name: value.float() for name, value in teacher.state_dict().items() if name in own}
         student.load_state_dict({**own, **shared})
@@ -84,7 +92,9 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         with torch.no_grad():
             student.input_projection.weight.copy_(fitted[:width].T)
             student.input_projection.bias.copy_(fitted[width])
-        nn.init.zeros_(student.known_embedding.weight)
+        for new in (student.known_embedding, student.place_embedding, student.condition_projection):
+            for weight in [] if new is None else new.parameters():
+                nn.init.zeros_(weight)
         return student
 
     def forward(
@@ -100,7 +110,11 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         """
         prefix, visible = self.embed_condition(**condition), self.prefix_mask(**condition)
         count, width = visible.shape[1], vectors.shape[1]
-        hidden = torch.cat([prefix, self.input_projection(vectors.to(self.dtype))], dim=1)
+        mean = ((prefix * visible[..., None]).sum(1) / visible.sum(1, keepdim=True)).to(prefix.dtype)
+        inputs = self.input_projection(vectors.to(self.dtype))
+        if self.place_embedding is not None and self.condition_projection is not None:
+            inputs = inputs + self.place_embedding.weight[:width] + self.condition_projection(mean)[:, None]
+        hidden = torch.cat([prefix, inputs], dim=1)
         hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
         hidden = self.embedding_dropout(hidden)
         table, mask = self.teacher_forcing(visible, width)
@@ -108,5 +122,4 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         for block in self.blocks:
             hidden = block(hidden, table[None], scores)
         hidden = hidden[:, count:]
-        mean = (prefix * visible[..., None]).sum(1) / visible.sum(1, keepdim=True)
-        return self.vector_head(hidden, mean.to(prefix.dtype)).float(), self.head(self.norm(hidden)).float()
+        return self.vector_head(hidden, mean).float(), self.head(self.norm(hidden)).float()

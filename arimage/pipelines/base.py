@@ -39,7 +39,7 @@ from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
 from .saved_settings import load_defaults
-from .weights import LOADING, check_weights
+from .weights import LOADING, check_weights, load_shared
 
 
 logger = logging.get_logger(__name__)
@@ -253,8 +253,10 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
         if not (folder / INDEX).is_file():
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
         read_index(folder / INDEX)
+        index = cls.load_config(folder)
         with LOADING:
-            check_weights(folder, cls.load_config(folder), kwargs)
+            kwargs |= load_shared(folder, index, kwargs) if local else {}
+            check_weights(folder, index, kwargs)
             pipe = super().from_pretrained(folder, **kwargs)
         # For a repository its name, not the folder of its snapshot.
         pipe.register_to_config(_name_or_path=str(local or pretrained_model_name_or_path))

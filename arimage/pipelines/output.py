@@ -50,7 +50,7 @@ class DecodingStats:
     @property
     def summary(self) -> str:
         """The figures of a call in one line."""
-        parts = [f"{self.forward_passes} forward passes"]
+        parts = ["1 forward pass" if self.forward_passes == 1 else f"{self.forward_passes} forward passes"]
         parts += [f"{self.head_calls} calls of the denoising head"] if self.head_calls else []
         parts += [f"{self.tokens_per_pass:.1f} tokens per pass", f"{self.seconds['tokens']:.1f} s decoding"]
         if self.decoder_steps:

@@ -7,13 +7,15 @@ from ..decoding import Layout
 from ..models.distilled import DistilledModel
 from ..models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from ..models.transformer_llamagen_dd import LlamaGenDDTransformer
+from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .call import GenerationCall
 from .class_or_text import check_text_encoder
 from .distilled import DistilledPipeline
+from .upscaling import UpscalingPipeline
 
 
-class LlamaGenDDPipeline(DistilledPipeline):
+class LlamaGenDDPipeline(DistilledPipeline, UpscalingPipeline):
     """Generates images from a class or a text with a student of LlamaGen that was trained with Distilled Decoding.
 
     Args:
@@ -24,14 +26,15 @@ class LlamaGenDDPipeline(DistilledPipeline):
         id2label (`dict[int, str]`, *optional*): the names of the classes.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text, as in
             `LlamaGenPipeline`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images, as in `LlamaGenPipeline`.
 
     Raises:
         ValueError: if the components do not fit together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->teacher->vq"
+    model_cpu_offload_seq = "text_encoder->transformer->teacher->vq->upscaler"
     _teacher_kind = "tokens"
-    _optional_components = ["teacher", "tokenizer", "text_encoder"]
+    _optional_components = ["teacher", "tokenizer", "text_encoder", "upscaler"]
 
     def __init__(
         self,
@@ -41,14 +44,15 @@ class LlamaGenDDPipeline(DistilledPipeline):
         id2label: dict[int, str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
+        upscaler: ImageUpscaler | None = None,
     ):
         super().__init__(transformer, vq, teacher, id2label)
         check_text_encoder(text_encoder, transformer)
-        self.register_modules(tokenizer=tokenizer, text_encoder=text_encoder)
+        self.register_modules(tokenizer=tokenizer, text_encoder=text_encoder, upscaler=upscaler)
 
     @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        return [(self.transformer.config.grid_size * self.vq.scale_factor,) * 2]
+    def decoded_size(self) -> tuple[int, int]:
+        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
 
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         layout, codebook, teacher = Layout((self.transformer.config.grid_size,) * 2), self.vq.code_vectors(), None
@@ -61,8 +65,9 @@ class LlamaGenDDPipeline(DistilledPipeline):
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The call
         itself decodes its vectors, which lie between the codes."""
-        return self.vq.decode(self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0)))
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         maps = result.transpose(1, 2).unflatten(2, call.layout.shape)
-        return self.vq.decode_latents(maps.to(self.vq.dtype))
+        return self.upscaled(call, self.vq.decode_latents(maps.to(self.vq.dtype)))

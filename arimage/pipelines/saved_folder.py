@@ -19,6 +19,8 @@ from ..schema import Count, Flag, Side, Text, check, read_object
 
 
 INDEX, CARD = "model_index.json", "README.md"
+# Of packaged models.
+SHARED = "shared.json"
 PACKAGE = __name__.partition(".")[0]
 PIPELINE_FILE = "pipeline"
 CARD_TEMPLATE = """---
@@ -102,6 +104,12 @@ def read_index(path: Path) -> dict:
     index = read_object(path)
     check(IndexFields, index, path)
     return index
+
+
+def stored_elsewhere(folder: Path) -> dict[str, Path]:
+    """The folders of the components that the packaged model in a folder shares with others, which are stored once."""
+    shared = read_object(folder / SHARED) if (folder / SHARED).is_file() else {}
+    return {name: folder.parent / path for name, path in shared.items()}
 
 
 def name_files(folder: Path, pipeline: type) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from logging import Filter, LogRecord
 from pathlib import Path
 from threading import RLock, get_ident
+from typing import Any
 
 import torch
 from diffusers import ModelMixin
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..schema import Layers, check, read_object
+from .saved_folder import stored_elsewhere
 
 
 PROBLEMS = {
@@ -63,6 +65,22 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
         kind = None if name.startswith("_") or name in given else _class_of(entry)
         if kind is not None:
             _check_component(folder / name, kind, given.get("variant"))
+
+
+def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
+    """The components of a packaged model that are stored with others, but for those that are given. The arguments are
+    those of `check_weights`, with a dtype among the given ones."""
+    components = {}
+    dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]
+    for name, path in stored_elsewhere(folder).items():
+        if name in given:
+            continue
+        kind = getattr(importlib.import_module(index[name][0]), index[name][1])
+        dtype = dtypes.get(name, dtypes.get("default", torch.float32)) if isinstance(dtypes, dict) else dtypes
+        options = {"dtype": dtype} if issubclass(kind, ModelMixin | PreTrainedModel) else {}
+        check_weights(path.parent, {path.name: index[name]}, {})
+        components[name] = kind.from_pretrained(path, **options)
+    return components
 
 
 def _class_of(entry: object) -> type | None:

@@ -32,6 +32,7 @@ Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML f
 Train = Annotated[Path, typer.Option("--data", help="Training set: a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="Held-out set: a parquet file.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+Compile = Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")]
 
 
 @train_app.command("tokenizer")
@@ -68,7 +69,7 @@ def transformer(
             help="Folder of `arimage train known`: pictures whose name is not learned are sampled 4 times as often."
         ),
     ] = None,
-    compile: Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")] = False,
+    compile: Compile = False,
 ) -> None:
     """Train the transformer of a recipe, and the refiner of a VAR; --out must hold the trained tokenizer.
 
@@ -108,17 +109,20 @@ def distill(
     ] = None,
     model: Model = PACKAGED,
     recipe: Recipe = PACKAGED,
+    compile: Compile = False,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
     """Train a student that turns noise into images in a few passes, for the decodings "few-step" and "flow"; OUT/model
     is the student with its teacher."""
     from .acceleration.distill import run_distill
+    from .processes import join_processes
     from .recipe import load_recipe
 
     if prompts is not None and not prompts.is_file():
         raise ValueError(f"--prompts is {prompts}, which is not a file: give a file of prompts")
-    run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out)
+    join_processes()
+    run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out, compile)
 
 
 @train_app.command("denoiser")

@@ -28,6 +28,12 @@ def batch_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + step * count + rank)
 
 
+def wait_for_all() -> None:
+    """Wait until every process that trains together is here."""
+    if processes()[1] > 1:
+        distributed.barrier()
+
+
 @torch.no_grad()
 def average(tensors: list[torch.Tensor]) -> None:
     """Replace tensors by their averages over the processes that train together."""

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..auto import ASSETS, packaged_models, stored_elsewhere
+from ..auto import ASSETS, packaged_models
 from ..options import fast_dtype
+from ..pipelines.saved_folder import stored_elsewhere
 from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
@@ -173,9 +174,7 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     """
     folder = Path(start_from)
     if str(start_from) in packaged_models():
-        folder = ASSETS / start_from
-        owners = {part: owner for owner, parts in stored_elsewhere(folder).items() for part in parts}
-        folder = ASSETS / owners.get("vq", str(start_from))
+        folder = stored_elsewhere(ASSETS / start_from).get("vq", ASSETS / start_from)
     if (folder / "vq").is_dir():
         folder = folder / "vq"
     if not (folder / "config.json").is_file():

@@ -46,6 +46,23 @@ def test_a_red_heart_is_red_in_the_middle_and_white_around_after_few_passes(pipe
     assert stats.exact and stats.forward_passes <= {"emoji-llamagen": 128, "emoji-var": 6, "emoji-arpg": 40}[name]
 
 
+def test_a_student_makes_a_red_heart_in_one_pass_and_saves_its_teacher_passes():
+    pipe = AutoPipeline.from_pretrained("emoji-llamagen-dd")
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(0)
+    output = pipe("a red heart", generator=generator, output_type="pt")
+    assert output.images.shape[-2:] == (128, 128) and output.stats.forward_passes == 1 and not output.stats.exact
+    for image in (output.images[0], pipe("a red heart", generator=generator, output_type="pt", height=64).images[0]):
+        red, green, blue = image[:, 24:40, 24:40].mean((1, 2))
+        assert red > 0.7 and green < 0.45 and blue < 0.45 and image[:, :3, :3].min() > 0.9
+    verified = pipe("a red heart", generator=torch.Generator().manual_seed(0), decoding="flow").stats
+    teacher = AutoPipeline.from_pretrained("emoji-llamagen")
+    teacher.set_progress_bar_config(disable=True)
+    alone = teacher("a red heart", generator=torch.Generator().manual_seed(0), decoding="flow")
+    assert verified.exact and verified.student_passes == 1
+    assert verified.forward_passes < alone.stats.forward_passes
+
+
 def test_a_red_heart_moves_right():
     pipe = AutoPipeline.from_pretrained("emoji-video-blocks")
     pipe.set_progress_bar_config(disable=True)

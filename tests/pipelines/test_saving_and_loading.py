@@ -273,7 +273,8 @@ def test_components_that_are_stored_with_another_packaged_model(folder, monkeypa
     shared = ["text_encoder", "tokenizer", "vq"]
     for name in shared:
         shutil.rmtree(tmp_path / "tails" / name)
-    (tmp_path / "tails" / "shared.json").write_text(json.dumps({"hearts": shared}))
+    stored = {name: f"hearts/{name}" for name in shared}
+    (tmp_path / "tails" / "shared.json").write_text(json.dumps(stored))
     monkeypatch.setattr(auto, "ASSETS", tmp_path)
     whole = AutoPipeline.from_pretrained("hearts", dtype="bfloat16")
     pipe = AutoPipeline.from_pretrained("tails", dtype="bfloat16")
@@ -286,6 +287,7 @@ def test_components_that_are_stored_with_another_packaged_model(folder, monkeypa
     assert mixed.transformer.dtype == torch.bfloat16 and mixed.text_encoder.dtype == mixed.vq.dtype == torch.float32
     given = AutoPipeline.from_pretrained("tails", vq=whole.vq, text_encoder=None)
     assert given.vq is whole.vq and given.text_encoder is None and given.tokenizer is not None
+    assert LlamaGenPipeline.from_pretrained(tmp_path / "tails").vq.dtype == torch.float32
     pipe.save_pretrained(tmp_path / "saved")
     assert all((tmp_path / "saved" / name).is_dir() for name in shared)
 

@@ -9,11 +9,18 @@ import torch
 import torch.nn.functional as F
 from families import seeded
 
-from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
 from arimage.media.trace import Trace
 from arimage.tokenizers.upscaler import ImageUpscaler
+
+
+def student():
+    pipe = tiny.distilled_pipeline("llamagen")
+    # All of its vectors are those of its tokens.
+    pipe.decoding = FewStepDecoding(codes_until=16)
+    return pipe
 
 
 BUILD = {
@@ -21,6 +28,7 @@ BUILD = {
     "arpg": lambda: tiny.any_order_pipeline("arpg", "text"),
     "var": lambda: tiny.scale_pipeline("text"),
     "latent-llama": tiny_latent_llama.pipeline,
+    "llamagen-dd": student,
 }
 EDITING = ("llamagen", "arpg", "var")
 
@@ -66,6 +74,8 @@ def test_the_same_tokens_come_out_at_both_sizes(pipe):
         tokens = pipe.to_tokens(tokens)
     elif call.model.kind == "tokens":
         tokens = pipe.prepare(**condition_of(pipe), generator=seeded(0)).layout.to_ranks(tokens.flatten(1))
+    elif call.model.kind == "vectors":
+        tokens = tokens.flatten(1)
     pixels = pipe.decode_tokens(call, tokens)
     with torch.no_grad():
         expected = (pipe.upscaler.upscale(pixels) / 2 + 0.5).clamp(0, 1)

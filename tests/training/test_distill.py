@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from arimage import AutoPipeline, LlamaGenDDPipeline, cli
+from arimage import AutoPipeline, LlamaGenDDPipeline, LlamaGenDDTransformer, cli
 from arimage.training import commands, loop
 from arimage.training.acceleration import distill as distill_module
 from arimage.training.acceleration.distill import DistillSettings, train_distill
@@ -77,6 +77,22 @@ def test_only_the_student_is_trained(trained):
             assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
 
 
+def test_embeddings_of_places_and_condition_reach_every_token():
+    pipe, prompts = tiny.text_pipeline(), ["a red heart", "tree"]
+    teacher, codebook = pipe.transformer, pipe.vq.code_vectors()
+    plain, placed = (LlamaGenDDTransformer.for_teacher(teacher, codebook, flag).eval() for flag in (False, True))
+    # Of a new student the head of the vectors is random.
+    placed.vector_head.load_state_dict(plain.vector_head.state_dict())
+    condition = pipe.prepare(prompts, guidance_scale=1.0).model.condition
+    noise = torch.randn(2, 16, codebook.shape[1], generator=torch.Generator().manual_seed(0))
+    first, second = plain(noise, start=6, **condition)[0], placed(noise, start=6, **condition)[0]
+    # It begins as a student without them.
+    assert torch.equal(first, second)
+    placed(noise, start=6, **condition)[0].square().mean().backward()
+    gradients = placed.place_embedding.weight.grad, placed.condition_projection.weight.grad
+    assert all(gradient.abs().sum(-1).min() > 0 for gradient in gradients)
+
+
 @pytest.mark.parametrize("at", [0, 17])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, at):
     loss = distill_module.DistillTask.loss
@@ -98,11 +114,45 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
         assert torch.equal(again[name], value), name
 
 
+def test_pairs_that_were_generated_before_an_interruption_are_kept(trained, tmp_path, monkeypatch):
+    generate, batches = distill_module.LlamaGenPipeline.__call__, []
+
+    def interrupted(self, **arguments):
+        batches.append(arguments["prompt"])
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(distill_module.LlamaGenPipeline, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    first = tmp_path / "pairs" / "00000.safetensors"
+    assert [*first.parent.iterdir()] == [first]
+    tokens = distill_module.DistillTask(
+        trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, tmp_path
+    ).tokens
+    # Of the eight pairs two batches, of which the first was there already.
+    assert len(batches) == 3
+    whole = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, trained[2])
+    assert torch.equal(tokens, whole.tokens)
+
+
+def test_processes_that_train_together_share_the_pairs(trained, tmp_path, monkeypatch):
+    there = []
+    monkeypatch.setattr(distill_module, "processes", lambda: (1, 2))
+    monkeypatch.setattr(distill_module, "wait_for_all", lambda: there.extend((tmp_path / "pairs").iterdir()))
+    task = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, tmp_path)
+    assert [file.name for file in there] == ["00001.safetensors"]
+    monkeypatch.undo()
+    whole = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, trained[2])
+    assert torch.equal(task.tokens, whole.tokens) and torch.equal(task.seeds, whole.seeds)
+
+
 @pytest.mark.parametrize("kind", ["text", "class"])
 def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, kind):
     (tmp_path / "mine.toml").write_text(
         "image_size = 8\n[distill.optimizer]\nsteps = 2\nlearning_rate = 1e-3\n[distill.training]\n"
-        "batch_size = 2\nnoises_per_prompt = 1\nstarts = [0, 6]\n"
+        "batch_size = 2\nnoises_per_prompt = 1\nstarts = [0, 6]\n" + "place_embeddings = true\n" * (kind == "text")
     )
     (tmp_path / "prompts.txt").write_text("a red heart\n\na tree\n")
     teacher = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
@@ -115,6 +165,7 @@ def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, k
     pipe = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
     pipe.set_progress_bar_config(disable=True)
     assert isinstance(pipe, LlamaGenDDPipeline) and pipe.decoding.starts == (0, 6)
+    assert (pipe.transformer.place_embedding is not None) == (kind == "text")
     condition = {"prompt": "a tree"} if kind == "text" else {"class_labels": 3}
     assert pipe(**condition, decoding="few-step").stats.forward_passes == 1
     stats = pipe(**condition, decoding="flow").stats
@@ -124,8 +175,9 @@ def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, k
 def test_what_does_not_fit_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="--out"):
         train(trained[2], ["another prompt"])
-    (tmp_path / "pairs.safetensors").write_bytes(b"cut short")
-    with pytest.raises(ValueError, match=r"pairs.safetensors is damaged \(.*\): delete it"):
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "00000.safetensors").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"00000.safetensors is damaged \(.*\): delete it"):
         train(tmp_path)
     with pytest.raises(ValueError, match="starts"):
         train(tmp_path, settings=DistillSettings(SETTINGS.optimizer, starts=(0, 16)))

@@ -61,6 +61,7 @@ LEGAL = {
     "0": SHARES | {
         "grounds", "pairs", "seed", "top_k", "start", "max_shift", "codebook_start", "samples_per_image",
         "first_scale", "num_condition_tokens", "num_phi", "drafter_steps", "adversarial_start", "shrunk_share",
+        "adversarial", "permuted_share",
     },
     "True": {
         "skin_tones", "counted", "train_text", "fine_tune", "place_embeddings", "shared_adaln", "reads_words",

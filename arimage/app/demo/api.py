@@ -94,10 +94,9 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         decodings: list[str] | None = None,
         seed: int | None = None,
     ) -> Iterator[tuple[list[Image.Image], list[Image.Image], list[dict]]]:
-        subject = {"model": model, "prompt": prompt, "class_label": class_label}
-        seed = random_seed() if seed is None else seed
-        results = []
-        for _, event in comparison.run(engine.submit, subject | {"seed": seed}, decodings or []):
+        request = {"prompt": prompt, "class_label": class_label, "seed": random_seed() if seed is None else seed}
+        results, runs = [], [(model, decoding) for decoding in decodings or []]
+        for _, event in comparison.run(engine.submit, request, runs):
             if isinstance(event, Result):
                 results.append(event)
                 images = [image for result in results for image in stamped(result)]

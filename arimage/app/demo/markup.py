@@ -106,7 +106,8 @@ def finished(result: Result) -> str:
 def passes_of(result: Result) -> str:
     """The forward passes of a result, its calls of the denoising head if any, and its tokens per forward pass."""
     heads = f"{result.head_calls} calls of the denoising head · " if result.head_calls else ""
-    return f"{result.passes} forward passes · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
+    passes = "1 forward pass" if result.passes == 1 else f"{result.passes} forward passes"
+    return f"{passes} · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
 
 
 def _note(unknown: Unknown, model: str) -> str:
@@ -118,9 +119,9 @@ def _note(unknown: Unknown, model: str) -> str:
     return f'<p class="note">{sentence}.</p>'
 
 
-def card(decoding: str, info: ModelInfo, event: Progress | Result | None, seconds: float = 0.0) -> str:
-    """One decoding of a race: waiting (`event` is None), running for `seconds`, or finished."""
-    head = f"<h3>{escape(decoding)} {badge(info.decodings[decoding.partition(':')[0]])}</h3>"
+def card(label: str, exact: bool, event: Progress | Result | None, seconds: float = 0.0) -> str:
+    """One run of a race: waiting (`event` is None), running for `seconds`, or finished."""
+    head = f"<h3>{escape(label)} {badge(exact)}</h3>"
     if not isinstance(event, Result):
         headline, text, part = "…", "Waiting", 0
         if event and event.passes:

@@ -1,4 +1,4 @@
-"""The tab that generates one prompt with several decodings in turn, then shows them side by side as a film."""
+"""The tab that generates one prompt in several ways in turn, then shows them side by side as a film."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from . import markup
 from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, chosen, decoding_choices, events, refusal
 
 
-# Decodings side by side.
+# Runs side by side.
 SLOTS = 4
 # On a narrow screen the race is below the controls: scroll to it once its cards exist.
 SHOW_RACE = """() => innerWidth <= 680 && setTimeout(
@@ -26,28 +26,29 @@ WARM = 3
 
 
 class Comparison:
-    """Generates one request with several decodings, one after another. A few forward passes run before the first use
-    of each, so that no measured run includes one-time setup."""
+    """Generates one request in several ways, one after another. A few forward passes run before the first use of
+    each, so that no measured run includes one-time setup."""
 
     def __init__(self):
         self._warm = set()
 
     def run(
-        self, submit: Callable[[Request], Ticket], request: dict, decodings: Sequence[str | None]
+        self, submit: Callable[[Request], Ticket], request: dict, runs: Sequence[tuple[str, str | None]]
     ) -> Iterator[tuple[int, Progress | Result]]:
-        """Yield (index of the decoding, progress or result).
+        """Yield (index of the run, progress or result).
 
         Args:
             submit: `Engine.submit`.
-            request: the fields of the `Request` except the decoding.
+            request: the other fields of the `Request`.
+            runs: models and their decodings.
 
         Raises:
-            gr.Error: if there are too few or too many decodings, or the engine refuses one.
+            gr.Error: if there are too few or too many runs, or the engine refuses one.
         """
-        if not 2 <= len(decodings) <= SLOTS:
-            raise refusal(f"the number of decodings is {len(decodings)}: choose 2 to {SLOTS}")
-        for number, decoding in enumerate(decodings):
-            one = Request(**request, decoding=decoding)
+        if not 2 <= len(runs) <= SLOTS:
+            raise refusal(f"the number of decodings is {len(runs)}: choose 2 to {SLOTS}")
+        for number, (model, decoding) in enumerate(runs):
+            one = Request(**request | {"model": model, "decoding": decoding})
             if (one.model, decoding) not in self._warm:
                 with closing(events(submit, one)) as warming:
                     next(event for event in warming if isinstance(event, Result) or event.passes >= WARM)
@@ -56,12 +57,32 @@ class Comparison:
                 yield number, event
 
 
-def some_decodings(engine: Engine, model: str) -> list[str]:
-    """The initial choice: one token per forward pass and the model's default; if these are the same, the default and
-    the next decoding."""
-    values = [value for _, value in decoding_choices(engine, model)]
+def run_choices(engine: Engine, model: str) -> list[tuple[str, str]]:
+    """Labels and values of what can race: the decodings of a model, and the others that take the same prompts or
+    classes, each with its default."""
+    choices = decoding_choices(engine, model)
+    for name, info in engine.models.items():
+        if name != model and info.classes == engine.models[model].classes:
+            label = next(label for label, value in decoding_choices(engine, name) if value == info.decoding)
+            choices.append((f"{name} · {label}", f"{name} {info.decoding}"))
+    return choices
+
+
+def some_runs(engine: Engine, model: str) -> list[str]:
+    """The initial choice: one token per forward pass and the model's default, or if these are the same, the default
+    and what comes next; then a student that generates all tokens at once, if there is one."""
+    values = [value for _, value in run_choices(engine, model)]
     default = engine.models[model].decoding
-    return list(dict.fromkeys(["ar" if "ar" in values else default, default, *values]))[:2]
+    chosen = list(dict.fromkeys(["ar" if "ar" in values else default, default, *values]))[:2]
+    students = [value for value in values if value.endswith(" few-step") and value not in chosen]
+    return chosen + students[:1]
+
+
+def parse_run(engine: Engine, model: str, value: str) -> tuple[str, str]:
+    """The model and the decoding of a value of `run_choices`."""
+    # Names of models may have spaces, decodings do not.
+    other, _, decoding = value.rpartition(" ")
+    return (other, decoding) if other in engine.models else (model, value)
 
 
 def race_tab(engine: Engine, comparison: Comparison) -> None:
@@ -72,8 +93,8 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
         seed = gr.Number(0, label="Seed", precision=0, min_width=100)
     with gr.Row():
         decodings = gr.Dropdown(
-            decoding_choices(engine, first),
-            value=some_decodings(engine, first),
+            run_choices(engine, first),
+            value=some_runs(engine, first),
             label="Decodings",
             multiselect=True,
             max_choices=SLOTS,
@@ -91,20 +112,23 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
     legend = gr.HTML(markup.LEGEND, visible=False)
 
     def generate(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
-        info = engine.models[model]
+        runs = [parse_run(engine, model, value) for value in decodings]
         update = dict.fromkeys([*cards, legend], gr.HTML(visible=False)) | actions.busy()
         update |= {status: markup.RACE, film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
-        for card, decoding in zip(cards, decodings, strict=False):
-            update[card] = gr.HTML(markup.card(decoding, info, None), visible=True)
+        exact = [engine.models[name].decodings[decoding.partition(":")[0]] for name, decoding in runs]
+        for card, label, flag in zip(cards, decodings, exact, strict=False):
+            update[card] = gr.HTML(markup.card(label, flag, None), visible=True)
         request = subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}
+        asked = [(name, chosen(engine.models[name], decoding)) for name, decoding in runs]
         began, results, shown = {}, [], {}
-        for number, event in comparison.run(submit, request, [chosen(info, decoding) for decoding in decodings]):
+        for number, event in comparison.run(submit, request, asked):
             if isinstance(event, Result):
                 results.append(event)
             elif event.passes:
                 began.setdefault(number, time.monotonic())
             seconds = time.monotonic() - began.get(number, time.monotonic())
-            shown[cards[number]] = gr.HTML(markup.card(decodings[number], info, event, seconds), visible=True)
+            card = markup.card(decodings[number], exact[number], event, seconds)
+            shown[cards[number]] = gr.HTML(card, visible=True)
             yield update | {cards[number]: shown[cards[number]]}
             update = {}
         path = write_race(
@@ -134,7 +158,7 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
     race.success(None, js=SHOW_FILM, **AT_ONCE)
 
     def on_model(model: str) -> dict:
-        choices = gr.Dropdown(decoding_choices(engine, model), value=some_decodings(engine, model))
+        choices = gr.Dropdown(run_choices(engine, model), value=some_runs(engine, model))
         return subject.show(model) | {decodings: choices}
 
     subject.model.input(on_model, subject.model, [*subject.inputs[1:], decodings], **AT_ONCE)

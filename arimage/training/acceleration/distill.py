@@ -1,6 +1,7 @@
 """Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its
 teacher makes of it."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -24,15 +25,15 @@ from ...models.transformer_llamagen_dd import LlamaGenDDTransformer
 from ...options import fast_dtype
 from ...pipelines.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
-from ...schema import COMPLETE, Batch, Number, Seed, Share, Whole
+from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
-from ..processes import batch_generator
+from ..processes import batch_generator, processes, wait_for_all
 from ..saving import save_float16
 from ..tables import read_tables, settings_of
 
 
-PAIRS = "pairs.safetensors"
+PAIRS = "pairs"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class DistillSettings:
     `FlowDecoding` with its default sampling settings, `pair_batch_size` images at a time with the given `window`. Each
     step takes `batch_size` of them and a start, the first of `starts` in `first_share` of the steps and else another:
     tokens before it are given as their vectors, the others as their noise. The loss, of the others, is the cross-
-    entropy of the tokens and, weighted by `vector_weight`, the squared error of the vectors.
+    entropy of the tokens and, weighted by `vector_weight`, the squared error of the vectors. `place_embeddings` is
+    that of `LlamaGenDDTransformer`.
     """
 
     optimizer: OptimizerSettings
@@ -54,6 +56,7 @@ class DistillSettings:
     starts: Annotated[tuple[Whole, ...], Field(min_length=1, max_length=100)] = (0, 80)
     first_share: Share = 0.75
     vector_weight: Number = 1.0
+    place_embeddings: Flag = False
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
 
@@ -100,41 +103,55 @@ class DistillTask(nn.Module):
         ]
         return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
-    def pairs(self, path: Path) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Seeds [M], which the noise is made from, and the teacher's tokens [M, N].
+    def pairs(self, folder: Path) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Seeds [M], which the noise is made from, and the teacher's tokens [M, N]. Each batch is a file in `folder`,
+        so that an interruption loses one batch at most.
 
         Raises:
-            ValueError: if `path` is damaged, or holds the pairs of other prompts or settings.
+            ValueError: if a file is damaged, or holds the pairs of other prompts or settings.
         """
-        pipe, settings = self.frozen.pipe, self.settings
-        made_by = json.dumps([self.prompts, pipe.generation_config, len(self.index), settings.seed])
+        settings, sampling = self.settings, self.frozen.pipe.generation_config
+        made_by = json.dumps([self.prompts, sampling, len(self.index), settings.seed, settings.pair_batch_size])
+        metadata = {"made_by": hashlib.sha256(made_by.encode()).hexdigest()}
+        folder.mkdir(parents=True, exist_ok=True)
+        batches = [
+            (folder / f"{number:05}.safetensors", number, index, metadata)
+            for number, index in enumerate(self.index.split(settings.pair_batch_size))
+        ]
+        rank, count = processes()
+        for batch in tqdm(batches[rank::count], desc="pairs", unit="batch", disable=True if rank else None):
+            self.pair_batch(*batch)
+        wait_for_all()
+        parts = [self.pair_batch(*batch) for batch in batches]
+        return torch.cat([part["seeds"] for part in parts]), torch.cat([part["tokens"] for part in parts])
+
+    def pair_batch(
+        self, path: Path, number: int, index: torch.LongTensor, metadata: dict[str, str]
+    ) -> dict[str, torch.Tensor]:
+        """The pairs of batch `number`, of the prompts `index`: those of the file `path`, or new ones, stored there."""
         if path.is_file():
             try:
                 with safe_open(path, "pt") as file:
-                    found = {name: file.get_tensor(name) for name in ("seeds", "tokens")}
-                    theirs = file.metadata()
+                    found, theirs = {name: file.get_tensor(name) for name in ("seeds", "tokens")}, file.metadata()
             except SafetensorError as error:
-                raise ValueError(f"{path} is damaged ({error}): delete it to generate the pairs again") from error
-            if theirs != {"made_by": made_by}:
+                raise ValueError(f"{path} is damaged ({error}): delete it to generate its pairs again") from error
+            if theirs != metadata:
                 raise ValueError(f"{path} holds the pairs of other prompts or settings: give another --out")
-            return found["seeds"], found["tokens"]
-        decoding, seeds, tokens = FlowDecoding(settings.window), [], []
-        batches = list(enumerate(self.index.split(settings.pair_batch_size)))
-        for number, index in tqdm(batches, desc="pairs", unit="batch", disable=None):
-
-            def generator(number=number):
-                return torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
-
-            prompts = [self.prompts[i] for i in index.tolist()]
-            images = pipe(**{self._argument: prompts}, generator=generator(), decoding=decoding, output_type="latent")
-            seeds.append(pipe.prepare_seeds(generator(), len(index)).cpu())
-            tokens.append(images.tokens.flatten(1).cpu())
-        found = {"seeds": torch.cat(seeds), "tokens": torch.cat(tokens)}
-        path.parent.mkdir(parents=True, exist_ok=True)
+            return found
+        pipe, seed = self.frozen.pipe, self.settings.seed * 1_000_003 + number
+        prompts = [self.prompts[i] for i in index.tolist()]
+        images = pipe(
+            **{self._argument: prompts},
+            generator=torch.Generator().manual_seed(seed),
+            decoding=FlowDecoding(self.settings.window),
+            output_type="latent",
+        )
+        seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
+        found = {"seeds": seeds.cpu(), "tokens": images.tokens.flatten(1).cpu()}
         # An interruption leaves no half of a file.
-        save_file(found, path.with_suffix(".partial"), {"made_by": made_by})
+        save_file(found, path.with_suffix(".partial"), metadata)
         os.replace(path.with_suffix(".partial"), path)
-        return found["seeds"], found["tokens"]
+        return found
 
     def predict(
         self, pairs: torch.LongTensor, start: int
@@ -189,9 +206,10 @@ def train_distill(
     settings: DistillSettings,
     out: str | Path,
     on_report: Callable[[LlamaGenDDPipeline], None] | None = None,
+    compile: bool = False,
 ) -> LlamaGenDDPipeline:
     """Distil the transformer of `pipe` for the `prompts`, texts or ids of classes; returns the averaged student, in
-    float32, and its teacher as a pipeline.
+    float32, and its teacher as a pipeline. `compile` compiles its blocks.
 
     `out` keeps pairs, checkpoint, log, curve and samples; a second call resumes an interrupted run.
 
@@ -202,11 +220,15 @@ def train_distill(
     if settings.starts[-1] >= count:
         raise ValueError(f"starts is {settings.starts}: give less than the {count} tokens of an image")
     torch.manual_seed(settings.seed)
-    student = LlamaGenDDTransformer.for_teacher(pipe.transformer, pipe.vq.code_vectors())
+    student = LlamaGenDDTransformer.for_teacher(pipe.transformer, pipe.vq.code_vectors(), settings.place_embeddings)
     nn.Module.to(student, pipe.device, fast_dtype(str(pipe.device)))
+    if compile:
+        student.compile_repeated_blocks()
     task = DistillTask(student, pipe, prompts, settings, Path(out))
     labels = pipe.config.get("id2label")
-    distilled = LlamaGenDDPipeline(student, pipe.vq, pipe.transformer, labels, pipe.tokenizer, pipe.text_encoder)
+    distilled = LlamaGenDDPipeline(
+        student, pipe.vq, pipe.transformer, labels, pipe.tokenizer, pipe.text_encoder, pipe.upscaler
+    )
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
     distilled.decoding = decoding
     fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(distilled))
@@ -215,12 +237,14 @@ def train_distill(
 
 
 def run_distill(
-    recipe: dict, pipe: LlamaGenPipeline, prompts: str | Path | None, out: str | Path
+    recipe: dict, pipe: LlamaGenPipeline, prompts: str | Path | None, out: str | Path, compile: bool = False
 ) -> LlamaGenDDPipeline:
     """Distil the transformer of `pipe` by a recipe. The student and its teacher are saved in `out`/model, in float16.
 
     Args:
-        prompts: a file of prompts, see `read_prompts`; None for the classes of `pipe`, or the captions that it knows.
+        prompts: a file of prompts, see `read_prompts`; None for the classes of `pipe`, or the names of the pictures
+            that it knows.
+        compile: whether to compile the blocks of the student.
 
     Raises:
         ValueError: if `pipe` is not a LlamaGen pipeline, or no prompts are given and it knows none.
@@ -239,7 +263,7 @@ def run_distill(
     if not chosen:
         raise ValueError("the model names no captions: give --prompts a file of them")
     student = train_distill(
-        pipe, chosen, settings, out / "distill", on_report=lambda student: save_float16(student, out / "model")
+        pipe, chosen, settings, out / "distill", lambda student: save_float16(student, out / "model"), compile
     )
     save_float16(student, out / "model")
     return student

@@ -281,22 +281,24 @@ def test_errors_are_shown_in_a_toast(page):
 
 def test_decodings_race_side_by_side(page, tmp_path):
     panel = tab(page, "Race")
-    expect(panel.locator("#decodings .token")).to_have_text(["ar · exact", "sjd-coupled:window=64 · exact"])
+    runs = ["ar · exact", "sjd-coupled:window=64 · exact", "emoji-llamagen-dd · few-step · relaxed"]
+    expect(panel.locator("#decodings .token")).to_have_text(runs)
     page.locator("#race").click()
-    expect(panel.locator(".card")).to_have_count(2)
+    expect(panel.locator(".card")).to_have_count(3)
     expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
-    # Two runs may take long on a busy machine.
+    # They may take long on a busy machine.
     expect(page.locator("#film img")).to_be_visible(timeout=240_000)
-    expect(panel.locator(".card img.map")).to_have_count(2)
+    expect(panel.locator(".card img.map")).to_have_count(3)
     texts = panel.locator(".card").all_inner_texts()
     assert "ar exact" in texts[0] and "sjd-coupled:window=64 exact" in texts[1] and "256 forward passes" in texts[0]
+    assert "emoji-llamagen-dd few-step relaxed" in texts[2] and "1 forward pass ·" in texts[2]
     seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
     expect(page.locator("#race")).to_be_visible()
     with page.expect_download() as download:
         page.locator("#download-race").click()
     download.value.save_as(tmp_path / "race.webp")
     with Image.open(tmp_path / "race.webp") as film:
-        assert film.width > 2 * 384
+        assert film.width > 3 * 384
         shown = 0
         for number in range(film.n_frames - 1):
             film.seek(number)
