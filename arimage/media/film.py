@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from ..pipelines.output import passes_text
 from .files import own_path
 from .trace import FAINT, INK, PAPER, write_animation
 
@@ -66,7 +67,7 @@ def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
         left, top = place % columns * width, place // columns * (CLOCK + height)
         done = now >= film.seconds[-1]
         pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
-        passes = "" if not done else "1 forward pass" if film.passes == 1 else f"{film.passes} forward passes"
+        passes = passes_text(film.passes) if done else ""
         pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
         # Before the first forward pass there is nothing to see.
         seen = bisect_right(film.seconds, now)

@@ -12,6 +12,10 @@ from PIL import Image
 Tokens = torch.LongTensor | list[torch.LongTensor]
 
 
+def passes_text(count: int) -> str:
+    return "1 forward pass" if count == 1 else f"{count} forward passes"
+
+
 @dataclass(frozen=True)
 class DecodingStats:
     """Statistics of a call.
@@ -50,7 +54,7 @@ class DecodingStats:
     @property
     def summary(self) -> str:
         """The figures of a call in one line."""
-        parts = ["1 forward pass" if self.forward_passes == 1 else f"{self.forward_passes} forward passes"]
+        parts = [passes_text(self.forward_passes)]
         parts += [f"{self.head_calls} calls of the denoising head"] if self.head_calls else []
         parts += [f"{self.tokens_per_pass:.1f} tokens per pass", f"{self.seconds['tokens']:.1f} s decoding"]
         if self.decoder_steps:

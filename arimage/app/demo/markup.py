@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from ...decoding import PRESETS
 from ...pipelines.known import Unknown
+from ...pipelines.output import passes_text
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.types import Progress, Result
@@ -106,8 +107,7 @@ def finished(result: Result) -> str:
 def passes_of(result: Result) -> str:
     """The forward passes of a result, its calls of the denoising head if any, and its tokens per forward pass."""
     heads = f"{result.head_calls} calls of the denoising head · " if result.head_calls else ""
-    passes = "1 forward pass" if result.passes == 1 else f"{result.passes} forward passes"
-    return f"{passes} · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
+    return f"{passes_text(result.passes)} · {heads}{result.tokens_per_pass:.1f} tokens per forward pass"
 
 
 def _note(unknown: Unknown, model: str) -> str:

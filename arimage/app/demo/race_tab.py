@@ -74,8 +74,8 @@ def some_runs(engine: Engine, model: str) -> list[str]:
     values = [value for _, value in run_choices(engine, model)]
     default = engine.models[model].decoding
     chosen = list(dict.fromkeys(["ar" if "ar" in values else default, default, *values]))[:2]
-    students = [value for value in values if value.endswith(" few-step") and value not in chosen]
-    return chosen + students[:1]
+    names = {value: parse_run(engine, model, value)[1].partition(":")[0] for value in values}
+    return chosen + [value for value in values if names[value] == "few-step" and value not in chosen][:1]
 
 
 def parse_run(engine: Engine, model: str, value: str) -> tuple[str, str]:

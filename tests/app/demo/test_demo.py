@@ -31,7 +31,7 @@ import gradio as gr
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
-from arimage import cli
+from arimage import FewStepDecoding, cli
 from arimage.app.demo import gallery_tab, links, markup, pictures, race_tab
 from arimage.app.demo.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine.engine import Engine
@@ -415,20 +415,24 @@ def read_frames(path: Path) -> list[tuple[Image.Image, int]]:
 
 def test_other_models_race_too_and_a_student_from_the_beginning():
     student = tiny.distilled_pipeline("llamagen")
+    student.decoding = FewStepDecoding(starts=(0, 2))
     engine = Engine({"class": tiny.class_pipeline(), "text": tiny.text_pipeline(), "a student": student})
     try:
         choices = dict(race_tab.run_choices(engine, "class"))
         others = {label: value for label, value in choices.items() if " · " in value or value.startswith("a student")}
-        assert others == {"a student · few-step · relaxed": "a student few-step"} and "ar" in choices.values()
+        assert (
+            others == {"a student · few-step:starts=0+2 · relaxed": "a student few-step:starts=0+2"}
+            and "ar" in choices.values()
+        )
         runs = race_tab.some_runs(engine, "class")
-        assert runs[0] == "ar" and len(runs) == 3 and runs[2] == "a student few-step"
+        assert runs[0] == "ar" and len(runs) == 3 and runs[2] == "a student few-step:starts=0+2"
         assert len(race_tab.some_runs(engine, "text")) == 2
         asked = [race_tab.parse_run(engine, "class", value) for value in runs]
-        assert asked == [("class", "ar"), ("class", runs[1]), ("a student", "few-step")]
+        assert asked == [("class", "ar"), ("class", runs[1]), ("a student", "few-step:starts=0+2")]
         run = race_tab.Comparison().run(engine.submit, {"class_label": 3, "seed": 1, "film": True}, asked)
         results = {number: event for number, event in run if isinstance(event, Result)}
         assert [results[number].settings["model"] for number in range(3)] == ["class", "class", "a student"]
-        assert [results[number].passes for number in (0, 2)] == [16, 1]
+        assert [results[number].passes for number in (0, 2)] == [16, 2]
     finally:
         engine.close()
 
