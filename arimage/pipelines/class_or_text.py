@@ -9,6 +9,7 @@ from .base import ARImagePipeline
 from .captions import clean_caption
 from .checks import TEXT_TOKENS, as_texts, text_length
 from .known import KnownCaptions, quoted, tell_nearest
+from .tokenizing import tokenize
 
 
 logger = logging.get_logger(__name__)
@@ -134,10 +135,10 @@ class ClassOrTextPipeline(ARImagePipeline):
         read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
         length = text_length(max_sequence_length, read)
         cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
-        if any(len(ids) > length for ids in self.tokenizer(cleaned).input_ids):
+        if any(len(ids) > length for ids in tokenize(self.tokenizer, cleaned).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
-        text = self.tokenizer(
-            cleaned, max_length=length, padding="max_length", truncation=True, return_tensors="pt"
+        text = tokenize(
+            self.tokenizer, cleaned, max_length=length, padding="max_length", truncation=True, return_tensors="pt"
         ).to(self._execution_device)
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask

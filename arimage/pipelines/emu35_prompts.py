@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from .emu3_prompts import Ids, check_given_ids, check_sides, parse_ratio
+from .tokenizing import tokenize
 
 
 # The names of the special tokens in a prompt, by what they stand for in `token_ids`.
@@ -104,7 +105,7 @@ class Emu35Prompts:
     def text_ids(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise ValueError("this pipeline has no tokenizer: give input_ids, not a prompt")
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return tokenize(self.tokenizer.encode, text, add_special_tokens=False)
 
     def header(self, rows: int, columns: int) -> list[int]:
         """What precedes the codes of an image."""

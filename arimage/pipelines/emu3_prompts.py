@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerFast
 
 from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts, check_token_ids
+from .tokenizing import tokenize
 
 
 # The names of the special tokens around image tokens, the same in every checkpoint.
@@ -148,8 +149,8 @@ class Emu3Prompts:
             raise ValueError("this pipeline has no tokenizer: give token ids")
         rows, columns = (side // self.scale_factor for side in size)
         texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in texts]
-        encoded = self.tokenizer(
-            texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+        encoded = tokenize(
+            self.tokenizer, texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
         )
         return encoded.input_ids, encoded.attention_mask
 

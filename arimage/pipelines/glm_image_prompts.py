@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 from transformers import BatchFeature, GlmImageProcessor
 
+from .tokenizing import tokenize
+
 
 MAX_ASPECT = 4
 
@@ -52,7 +54,7 @@ class GlmImagePrompts:
         """
         tokenizer = self.processor.tokenizer
         for text in texts:
-            for number in tokenizer(text, add_special_tokens=False).input_ids:
+            for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
                 if number in tokenizer.added_tokens_decoder:
                     token = tokenizer.convert_ids_to_tokens(number)
                     raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")
@@ -66,7 +68,8 @@ class GlmImagePrompts:
         for i, text in enumerate(texts):
             pictures = [] if sources is None else [{"type": "image", "image": picture} for picture in sources[i]]
             turns.append([{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}])
-        return self.processor.apply_chat_template(
+        return tokenize(
+            self.processor.apply_chat_template,
             turns,
             tokenize=True,
             return_dict=True,

@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 from transformers import JanusProcessor
 
+from .tokenizing import tokenize
+
 
 def begin_of_image(config: Any) -> int:
     """The id of the begin-of-image token in a model's generation config.
@@ -45,7 +47,9 @@ class JanusPrompts:
         """Token ids [B, P] of prompts up to the begin-of-image token, padded on the left, and their mask [B, P]."""
         tokenizer = self.processor.tokenizer
         texts = [tokenizer.bos_token + self._turn(text) + tokenizer.boi_token for text in texts]
-        encoded = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+        encoded = tokenize(
+            tokenizer, texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+        )
         return encoded.input_ids, encoded.attention_mask
 
     def questions(self, image: Image.Image | list[Image.Image], question: str | list[str]) -> Any:
@@ -60,7 +64,8 @@ class JanusPrompts:
         count = max(len(images), len(questions))
         if {len(images), len(questions)} - {1, count}:
             raise ValueError(f"{len(images)} images and {len(questions)} questions: give as many, or one for all")
-        return self.processor(
+        return tokenize(
+            self.processor,
             text=[self._turn(text, {"type": "image"}) for text in questions * (count // len(questions))],
             images=images * (count // len(images)),
             padding=True,

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from .checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
+from .tokenizing import tokenize
 
 
 IM_START = "<|im_start|>"
@@ -175,7 +176,9 @@ class MammothModa2Prompts:
                 raise ValueError(
                     f"the tokenizer's chat_template does not end with {BEGIN_OF_CODES}: take the published one"
                 )
-        encoded = tokenizer(rendered, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+        encoded = tokenize(
+            tokenizer, rendered, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+        )
         return encoded.input_ids, encoded.attention_mask
 
 
@@ -185,7 +188,7 @@ def check_special(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     Raises:
         ValueError: naming the token.
     """
-    for number in tokenizer(text, add_special_tokens=False).input_ids:
+    for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
         if number in tokenizer.added_tokens_decoder:
             token = tokenizer.convert_ids_to_tokens(number)
             raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")

@@ -23,6 +23,7 @@ from .call import GenerationCall
 from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, text_length
 from .docstrings import fill_docstring
 from .output import VideoPipelineOutput
+from .tokenizing import tokenize
 from .videos import prepare_images, prepare_videos
 
 
@@ -283,7 +284,8 @@ class CosmosPipeline(ARPipeline):
             return prompt_embeds
         self._guard_texts(as_texts(prompt))
         length = text_length(max_sequence_length, min(TEXT_TOKENS, self.tokenizer.model_max_length))
-        text = self.tokenizer(
+        text = tokenize(
+            self.tokenizer,
             as_texts(prompt),
             padding="max_length",
             max_length=length,

@@ -24,6 +24,7 @@ from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, text_length
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
+from .tokenizing import tokenize
 
 
 logger = logging.get_logger(__name__)
@@ -130,11 +131,11 @@ class InfinityPipeline(ARImagePipeline):
         read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
         length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
         texts = [text.partition("--")[0] or text for text in as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)]
-        if any(len(ids) > length for ids in self.tokenizer(texts).input_ids):
+        if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
-        text = self.tokenizer(texts, max_length=length, padding=True, truncation=True, return_tensors="pt").to(
-            self._execution_device
-        )
+        text = tokenize(
+            self.tokenizer, texts, max_length=length, padding=True, truncation=True, return_tensors="pt"
+        ).to(self._execution_device)
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tiny
 import tiny_cosmos
 import torch
 from families import BUILD, EVERY, condition_of, flat, quick, seeded
+from transformers import PreTrainedTokenizerFast
 
 import arimage
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
@@ -25,6 +27,10 @@ PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and n
 
 
 LANGUAGE_MODELS = ("janus", "emu3", "lumina", "anole")
+READS_TEXT = (
+    "llamagen-text", "var-text", "infinity", "janus", "emu3", "emu3.5", "lumina", "anole", "cosmos-text", "glm-image",
+    "mammothmoda2", "arpg-text",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +148,32 @@ def test_calls_of_other_sizes_run_in_other_threads(pipe):
         thread.join()
     for images, one in zip(found, expected, strict=True):
         torch.testing.assert_close(images, one, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", quick(READS_TEXT))
+def test_threads_tokenize_their_prompts_one_at_a_time(family, monkeypatch):
+    # A call sets the padding of the tokenizer of all: next to a call without padding, this one's rows would differ.
+    pipe, calls = EVERY[family](), []
+    encode, running = PreTrainedTokenizerFast._encode_plus, []
+
+    def encode_slowly(self, *args, **options):
+        running.append(options)
+        calls.append(len(running))
+        time.sleep(0.02)
+        encoded = encode(self, *args, **options)
+        running.pop()
+        return encoded
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_encode_plus", encode_slowly)
+    prompts = ("a red heart", "a green book")
+    threads = [
+        threading.Thread(target=pipe, kwargs=condition_of(pipe) | LATENT | {"prompt": prompt}) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) > 1 and max(calls) == 1
 
 
 def test_an_interrupt_stops_the_call_that_runs_the_callback_only(pipes):
