@@ -4,7 +4,6 @@ import functools
 import json
 import numbers
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -391,8 +390,7 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
     def _steps(self) -> CompiledSteps | None:
         """The compiler of the steps of a call; None where they run eagerly."""
         steps, parts = self._compiled, self.components.values()
-        on_cuda = self._execution_device.type == "cuda"
-        if steps is None or not (steps.compiles or on_cuda) or self.has_hooks:
+        if steps is None or self.has_hooks or not (steps.compiles or self._execution_device.type == "cuda"):
             return None
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
         addresses = [each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())]
@@ -551,11 +549,6 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
                 "the decoded pixels are not finite: check the weights of the image or video tokenizer, or load it in "
                 "float32"
             )
-
-    def _now(self) -> float:
-        if self._execution_device.type == "cuda":
-            torch.cuda.synchronize(self._execution_device)
-        return time.perf_counter()
 
 
 class ARImagePipeline(ARPipeline):

@@ -1,5 +1,6 @@
 """The data of one call of a pipeline, from its checked arguments to its images."""
 
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,6 +100,12 @@ class GenerationCall:
     callback: Callable | None = None
     callback_tensor_inputs: list[str] = field(default_factory=list)
     interrupted: bool = False
+
+    def now(self) -> float:
+        """A time in seconds, once the device of the call has computed what was asked of it."""
+        if self.seeds.device.type == "cuda":
+            torch.cuda.synchronize(self.seeds.device)
+        return time.perf_counter()
 
     @property
     def guided(self) -> bool:

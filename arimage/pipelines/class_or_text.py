@@ -207,17 +207,18 @@ class ClassOrTextPipeline(ARImagePipeline):
         """The condition of every prompt or class: `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask
         [B', P]."""
         if self.num_classes is not None:
-            condition = {"class_labels": self._class_ids(prompt, class_labels)}
+            return {"class_labels": self._class_ids(prompt, class_labels).to(self._execution_device)}
+        if prompt_embeds is None:
+            texts = as_texts(prompt)
+            different = list(dict.fromkeys(texts))
+            rows = [different.index(text) for text in texts]
+            embeds, mask = (part[rows] for part in self.encode_prompt(different))
         else:
-            if prompt_embeds is None:
-                texts = as_texts(prompt)
-                different = list(dict.fromkeys(texts))
-                rows = [different.index(text) for text in texts]
-                prompt_embeds, prompt_attention_mask = (part[rows] for part in self.encode_prompt(different))
-            if self.transformer.config.num_condition_tokens == 1:
-                prompt_embeds, prompt_attention_mask = last_state(prompt_embeds, prompt_attention_mask)
-            condition = {"prompt_embeds": prompt_embeds, "prompt_attention_mask": prompt_attention_mask}
-        return {name: value.to(self._execution_device) for name, value in condition.items()}
+            device = self._execution_device
+            embeds, mask = prompt_embeds.to(device), prompt_attention_mask.to(device)
+        if self.transformer.config.num_condition_tokens == 1:
+            embeds, mask = last_state(embeds, mask)
+        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
 
     def encode_prefix(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
         """`encode_condition` for transformers that read a text as a prefix, padded on the left."""

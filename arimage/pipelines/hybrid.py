@@ -127,6 +127,6 @@ class HybridPipeline(ARImagePipeline):
 
     @contextmanager
     def _timed(self, call: GenerationCall, stage: str):
-        began = self._now()
+        began = call.now()
         yield
-        call.seconds[stage] = call.seconds.get(stage, 0.0) + self._now() - began
+        call.seconds[stage] = call.seconds.get(stage, 0.0) + call.now() - began

@@ -44,7 +44,7 @@ class CallRun:
         Raises:
             ValueError: if the decoding does not support the model, or its logits were not finite.
         """
-        self._began = self.pipe._now()
+        self._began = self.call.now()
         with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
             run_batch(self.batch, self._next_images, self._finish, self._on_step)
             # The images that were unfinished at an interruption.
@@ -55,7 +55,7 @@ class CallRun:
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
         self.batch.state = None
-        self._seconds = self.pipe._now() - self._began - self._tokenizer_seconds
+        self._seconds = self.call.now() - self._began - self._tokenizer_seconds
 
     def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
         """The images in order, in the `output_type` of the call."""
@@ -97,7 +97,7 @@ class CallRun:
     def _on_step(self) -> bool:
         call, passes = self.call, self.batch.forward_passes
         if passes == 1:
-            self._prefill_seconds = self.pipe._now() - self._began
+            self._prefill_seconds = self.call.now() - self._began
         # Reading the progress from an accelerator synchronizes with it.
         if call.seeds.device.type == "cpu" or passes % INTERVAL == 0:
             self._show_progress()
@@ -194,8 +194,8 @@ class CallRun:
         self._undecoded = self._undecoded[len(images) :]
         if call.output_type == "latent":
             return
-        began = pipe._now()
+        began = call.now()
         pixels = pipe.decode_result(call, self.tensors[pipe.decoded_tensor][self._index(images)]).float()
         for image, picture in zip(images, pipe.to_images(call, pixels), strict=True):
             self._images[image] = picture
-        self._tokenizer_seconds += pipe._now() - began
+        self._tokenizer_seconds += call.now() - began
