@@ -532,6 +532,9 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
 
     def preview(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
         """Pixels [1, 3, H, W] that show the tokens so far of one image, [1, N] or continuous [1, N, D]."""
+        if call.model.kind == "tokens":
+            # What the image tokenizer decodes an unknown token to would tint the known ones around it.
+            tokens = call.layout.fill(tokens)
         return self.decode_tokens(call, tokens)
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:

@@ -111,10 +111,27 @@ class Layout:
             (part for part, any_known in zip(reversed(parts), reversed(begun), strict=True) if any_known), parts[0]
         )
 
+    def fill(self, tokens: torch.LongTensor) -> torch.LongTensor:
+        """Tokens [B, N] by rank, with a known one near it in place of each unknown one, -1, where its grid has one."""
+        return self.to_ranks(*map(_spread, self.parts(tokens)))
+
     def to_ranks(self, *parts: torch.Tensor) -> torch.Tensor:
-        """Rearrange values by place of each of `grids`, [B, *grid], to values [B, N] by rank."""
+        """Rearrange values by place of each of `grids`, [B, *grid], on any device, to values [B, N] by rank."""
         values = torch.cat([part.flatten(1) for part in parts], dim=1)
-        return values if self.order is None else values.gather(1, self.order)
+        return values if self.order is None else values.gather(1, self.order.to(values.device))
+
+
+def _spread(tokens: torch.LongTensor) -> torch.LongTensor:
+    """`Layout.fill` of one grid [B, *grid] by place: known tokens grow by one place along every axis at a time."""
+    for _ in range(sum(tokens.shape[1:])):
+        if (tokens >= 0).all():
+            break
+        for axis in range(1, tokens.ndim):
+            edge = torch.full_like(tokens.narrow(axis, 0, 1), -1)
+            inner = tokens.shape[axis] - 1
+            for parts in ([edge, tokens.narrow(axis, 0, inner)], [tokens.narrow(axis, 1, inner), edge]):
+                tokens = torch.where(tokens < 0, torch.cat(parts, axis), tokens)
+    return tokens
 
 
 def _moved(

@@ -308,7 +308,7 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
     )
     tokens, decided = recorder.of_image()
     layout = None if model == "scales" else Layout(output.tokens.shape[1:])
-    decode_tokens = partial(pipe.decode_tokens, recorder.call)
+    decode_tokens = partial(pipe.preview, recorder.call)
     for most in (64, 3):
         monkeypatch.setattr(engine_batch, "FILM_STEPS", most)
         steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]

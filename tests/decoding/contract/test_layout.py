@@ -128,3 +128,20 @@ def test_shapes_without_rows_and_columns_are_refused(shape):
 def test_an_order_that_is_no_permutation_is_refused(order):
     with pytest.raises(ValueError, match="order"):
         Layout((2, 2), torch.tensor(order))
+
+
+def test_unknown_tokens_are_filled_with_known_ones_near_them(layout):
+    tokens = torch.full((3, layout.num_tokens), -1)
+    assert torch.equal(layout.fill(tokens), tokens)
+    tokens[:, :1] = 7
+    filled = layout.parts(layout.fill(tokens))
+    known = [bool((part >= 0).any()) for part in layout.parts(tokens)]
+    for part, any_known in zip(filled, known, strict=True):
+        assert torch.equal(part, torch.full_like(part, 7 if any_known else -1))
+    everything = torch.arange(3 * layout.num_tokens).view(3, -1)
+    assert torch.equal(layout.fill(everything), everything)
+
+
+def test_known_tokens_grow_along_the_columns_and_then_along_the_rows():
+    tokens = torch.tensor([[4, -1, -1, -1, 9, -1], [-1, -1, -1, -1, -1, 2]])
+    assert Layout((2, 3)).fill(tokens).view(2, 2, 3).tolist() == [[[4, 9, 9], [4, 9, 9]], [[2, 2, 2], [2, 2, 2]]]
