@@ -762,7 +762,7 @@ def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
 
 
 def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
-    code, out, _ = run("models", "emoji-llamagen")
+    code, out, _ = run("models", "emoji-arpg")
     assert code == 0 and len(out.splitlines()) == 1601 and "hot dog" in out.splitlines()
     assert run("models", models["known"])[1] == "red heart\ntree\n"
     assert run("models", models["known"], "--search", "FIR")[1] == "tree\n"

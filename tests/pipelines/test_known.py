@@ -111,7 +111,7 @@ def test_packaged_models_know_their_captions(packaged):
     # Some were trained and not learned, and are reported as such.
     assert len(unknown) < 0.1 * len(rows)
     assert all("has not learned" in found.message for found in unknown)
-    assert packaged.knows("A red heart") and packaged.knows("an emoji of a grinning face")
+    assert packaged.knows("A red heart") and packaged.knows("an emoji of a clown face")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_packaged_models_know_their_captions(packaged):
     [
         ("hamburgr", "hamburger"),
         ("strawbery", "strawberry"),
-        ("grining face", "grinning face"),
+        ("clwn face", "clown face"),
         ("tomatos", "tomato"),
         ("a dog on a skateboard", "dog"),
     ],

@@ -16,7 +16,7 @@ from ..engine.videos import VideoMaker
 from . import markup
 
 
-EXAMPLES = ["a red heart", "pizza", "grinning face", "cat face", "green apple"]
+EXAMPLES = ["a red heart", "pizza", "clown face", "cat face", "green apple"]
 # Seconds between two progress reports of a run, partial images aside.
 PAUSE = 0.1
 # Settings of the page's events: those that generate, and those that take no time and skip the queue.
