@@ -18,6 +18,8 @@ COLOURS = {
 # Where one colour ends and the next begins; the last range is red again.
 _BOUNDS = (15, 40, 68, 165, 248, 300, 345)
 _SATURATED, _LIT, _NEAR = 70, 60, 40
+# The median saturation of a vivid colour, of 255.
+_VIVID = 200
 
 
 def _hsv(images: torch.Tensor) -> np.ndarray:
@@ -63,7 +65,7 @@ def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np
 
 def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tensor:
     """Turn the hues near `hues` [M] of `images`, uint8 [M, 3, S, S], into `colour`, a name of `COLOURS`. Shading,
-    white and other hues stay."""
+    white and other hues stay; dull colours become pure, as a yellow kangaroo is no brown one."""
     target, saturation, lightness = COLOURS[colour]
     hsv = _hsv(images)
     hue, hues = hsv[..., 0], np.asarray(hues)[:, None, None]
@@ -72,12 +74,16 @@ def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tenso
     turned = (target + ((hue - hues + 180) % 360 - 180) // 2) % 360
     value = hsv[..., 2].astype(np.float32)
     some = near & _saturated(hsv)
-    main = np.array([np.median(one[chosen]) if chosen.any() else 255 for one, chosen in zip(value, some, strict=True)])
+
+    def median(of: np.ndarray) -> np.ndarray:
+        pairs = zip(of, some, strict=True)
+        return np.array([np.median(one[chosen]) if chosen.any() else 255 for one, chosen in pairs])[:, None, None]
+
     # Dark orange is brown and dark yellow olive.
-    gain = np.clip(lightness / main.clip(1), 0.7, 1.8)[:, None, None]
-    share = hsv[..., 1] / 255
-    value = np.minimum(255, value * (1 + (gain - 1) * share))
-    pixels = np.stack([turned * 256 // 360, hsv[..., 1] * saturation, value], -1).astype(np.uint8)
+    gain = np.clip(lightness / median(value).clip(1), 0.7, 1.8)
+    saturated = np.minimum(255, hsv[..., 1] * np.clip(_VIVID / median(hsv[..., 1]), 1, 3))
+    value = np.minimum(255, value * (1 + (gain - 1) * saturated / 255))
+    pixels = np.stack([turned * 256 // 360, saturated * saturation, value], -1).astype(np.uint8)
     count, height, width = hue.shape
     tall = Image.fromarray(pixels.reshape(count * height, width, 3), "HSV").convert("RGB")
     found = torch.from_numpy(np.array(tall)).reshape(count, height, width, 3).permute(0, 3, 1, 2)
