@@ -73,7 +73,7 @@ class ImageCaptions:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def draw(self, count: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
         """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
 

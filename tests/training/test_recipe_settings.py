@@ -52,8 +52,7 @@ WRONG = [True, "x", 0, -1, math.nan, math.inf, 10**30, [], [0.9], {}]
 # Where a value is legal, by the name of the setting.
 SHARES = {
     "ground_share", "recoloured_share", "counted_share", "pair_share", "weight_decay", "ema_decay", "primary_share",
-    "framed_share", "mixed_share", "varied_share", "caption_dropout", "code_noise", "noisy_share", "most_noise",
-    "short_share",
+    "framed_share", "mixed_share", "caption_dropout", "code_noise", "noisy_share", "most_noise", "short_share",
     "raster_share", "farthest_share", "text_learning_rate_scale", "input_noise", "token_power", "law_weight",
     "codebook_decay", "commitment", "dead_code_count", "restart_until", "partial_share", "pure_share", "first_share",
     "vector_weight", "feature_noise", "dropout_rate", "guidance_scale", "dropout",

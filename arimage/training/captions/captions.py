@@ -35,10 +35,9 @@ class CaptionSettings:
     token that strays from the caption is followed by others. The text encoder and the caption projection learn at
     `text_learning_rate_scale` times the learning rate; without `train_text` the encoder stays as it is. `mixed_share`
     of the captions have up to half of another one of the batch mixed into their embeddings, so that words the encoder
-    places near a caption mean the same to the transformer; to `varied_share` of them up to all of the difference
-    between two captions of any one image is added, as if they were said in other words. Every report generates images
-    of `sample_prompts`, with the arguments `sampling` of the pipeline. Each of `stages` has the step `start` that it
-    begins with, and the settings that change from there.
+    places near a caption mean the same to the transformer. Every report generates images of `sample_prompts`, with the
+    arguments `sampling` of the pipeline. Each of `stages` has the step `start` that it begins with, and the settings
+    that change from there.
     """
 
     optimizer: OptimizerSettings
@@ -47,7 +46,6 @@ class CaptionSettings:
     framed_share: Share = 0.0
     train_text: Flag = True
     mixed_share: Share = 0.0
-    varied_share: Share = 0.0
     caption_dropout: Share = 0.1
     code_noise: Share = 0.03
     noisy_share: Share = 0.0
@@ -138,34 +136,6 @@ class CaptionTask(nn.Module):
 
     def embed(self, captions: list[str]) -> tuple[torch.Tensor, torch.LongTensor]:
         """Embeddings [B, P, D] and mask [B, P] of the captions, as the pipeline's `encode_condition` gives them."""
-        hidden, mask = self._encode(captions)
-        if not self.training:
-            return hidden, mask
-        settings, lengths, each = self.settings, mask.sum(1, keepdim=True), (len(hidden), 1, 1)
-
-        def at_ends(others: torch.Tensor, other_lengths: torch.LongTensor) -> torch.Tensor:
-            # Captions end together, as where they are prefixes: the last state is that of a whole caption.
-            places = torch.arange(hidden.shape[1], device=hidden.device) - lengths + other_lengths
-            places = places.clamp(0, hidden.shape[1] - 1)[..., None].expand_as(hidden)
-            return others.gather(1, places)
-
-        share = (torch.rand(each) < settings.mixed_share) * torch.rand(each) / 2
-        varied = hidden.lerp(at_ends(hidden.roll(1, 0), lengths.roll(1, 0)), share.to(hidden))
-        if settings.varied_share:
-            share = (torch.rand(each) < settings.varied_share) * torch.rand(each)
-            said, said_otherwise = zip(*map(self._two_captions, self.data.draw(len(captions)).tolist()), strict=True)
-            for weight, others in ((share, said), (-share, said_otherwise)):
-                other, other_mask = self._encode(list(others))
-                varied = varied + weight.to(hidden) * at_ends(other, other_mask.sum(1, keepdim=True))
-        return varied, mask
-
-    def _two_captions(self, image: int) -> tuple[str, str]:
-        """Two random captions of an image, different ones if it has several."""
-        count = len(self.captions[image])
-        first, step = (torch.rand(2) * torch.tensor([count, count - 1])).int().tolist()
-        return self.captions[image][first], self.captions[image][(first + 1 + step) % count]
-
-    def _encode(self, captions: list[str]) -> tuple[torch.Tensor, torch.LongTensor]:
         pipe, length = self.frozen.pipe, self.settings.caption_length
         text = pipe.tokenizer(captions, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         text = text.to(self.text_encoder.device)
@@ -173,6 +143,14 @@ class CaptionTask(nn.Module):
         hidden = self.text_encoder(text.input_ids, attention_mask=mask).last_hidden_state
         if pipe.transformer.config.get("num_condition_tokens") == 1:
             hidden, mask = last_state(hidden, mask)
+        if self.training:
+            each = (len(hidden), 1, 1)
+            share = (torch.rand(each) < self.settings.mixed_share) * torch.rand(each) / 2
+            # Captions end together, as where they are prefixes: the last state is that of a whole caption.
+            lengths = mask.sum(1, keepdim=True)
+            places = torch.arange(hidden.shape[1], device=hidden.device) - lengths + lengths.roll(1, 0)
+            places = places.clamp(0, hidden.shape[1] - 1)[..., None].expand_as(hidden)
+            hidden = hidden.lerp(hidden.roll(1, 0).gather(1, places), share.to(hidden))
         return hidden, mask
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
