@@ -109,6 +109,20 @@ def test_recolouring_gives_the_colour_and_leaves_the_rest(colour):
     assert torch.equal(found[0][:, ~mask[0]], image[:, ~mask[0]])
 
 
+def saturation(image: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    pixels = image[:, mask[0]].float()
+    return 1 - pixels.amin(0) / pixels.amax(0)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_dull_object_becomes_pure(colour):
+    image = disc((150, 120, 95), [(32, 32)], radius=18)
+    mask = foreground(image[None])
+    assert float(saturation(image, mask).median()) < 0.4
+    found = recolour(image[None], main_hues(image[None], mask)[0], colour)[0]
+    assert float(saturation(found, mask).median()) == pytest.approx(COLOURS[colour][1] * 200 / 255, abs=0.03)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_parts_are_counted_and_specks_are_not(count):
     image = disc((30, 30, 200), [(14, 14), (48, 14), (14, 48), (48, 48)][:count])
