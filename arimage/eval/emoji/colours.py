@@ -18,8 +18,8 @@ COLOURS = {
 # Where one colour ends and the next begins; the last range is red again.
 _BOUNDS = (15, 40, 68, 165, 248, 300, 345)
 _SATURATED, _LIT, _NEAR = 70, 60, 40
-# The median saturation of a vivid colour, of 255.
-_VIVID = 200
+# The lowest median saturation of a recoloured object, of 255.
+_PURE = 200
 
 
 def _hsv(images: torch.Tensor) -> np.ndarray:
@@ -65,7 +65,7 @@ def main_hues(images: torch.Tensor, masks: torch.Tensor) -> tuple[np.ndarray, np
 
 def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tensor:
     """Turn the hues near `hues` [M] of `images`, uint8 [M, 3, S, S], into `colour`, a name of `COLOURS`. Shading,
-    white and other hues stay; dull colours become pure, as a yellow kangaroo is no brown one."""
+    white and other hues stay; dull colours become pure ones."""
     target, saturation, lightness = COLOURS[colour]
     hsv = _hsv(images)
     hue, hues = hsv[..., 0], np.asarray(hues)[:, None, None]
@@ -81,7 +81,7 @@ def recolour(images: torch.Tensor, hues: np.ndarray, colour: str) -> torch.Tenso
 
     # Dark orange is brown and dark yellow olive.
     gain = np.clip(lightness / median(value).clip(1), 0.7, 1.8)
-    saturated = np.minimum(255, hsv[..., 1] * np.clip(_VIVID / median(hsv[..., 1]), 1, 3))
+    saturated = np.minimum(255, hsv[..., 1] * np.clip(_PURE / median(hsv[..., 1]), 1, 3))
     value = np.minimum(255, value * (1 + (gain - 1) * saturated / 255))
     pixels = np.stack([turned * 256 // 360, saturated * saturation, value], -1).astype(np.uint8)
     count, height, width = hue.shape
