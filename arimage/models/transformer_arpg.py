@@ -189,25 +189,36 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
             queries = block(queries, key, value, query_rotary, scores)
         return self.head(self.norm(queries))
 
-    def predict(self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition) -> torch.Tensor:
+    def predict(
+        self,
+        tokens: torch.LongTensor,
+        *,
+        order: torch.LongTensor | None = None,
+        first_places: torch.LongTensor | None = None,
+        **condition,
+    ) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
         trained grid. Rank r lies at place `order[b, r]` (None: raster order) and sees the condition (arguments of
         `embed_condition`) and the tokens of the ranks before it. An order [B, K] of fewer places gives the logits
-        [B, K, vocab_size] of its ranks. Differentiable, for training."""
+        [B, K, vocab_size] of its ranks. The logits of `first_places` [B, F] follow, each as if its place were the
+        first, which sees the condition alone: [B, N + F, vocab_size]. Differentiable, for training."""
         if order is not None:
             tokens = tokens.gather(1, order)
         prefix_mask = self.prefix_mask(**condition)
         start = prefix_mask.shape[1]
         table, mask = self.teacher_forcing(prefix_mask, tokens.shape[1] - 1)
         places = torch.arange(len(table) - start, device=table.device)[None] if order is None else order
-        rotary = table[start:][places]
+        rotary, queries = table[start:][places], mask[:, start - 1 :]
+        if first_places is not None:
+            places = torch.cat([places.expand(len(first_places), -1), first_places], dim=1)
+            queries = torch.cat([queries, queries[:, :1].expand(-1, first_places.shape[1], -1)], dim=1)
         return self(
             tokens[:, :-1],
             rotary=torch.cat([table[None, :start].expand(len(rotary), -1, -1, -1), rotary[:, :-1]], dim=1),
             mask=mask,
-            query_rotary=rotary,
+            query_rotary=table[start:][places],
             query_places=places,
-            query_mask=mask[:, start - 1 :],
+            query_mask=queries,
             condition=condition,
         ).float()
 

@@ -37,6 +37,7 @@ RECIPE = {
             "short_share": 0.5,
             "short_tokens": 8,
             "noisy_share": 0.5,
+            "first_places": 3,
             "caption_length": 8,
             "text_vocab_size": 300,
             "sample_prompts": ["a red square"],
@@ -117,7 +118,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(data, tmp_path, monkeyp
 
 def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     recipe = copy.deepcopy(RECIPE)
-    del recipe["transformer"]["class"]
+    del recipe["transformer"]["class"], recipe["transformer"]["training"]["first_places"]
     recipe["transformer"]["model"]["num_layers"] = 4
     trained = run(recipe, data, tmp_path / "llamagen").transformer.state_dict()
     recipe = copy.deepcopy(RECIPE)
@@ -172,6 +173,20 @@ def test_ranks_of_a_part_of_an_order_have_the_logits_of_the_whole():
     whole = transformer.predict(tokens, order=order, class_labels=labels)
     part = transformer.predict(tokens, order=order[:, :5], class_labels=labels)
     torch.testing.assert_close(part, whole[:, :5])
+
+
+def test_first_places_are_predicted_from_the_condition_alone():
+    torch.manual_seed(0)
+    transformer = ARPGTransformer(
+        hidden_size=16, intermediate_size=16, num_layers=2, num_attention_heads=2, vocab_size=4, grid_size=4
+    )
+    tokens, places, labels = torch.randint(4, (3, 16)), torch.randint(16, (3, 2)), torch.arange(3)
+    for order in (None, torch.rand(3, 16).argsort(1)):
+        logits = transformer.predict(tokens, order=order, first_places=places, class_labels=labels)
+        torch.testing.assert_close(logits[:, :16], transformer.predict(tokens, order=order, class_labels=labels))
+        for index in range(2):
+            alone = transformer.predict(tokens, order=places[:, index : index + 1], class_labels=labels)
+            torch.testing.assert_close(logits[:, 16 + index], alone[:, 0])
 
 
 def test_an_unknown_class_is_refused(data, tmp_path):

@@ -11,7 +11,7 @@ from ...decoding import order_of
 from ...models.transformer_arpg import ARPGTransformer
 from ...models.transformer_llamagen import LlamaGenTransformer
 from ...pipelines.pipeline_arpg import ARPGPipeline
-from ...schema import Share
+from ...schema import Share, Whole
 from ..processes import batch_generator
 from .llamagen import TransformerSettings, TransformerTask
 
@@ -22,11 +22,13 @@ class ARPGSettings(TransformerSettings):
     order.
 
     Each image of a step has an order of its own: raster for `raster_share` of them, farthest for `farthest_share`, and
-    random for the others.
+    random for the others. `first_places` random places are also predicted as if they were the first of an order: the
+    caption alone decides them, and with them what the image is of.
     """
 
     raster_share: Share = 0.25
     farthest_share: Share = 0.25
+    first_places: Whole = 0
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,8 +75,10 @@ class ARPGTask(TransformerTask):
         codes, order = self.codes[index], self.orders(batch_size, generator)[:, :length]
         device, vocab_size = self.transformer.device, self.transformer.config.vocab_size
         noisy = self.noisy(codes, vocab_size, step, generator).to(device)
-        logits = self.logits(captions, noisy, unconditional, order=order.to(device))
-        loss = F.cross_entropy(logits.flatten(0, 1), codes.gather(1, order).to(device).flatten())
+        first = torch.randint(codes.shape[1], (batch_size, self.settings.first_places), generator=generator)
+        logits = self.logits(captions, noisy, unconditional, order=order.to(device), first_places=first.to(device))
+        predicted = codes.gather(1, torch.cat([order, first], dim=1))
+        loss = F.cross_entropy(logits.flatten(0, 1), predicted.to(device).flatten())
         return loss, {"loss": loss.detach()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:
