@@ -189,6 +189,21 @@ def test_first_places_are_predicted_from_the_condition_alone():
             torch.testing.assert_close(logits[:, 16 + index], alone[:, 0])
 
 
+def test_the_loss_is_zero_for_the_tokens_of_the_order_and_of_the_first_places(data, tmp_path, monkeypatch):
+    shapes, losses = [], []
+
+    def perfect(self, captions, codes, unconditional, *, order, first_places):
+        shapes.append(first_places.shape)
+        return 1000.0 * torch.nn.functional.one_hot(codes.gather(1, torch.cat([order, first_places], dim=1)), 16)
+
+    monkeypatch.setattr(ARPGTask, "logits", perfect)
+    monkeypatch.setattr(ARPGTask, "fit", lambda task, *_, **__: losses.extend(task.loss(step)[0] for step in range(4)))
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["training"] |= {"noisy_share": 0.0, "code_noise": 0.0}
+    run(recipe, data, tmp_path)
+    assert set(shapes) == {(8, 3), (16, 3)} and not torch.stack(losses).any()
+
+
 def test_an_unknown_class_is_refused(data, tmp_path):
     recipe = RECIPE | {"transformer": RECIPE["transformer"] | {"class": "Nonesuch"}}
     with pytest.raises(ValueError, match="Nonesuch.*ARPGTransformer"):
