@@ -87,19 +87,19 @@ class MasterWeights:
         self.parameters = [p for _, p in named]
         self.masters = [p.detach().float().clone() for p in self.parameters]
         self.averages = [m.clone() for m in self.masters]
-        groups: dict[bool, list[dict]] = {False: [], True: []}
+        groups: dict[bool, dict[tuple[float, float], list[torch.Tensor]]] = {False: {}, True: {}}
         for (name, _), master in zip(named, self.masters, strict=True):
-            group = {
-                "params": [master],
-                "weight_decay": settings.weight_decay if master.ndim > 1 else 0.0,
-                "scale": math.prod(
-                    scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start)
-                ),
-            }
-            groups[master.ndim == 2 and name.startswith(tuple(settings.muon))].append(group)
-        self.optimizers = [torch.optim.AdamW(groups[False], betas=settings.betas, fused=True)]
-        if groups[True]:
-            self.optimizers.append(Muon(groups[True]))
+            decay = settings.weight_decay if master.ndim > 1 else 0.0
+            scale = math.prod(scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start))
+            by_muon = master.ndim == 2 and name.startswith(tuple(settings.muon))
+            groups[by_muon].setdefault((decay, scale), []).append(master)
+        adam, muon = (
+            [{"params": it, "weight_decay": decay, "scale": scale} for (decay, scale), it in of.items()]
+            for of in groups.values()
+        )
+        self.optimizers = [torch.optim.AdamW(adam, betas=settings.betas, fused=True)]
+        if muon:
+            self.optimizers.append(Muon(muon))
 
     @torch.no_grad()
     def step(self, step: int) -> None:

@@ -47,11 +47,12 @@ def test_what_trains_in_one_process_is_refused_under_torchrun(tmp_path, monkeypa
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (12, 12)])
 def test_an_orthogonalised_matrix_keeps_its_singular_vectors(shape):
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    near = left.T @ orthogonalised(matrix) @ right.T
-    torch.testing.assert_close(near, near.diagonal().diag(), atol=1e-4, rtol=0)
-    assert 0.3 < near.diagonal().min() and near.diagonal().max() < 1.3
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    near = left.mT @ orthogonalised(matrices) @ right.mT
+    values = near.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(near, values.diag_embed(), atol=1e-4, rtol=0)
+    assert 0.3 < values.min() and values.max() < 1.3
 
 
 def test_muon_agrees_with_that_of_torch():

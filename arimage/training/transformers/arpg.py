@@ -1,6 +1,7 @@
 """Training of a text-conditional ARPG transformer in many orders."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,6 +15,10 @@ from ...pipelines.pipeline_arpg import ARPGPipeline
 from ...schema import Share, Whole
 from ..processes import batch_generator
 from .llamagen import TransformerSettings, TransformerTask
+
+
+# To find one takes a step per place.
+FARTHEST_ORDERS = 4096
 
 
 @dataclass(frozen=True)
@@ -57,15 +62,20 @@ class ARPGTask(TransformerTask):
                 weights[f"query_blocks.{int(layer) - half}.{part}"] = weights[name]
         return weights
 
+    @cached_property
+    def farthest(self) -> torch.LongTensor:
+        """Farthest orders [`FARTHEST_ORDERS`, N], from which those of the images are taken."""
+        found = order_of("farthest", (self.transformer.config.grid_size,) * 2, torch.arange(FARTHEST_ORDERS))
+        assert found is not None
+        return found
+
     def orders(self, count: int, generator: torch.Generator) -> torch.LongTensor:
         """The places by rank of `count` images, [B, N]."""
         settings, side = self.settings, self.transformer.config.grid_size
-        seeds = torch.randint(2**62, (count,), generator=generator)
         share = torch.rand(count, 1, generator=generator)
-        farthest = share[:, 0] < settings.farthest_share
-        order, spread = order_of("random", (side, side), seeds), order_of("farthest", (side, side), seeds[farthest])
-        assert order is not None and spread is not None
-        order[farthest] = spread
+        random = torch.rand(count, side * side, generator=generator).argsort(1)
+        chosen = torch.randint(FARTHEST_ORDERS, (count,), generator=generator)
+        order = torch.where(share < settings.farthest_share, self.farthest[chosen], random)
         return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
