@@ -32,6 +32,7 @@ class InfinityVQModel(TilingMixin, ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["ResBlock"]
+    _group_offload_block_modules = ["encoder", "decoder"]
 
     @register_to_config
     @checked

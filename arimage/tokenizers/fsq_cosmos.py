@@ -43,14 +43,20 @@ class FiniteScalarQuantizer(nn.Module):
 
     def encode(self, latents: torch.Tensor) -> torch.LongTensor:
         """Codes [...] of latents [..., D], computed in float32. Latents may have any magnitude."""
-        half = (self.levels - 1) * 1.001 / 2
-        offset = torch.where(self.levels % 2 == 0, 0.5, 0.0)
+        levels, basis = self._on(latents.device)
+        half = (levels - 1) * 1.001 / 2
+        offset = torch.where(levels % 2 == 0, 0.5, 0.0)
         bounded = (latents.float() + (offset / half).atanh()).tanh() * half - offset
-        return ((bounded.round().long() + self.levels // 2) * self.basis).sum(-1)
+        return ((bounded.round().long() + levels // 2) * basis).sum(-1)
 
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
         """The vectors [..., D] of codes [...], float32 in [-1, 1]."""
-        return (codes[..., None] // self.basis % self.levels - self.levels // 2) / (self.levels // 2).float()
+        levels, basis = self._on(codes.device)
+        return (codes[..., None] // basis % levels - levels // 2) / (levels // 2).float()
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Levels and basis. Hooks that bring offloaded weights see `forward` alone."""
+        return self.levels.to(device), self.basis.to(device)
 
 
 class _Encoder(CosmosEncoder3d):
@@ -86,6 +92,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["CosmosResnetBlock3d", "CosmosCausalAttention"]
+    _group_offload_block_modules = ["encoder", "quant_conv", "post_quant_conv", "decoder"]
     use_framewise_decoding = False
 
     @register_to_config

@@ -160,6 +160,14 @@ class Sampling:
         value, absent = getattr(self, name), _ROWS[name][1]
         return None if isinstance(value, Real) and value == absent else value
 
+    def _changed(self, **changes) -> Self:
+        """A copy with other settings, made in steps that are compiled. It is not validated again, since checking
+        `allowed` would synchronize with the device."""
+        other = object.__new__(type(self))
+        for each in fields(self):
+            object.__setattr__(other, each.name, changes.get(each.name, getattr(self, each.name)))
+        return other
+
     @property
     def guided(self) -> bool:
         """Whether the unconditional logits are needed. Always True for a stack, since any of its rows may be
@@ -178,18 +186,15 @@ class Sampling:
 
     def at_scale(self, scale: int) -> Self:
         """The settings for `scale`: the numbers of those that have one per scale."""
-        other = copy.copy(self)
+        changes = {}
         for name in _PER_SCALE:
             if isinstance(value := getattr(self, name), tuple):
-                object.__setattr__(other, name, max(value[scale], 1.0) if name == "guidance_scale" else value[scale])
-        return other
+                changes[name] = max(value[scale], 1.0) if name == "guidance_scale" else value[scale]
+        return self._changed(**changes)
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
-        """A copy with another guidance scale, a number or one for each position [B, Q]. It is not validated again,
-        since checking `allowed` would synchronize with the device."""
-        other = copy.copy(self)
-        object.__setattr__(other, "guidance_scale", scale)
-        return other
+        """A copy with another guidance scale, a number or one for each position [B, Q]."""
+        return self._changed(guidance_scale=scale)
 
     @property
     def stacked(self) -> bool:
@@ -198,11 +203,8 @@ class Sampling:
 
     def take(self, images: torch.LongTensor) -> Self:
         """The settings of the `images` [M]."""
-        other = copy.copy(self)
-        for name in _ROWS if self.stacked else ("forced",):
-            if getattr(self, name) is not None:
-                object.__setattr__(other, name, getattr(self, name)[images])
-        return other
+        names = [name for name in (_ROWS if self.stacked else ("forced",)) if getattr(self, name) is not None]
+        return self._changed(**{name: getattr(self, name)[images] for name in names})
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
         """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing

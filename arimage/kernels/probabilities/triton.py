@@ -140,7 +140,8 @@ def _threshold(
     return found, above, tied, heavy
 
 
-@triton.jit
+# Shared by all rows, `allowed` would be read in larger parts, and sums rounded differently from those of rows of their own.
+@triton.jit(do_not_specialize=["allowed_stride"])
 def probabilities_kernel(
     logits_ptr,
     allowed_ptr,
