@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.hooks.group_offloading import _is_group_offload_enabled
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from huggingface_hub import file_exists, snapshot_download
@@ -384,7 +385,29 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
     @property
     def has_hooks(self) -> bool:
         """Whether hooks move the weights of a component (offloading, several devices)."""
-        return any(hasattr(part, "_hf_hook") for part in self.components.values())
+        modules = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
+        return any(hasattr(module, "_hf_hook") or _is_group_offload_enabled(module) for module in modules)
+
+    def enable_group_offload(
+        self,
+        onload_device: torch.device | str,
+        offload_device: torch.device | str = "cpu",
+        offload_type: str = "leaf_level",
+        **options,
+    ) -> None:
+        """Keep weights on `offload_device`, and bring those of a layer to `onload_device` while it computes. `options`
+        are those of `DiffusionPipeline.enable_group_offload`, such as `use_stream`.
+
+        Raises:
+            ValueError: if `offload_type` is "block_level".
+        """
+        if offload_type != "leaf_level":
+            raise ValueError(
+                f"offload_type is {offload_type!r}, and some models call parts of a block on their own, whose weights "
+                'would stay offloaded: give "leaf_level"'
+            )
+        devices = torch.device(onload_device), torch.device(offload_device)
+        super().enable_group_offload(*devices, offload_type, **options)
 
     @property
     def _steps(self) -> CompiledSteps | None:

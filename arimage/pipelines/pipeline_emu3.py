@@ -8,6 +8,7 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
 from ..decoding import Decoding, Layout
+from ..kernels.codebook import nearest_code
 from ..models.compiled import compiled_like
 from ..models.language_model import LanguageTokenModel, code_head
 from ..schema import check_encodable
@@ -136,7 +137,6 @@ class Emu3Pipeline(ARImagePipeline):
         rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
-        codes = torch.arange(self._vocab_size, device=self._execution_device)
         # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
         # constant for each of the two sides, so guided logits of the image tokens alone give the same distribution.
         model = LanguageTokenModel(
@@ -147,7 +147,7 @@ class Emu3Pipeline(ARImagePipeline):
             input_ids=rows,
             attention_mask=masks,
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
-            codebook=self.vq.quantize.embedding(codes).to(self._execution_device),
+            codebook=self.code_vectors(),
             groups=len(groups),
             network=self.model,
         )
@@ -158,7 +158,13 @@ class Emu3Pipeline(ARImagePipeline):
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         vq = self.on_device(self.model).model.vqmodel
         latents = self.tiling.in_tiles(partial(encode_latents, vq), pixels, before=self.scale_factor, after=1)
-        return vq.quantize(latents[:, None])[:, 0].to(pixels.device)
+        latents = latents.permute(0, 2, 3, 1).to(self._execution_device)
+        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
+
+    def code_vectors(self) -> torch.Tensor:
+        """The vectors of all image tokens [V, D]. Where weights are offloaded, only a call brings them."""
+        codes = torch.arange(self._vocab_size, device=self._execution_device)
+        return self.vq.quantize.embedding(codes).to(self._execution_device)
 
     def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]."""

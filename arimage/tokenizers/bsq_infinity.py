@@ -32,7 +32,6 @@ class InfinityVQModel(TilingMixin, ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["ResBlock"]
-    _group_offload_block_modules = ["encoder", "decoder"]
 
     @register_to_config
     @checked

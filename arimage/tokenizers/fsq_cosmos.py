@@ -92,7 +92,6 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["CosmosResnetBlock3d", "CosmosCausalAttention"]
-    _group_offload_block_modules = ["encoder", "quant_conv", "post_quant_conv", "decoder"]
     use_framewise_decoding = False
 
     @register_to_config

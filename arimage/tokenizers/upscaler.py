@@ -43,7 +43,6 @@ class ImageUpscaler(ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["ResidualBlock"]
-    _group_offload_block_modules = ["conv_in", "conv_out"]
 
     @register_to_config
     @checked

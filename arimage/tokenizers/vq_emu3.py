@@ -6,8 +6,7 @@ from transformers import Emu3VQVAE
 
 
 def encode_latents(vq: Emu3VQVAE, pixels: torch.Tensor) -> torch.Tensor:
-    """The latents [B, D, h, w] of images [B, 3, H, W] in [-1, 1] that `vq.encode` quantises, with
-    `vq.quantize(latents[:, None])[:, 0]`."""
+    """The latents [B, D, h, w] of images [B, 3, H, W] in [-1, 1] that `vq.encode` quantises."""
     frames = pixels[:, None].repeat(1, vq.config.temporal_downsample_factor, 1, 1, 1)
     hidden = vq.encoder(frames.to(vq.dtype)).permute(0, 2, 1, 3, 4)
     return vq.quant_conv(hidden)[:, :, 0]

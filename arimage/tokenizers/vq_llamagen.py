@@ -196,7 +196,6 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
     """
 
     _no_split_modules = ["ResBlock", "SpatialAttention"]
-    _group_offload_block_modules = ["encoder", "quant_conv", "codebook", "post_quant_conv", "decoder"]
 
     @register_to_config
     @checked

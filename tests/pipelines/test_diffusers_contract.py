@@ -363,12 +363,43 @@ def test_components_may_be_offloaded_layer_by_layer(name, guidance_scale):
     if not pipe.abilities.generates_video or pipe.config.begins_with_text:
         options["guidance_scale"] = guidance_scale
     expected = pictures_of(pipe(**options, generator=seeded(0)))
+    picture = {"image": expected, "mask_image": torch.ones(expected.shape[-2:]).tril()[None]}
+    edited = (
+        pictures_of(pipe(**options, **picture, generator=seeded(1))) if pipe.abilities.accepts("mask_image") else None
+    )
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             # As `enable_sequential_cpu_offload`, which refuses a CPU.
             accelerate.cpu_offload(part, "cpu", offload_buffers=len(part._parameters) > 0)
     images = pictures_of(pipe(**options, generator=seeded(0)))
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+    if edited is not None:
+        images = pictures_of(pipe(**options, **picture, generator=seeded(1)))
+        torch.testing.assert_close(images, edited, atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("enable_model_cpu_offload", {}),
+        ("enable_sequential_cpu_offload", {}),
+        ("enable_group_offload", {"onload_device": torch.device("cuda")}),
+        ("enable_group_offload", {"onload_device": torch.device("cuda"), "use_stream": True}),
+    ],
+    ids=["model", "sequential", "group", "group with a stream"],
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_offloading_on_a_gpu_changes_nothing(name, method, options):
+    plain, pipe = EVERY[name]().to("cuda"), EVERY[name]()
+    given = {**condition_of(pipe), "output_type": "pt"}
+    getattr(pipe, method)(**options)
+    expected, images = (pictures_of(each(**given, generator=seeded(0))) for each in (plain, pipe))
+    torch.testing.assert_close(images.cpu(), expected.cpu(), atol=2e-2, rtol=0)
+    if pipe.abilities.accepts("mask_image"):
+        given |= {"image": expected.cpu(), "mask_image": torch.ones(expected.shape[-2:]).tril()[None]}
+        expected, images = (pictures_of(each(**given, generator=seeded(0))) for each in (plain, pipe))
+        torch.testing.assert_close(images.cpu(), expected.cpu(), atol=2e-2, rtol=0)
 
 
 @pytest.mark.parametrize("name", quick(name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos"))))

@@ -140,7 +140,7 @@ def _threshold(
     return found, above, tied, heavy
 
 
-# Shared by all rows, `allowed` would be read in larger parts, and sums rounded differently from those of rows of their own.
+# The stride 0 of an `allowed` that all rows share would be known to be aligned, and change the order of all sums.
 @triton.jit(do_not_specialize=["allowed_stride"])
 def probabilities_kernel(
     logits_ptr,
