@@ -31,6 +31,9 @@ def outcome(entry: dict | None, unit: str) -> str:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
+    """Nothing without rows."""
+    if not rows:
+        return ""
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines) + "\n"
 
@@ -82,23 +85,26 @@ def tables(data: dict) -> str:
     memory = [[described(entry)] for entry in results.get("memory", {}).values()]
     floor, peak = {"floor": "floor_ms", "fastest / floor": "ratio"}, {"peak MiB": "peak_mib"}
     kinds = {"reference": "torch", "triton": "Triton"}
-    parts = [
-        f"{'Tiny models on a CPU, which say nothing: ' * data['tiny']}{about}. Medians with ranges.\n",
-        *(f"Tests: {line}\n" for line in tests),
-        "Kernels, in µs (ranges: 10th to 90th percentile):\n",
-        measured(results, "kernels", ("kernel", "arguments"), kinds, "us", {"floor": "floor_us"}),
-        "Steps with random weights, in ms; of `next-scale` all steps of an image:\n",
-        measured(results, "steps", CASE, forms, "ms", floor | peak),
-        "Packaged models, seconds per image:\n",
-        measured(results, "images", CASE, forms, "s_per_image", {"passes per image": "passes"} | peak),
+    sections = {
+        "Kernels, in µs (ranges: 10th to 90th percentile):\n": measured(
+            results, "kernels", ("kernel", "arguments"), kinds, "us", {"floor": "floor_us"}
+        ),
+        "Steps with random weights, in ms; of `next-scale` all steps of an image:\n": measured(
+            results, "steps", CASE, forms, "ms", floor | peak
+        ),
+        "Packaged models, seconds per image:\n": measured(
+            results, "images", CASE, forms, "s_per_image", {"passes per image": "passes"} | peak
+        ),
         "Large models: passes of the packaged model x step, not measured. The passes per token are those of "
-        "`emoji-llamagen`; prefill and pixels are left out:\n",
-        estimated(results),
-        "From tokens to pixels, in ms per image:\n",
-        measured(results, "pixels", ("tokenizer", "pixels", "batch"), {"": "ms"}, "ms_per_image", peak),
-        "Memory:\n",
-        table(["measurement"], memory),
-    ]
+        "`emoji-llamagen`; prefill and pixels are left out:\n": estimated(results),
+        "From tokens to pixels, in ms per image:\n": measured(
+            results, "pixels", ("tokenizer", "pixels", "batch"), {"": "ms"}, "ms_per_image", peak
+        ),
+        "Memory:\n": table(["measurement"], memory),
+    }
+    parts = [f"{'Tiny models on a CPU, which say nothing: ' * data['tiny']}{about}. Medians with ranges.\n"]
+    parts += [f"Tests: {line}\n" for line in tests]
+    parts += [part for section in sections.items() if section[1] for part in section]
     return "\n".join(parts)
 
 

@@ -1,5 +1,7 @@
 """Calls on a real GPU give what they give on the CPU, up to rounding."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from accelerator.runs import FAMILIES, call, equal, expected, small
@@ -41,3 +43,31 @@ def test_rows_are_refilled(family, form):
     name = small(pipe.decoding_names[0])
     tokens, others = call(on_gpu(family, "eager"), name, 7)["tokens"], call(pipe, name, 7, batch_size=3)["tokens"]
     assert sum(equal(one, other) for one, other in zip(tokens.cpu(), others.cpu(), strict=True)) >= 6
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "var-class", "arpg"])
+def test_memory_stays_flat_over_many_calls(family):
+    pipe, held = on_gpu(family, "captured"), []
+    for _ in range(40):
+        call(pipe, small(pipe.decoding_names[0]))
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] == held[10]
+
+
+def test_a_call_goes_on_eagerly_when_a_capture_fails(monkeypatch):
+    pipe, capture, failed = on_gpu("llamagen-text", "captured"), torch.cuda.graph, []
+
+    @contextmanager
+    def fails(*arguments, **options):
+        with capture(*arguments, **options):
+            yield
+            failed.append(None)
+            # CUDA does not permit to wait in a capture.
+            torch.cuda.current_stream().synchronize()
+
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    found = call(pipe, small("sjd-coupled"))
+    assert failed and torch.equal(
+        found["tokens"].cpu(), call(on_gpu("llamagen-text", "eager"), small("sjd-coupled"))["tokens"].cpu()
+    )
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
