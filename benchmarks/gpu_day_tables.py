@@ -31,7 +31,7 @@ def outcome(entry: dict | None, unit: str) -> str:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
-    """Nothing without rows."""
+    """A table in Markdown, empty without rows."""
     if not rows:
         return ""
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in rows)]

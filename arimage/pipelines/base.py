@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.hooks.group_offloading import _is_group_offload_enabled
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from huggingface_hub import file_exists, snapshot_download
@@ -35,6 +33,7 @@ from .checks import as_decoding, as_texts, with_dtype
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .lora import LoraMixin, adapter_state
+from .offload import OffloadMixin
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
@@ -50,7 +49,7 @@ MAX_IMAGES_PER_PROMPT = 1000
 CONDITIONS = {"prompt", "class_labels", "prompt_embeds", "input_ids", "tokens", "video"}
 
 
-class ARPipeline(LoraMixin, DiffusionPipeline):
+class ARPipeline(LoraMixin, OffloadMixin):
     """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
     `generate`, and
 
@@ -383,33 +382,6 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
                 self(*args, **{self.per_prompt: size}, decoding=decoding, generator=generator, **kwargs)
 
     @property
-    def has_hooks(self) -> bool:
-        """Whether hooks move the weights of a component (offloading, several devices)."""
-        modules = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        return any(hasattr(module, "_hf_hook") or _is_group_offload_enabled(module) for module in modules)
-
-    def enable_group_offload(
-        self,
-        onload_device: torch.device | str,
-        offload_device: torch.device | str = "cpu",
-        offload_type: str = "leaf_level",
-        **options,
-    ) -> None:
-        """Keep weights on `offload_device`, and bring those of a layer to `onload_device` while it computes. `options`
-        are those of `DiffusionPipeline.enable_group_offload`, such as `use_stream`.
-
-        Raises:
-            ValueError: if `offload_type` is "block_level".
-        """
-        if offload_type != "leaf_level":
-            raise ValueError(
-                f"offload_type is {offload_type!r}, and some models call parts of a block on their own, whose weights "
-                'would stay offloaded: give "leaf_level"'
-            )
-        devices = torch.device(onload_device), torch.device(offload_device)
-        super().enable_group_offload(*devices, offload_type, **options)
-
-    @property
     def _steps(self) -> CompiledSteps | None:
         """The compiler of the steps of a call; None where they run eagerly."""
         steps, parts = self._compiled, self.components.values()
@@ -477,13 +449,6 @@ class ARPipeline(LoraMixin, DiffusionPipeline):
         device = "cpu" if generator is None else generators[0].device
         seeds = torch.randint(2**63 - 1, (batch,), generator=generator, device=device)
         return seeds.to(self._execution_device)
-
-    def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Move an offloaded component to the execution device, before its submodules are called directly, and return
-        it."""
-        if hasattr(module, "_hf_hook"):
-            module._hf_hook.pre_forward(module)
-        return module
 
     def check_known(self, prompt: str | list[str] | None) -> None:
         """Warn once about every prompt that is not among `known_captions`."""
