@@ -1,6 +1,5 @@
 """The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -120,7 +119,7 @@ class Sampling:
         setting that none of `samplings` sets (`min_p`, `guided_tokens`, `allowed`, `forced`) is None, and `put` cannot
         add it later. `forced` is [1, N] in each of `samplings`.
         """
-        stacked = copy.copy(samplings[0])
+        stacked = samplings[0]._changed()
         for name, (dtype, _) in _ROWS.items():
             given = [value for sampling in samplings if (value := sampling._given(name)) is not None]
             shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
@@ -161,8 +160,8 @@ class Sampling:
         return None if isinstance(value, Real) and value == absent else value
 
     def _changed(self, **changes) -> Self:
-        """A copy with other settings, made in steps that are compiled. It is not validated again, since checking
-        `allowed` would synchronize with the device."""
+        """A copy with other settings. It is not validated again, since checking `allowed` would synchronize with the
+        device, and made without `copy`, which not every PyTorch compiles."""
         other = object.__new__(type(self))
         for each in fields(self):
             object.__setattr__(other, each.name, changes.get(each.name, getattr(self, each.name)))
@@ -212,7 +211,7 @@ class Sampling:
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
-        stack, moved = copy.copy(self), not self.stacked
+        stack, moved = self._changed(), not self.stacked
         if not self.stacked:
             every = torch.arange(batch_size, device=images.device).split(1)
             stack = type(self).stack([self.take(row) for row in every], images.device)
