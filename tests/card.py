@@ -359,8 +359,16 @@ def kernels() -> dict:
 _sdpa = F.scaled_dot_product_attention
 
 
+def _cast(value: Any) -> Any:
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(torch.get_autocast_dtype("cuda")) if floats else value
+
+
 def sdpa(query: torch.Tensor, *args, **kwargs):
     """Attention as one operator, which rounds as it does on the CPU."""
+    if isinstance(query, OnCard) and torch.is_autocast_enabled("cuda"):
+        query, args = _cast(query), tuple(map(_cast, args))
+        kwargs = {name: _cast(value) for name, value in kwargs.items()}
     return DEVICE.run("sdpa", (query, *args), kwargs) if isinstance(query, OnCard) else _sdpa(query, *args, **kwargs)
 
 
@@ -388,6 +396,8 @@ class Mode(TorchDispatchMode):
 
 class Stream:
     """A stream or an event, of which all is done at once."""
+
+    cuda_stream = 0
 
     def __init__(self, *_, **__): ...
 
@@ -417,6 +427,7 @@ def patch_graphs(patch: pytest.MonkeyPatch, graph: type, capture) -> None:
         "stream": lambda stream: contextlib.nullcontext(),
         "current_stream": lambda device=None: Stream(),
         "synchronize": lambda device=None: None,
+        "mem_get_info": lambda device=None: (2**40, 2**40),
     }
     for name, value in names.items():
         patch.setattr(torch.cuda, name, value)

@@ -8,7 +8,7 @@ probability to accept x; it is never larger than that of q from p.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar, Self, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,10 +23,29 @@ from .contract.supports import Need
 PUBLISHED_SHARE = 1000 / 16384
 
 
-Accepts = Callable[[torch.FloatTensor, torch.FloatTensor, torch.LongTensor, torch.FloatTensor], torch.BoolTensor]
-"""`accepts(p, q, x, uniform)` returns which drafts x [...], sampled from q [..., V], are accepted under p [..., V],
-given one uniform number [...] in [0, 1) per draft. A token with probability 0 under p is never accepted, so top-k,
-top-p, min-p and greedy decoding stay valid."""
+@dataclass
+class Accepts:
+    """A test of drafts: `accepts(p, q, x, uniform)` returns which drafts x [...], sampled from q [..., V], are
+    accepted under p [..., V], given one uniform number [...] in [0, 1) per draft. A token with probability 0 under p
+    is never accepted, so top-k, top-p, min-p and greedy decoding stay valid.
+
+    Attributes:
+        test: takes these arguments and the `table`.
+        table: what the test looks up about the codebook, if anything.
+    """
+
+    test: Callable[..., torch.BoolTensor]
+    table: torch.Tensor | None = None
+
+    def __call__(
+        self, p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, uniform: torch.FloatTensor
+    ) -> torch.BoolTensor:
+        return self.test(p, q, x, uniform, self.table)
+
+    def put(self, other: Self) -> None:
+        """Use the table of `other`, the same test for the same model, whose codebook may have changed meanwhile."""
+        if self.table is not None:
+            self.table.copy_(other.table)
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,7 @@ class ExactAcceptance:
 
     def bind(self, model: TokenModel) -> Accepts:
         """The test for the tokens of `model`."""
-        return _exact
+        return Accepts(_exact)
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class GroupAcceptance:
         codebook = _codebook(model).float()
         side = min(self.size // 2, len(codebook) - 1)
 
-        def accepts(p, q, x, uniform):
+        def test(p, q, x, uniform, codebook):
             x, uniform = x[..., None], uniform[..., None]
             p_x, q_x = p.gather(-1, x), q.gather(-1, x)
             # Tokens with probability 0 are in no group, since their order is arbitrary.
@@ -98,7 +117,7 @@ class GroupAcceptance:
             p_group, q_group = (own + (near * group).sum(-1, True) for own, near in ((p_x, p_near), (q_x, q_near)))
             return (((uniform * q_x < p_x) | (uniform * q_group < p_group)) & (p_x > 0)).squeeze(-1)
 
-        return accepts
+        return Accepts(test, codebook)
 
 
 @dataclass(frozen=True)
@@ -142,13 +161,13 @@ class NeighbourAcceptance:
         count = self.neighbours or max(round(PUBLISHED_SHARE * size), 1)
         table = _neighbour_table(model, min(count, size - 1))
 
-        def accepts(p, q, x, uniform):
+        def test(p, q, x, uniform, table):
             p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
             bound = p_x * self.delta if self.relative else torch.full_like(p_x, self.delta)
             mass = neighbour_mass(p, x, table, bound)
             return (uniform * q_x < p_x + mass) & (p_x > 0)
 
-        return accepts
+        return Accepts(test, table)
 
 
 Acceptance = ExactAcceptance | GroupAcceptance | NeighbourAcceptance
@@ -165,7 +184,7 @@ def check_acceptance(decoding) -> None:
         raise ValueError(f"acceptance is {decoding.acceptance!r}: choose among {choices}")
 
 
-def _exact(p, q, x, uniform):
+def _exact(p, q, x, uniform, table):
     p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
     return uniform * q_x < p_x
 

@@ -37,6 +37,7 @@ class DraftTreeState(CursorState):
     """
 
     image_dims = {**CursorState.image_dims, "features": 1}
+    settled = CursorState.settled | {"shape", "drafter", "drafter_cache", "accepts"}
 
     model: TokenModel
     shape: TreeShape
@@ -53,6 +54,7 @@ class DraftTreeState(CursorState):
 
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         self.drafter_cache.put(rows, other.drafter_cache)
+        self.accepts.put(other.accepts)
         return super().put(rows, other)
 
     def select(self, rows: torch.LongTensor) -> None:

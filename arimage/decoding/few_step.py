@@ -26,10 +26,12 @@ class FewStepState(LockstepState):
     """Adds to `LockstepState`: `noise` and `vectors`, both float32 [B, N, D]; the image is decoded from `vectors`, and
     `tokens` are the tokens nearest to them. `passes` describes each forward pass. `cache` is the teacher's."""
 
+    structure = frozenset({"passes"})
+
     model: VectorModel
     noise: torch.FloatTensor
     vectors: torch.FloatTensor
-    passes: list[Pass]
+    passes: tuple[Pass, ...]
 
     @property
     def num_steps(self) -> int:
@@ -100,16 +102,16 @@ class FewStepDecoding(DecodingMethod):
             return "teacher_start needs a teacher: give the pipeline one, or None"
         return None
 
-    def passes(self, model: VectorModel) -> list[Pass]:
+    def passes(self, model: VectorModel) -> tuple[Pass, ...]:
         """The forward passes for `model`, in order."""
         ends = [*self.starts[1:], len(model.offsets) - 1]
-        student = [("student", start, end) for start, end in zip(self.starts, ends, strict=True)]
+        student = tuple(("student", start, end) for start, end in zip(self.starts, ends, strict=True))
         if self.teacher_start is None:
             return student
         assert model.teacher is not None
         start, reads = self.teacher_start, model.teacher.kind == "tokens"
-        before = [("student", 0, start), *([("read", start, start)] if reads else [])] if start else []
-        return before + [("teacher", level, level + 1) for level in range(start, ends[0])] + student[1:]
+        before = (("student", 0, start), *([("read", start, start)] if reads else [])) if start else ()
+        return (*before, *(("teacher", level, level + 1) for level in range(start, ends[0])), *student[1:])
 
     def start(self, model: VectorModel, sampling: Sampling, seeds: torch.LongTensor) -> FewStepState:
         noise = model.noise

@@ -73,6 +73,7 @@ class FlowState(CursorState):
     With a student, `model` is its teacher."""
 
     shared = frozenset({"codebook"})
+    structure = frozenset({"window", "student_passes"})
 
     model: TokenModel
     noise: torch.FloatTensor

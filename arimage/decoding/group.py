@@ -24,6 +24,8 @@ Attention = Literal["published", "causal"]
 class GroupState(LockstepState):
     """Adds to `LockstepState`: `sizes`, the number of tokens of each group."""
 
+    structure = frozenset({"sizes"})
+
     model: GroupModel
     sizes: tuple[int, ...]
 

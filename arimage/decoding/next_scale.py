@@ -21,6 +21,8 @@ class ScaleState(LockstepState):
     `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents are sums of mixtures
     of token vectors, `end` how many maps are generated."""
 
+    structure = frozenset({"mixed", "end"})
+
     model: ScaleModel
     latents: torch.FloatTensor | None = None
     mixed: bool = False

@@ -41,6 +41,12 @@ class RowState(DecodingState):
         columns = self.model.layout.columns
         return self.row.amin(1).max() * columns, self.row.shape[1] * columns
 
+    def finish(self) -> None:
+        layout = self.model.layout
+        self.counts[:, : 1 + layout.rows] = layout.columns
+        self.row.fill_(layout.rows)
+        super().finish()
+
 
 _State = TypeVar("_State", bound=RowState)
 

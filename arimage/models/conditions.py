@@ -145,6 +145,13 @@ def distinct_rows(*tensors: torch.Tensor) -> tuple[list[int], list[int]]:
     return distinct([b"".join(part[row].tobytes() for part in bits) for row in range(count)])
 
 
+def put_codebook(model, other) -> None:
+    """Let a model use the codebook that another model of the same network has looked up since: weights may have
+    changed in place."""
+    if model.codebook is not None:
+        model.codebook.copy_(other.codebook)
+
+
 def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:
     """The rows [groups * M] of `images` [M] among the rows of `count` images."""
     return torch.cat([images + group * count for group in range(groups)])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .conditions import Conditions
+from .conditions import Conditions, put_codebook
 from .layers import Linear
 
 
@@ -86,6 +86,7 @@ class DistilledModel:
 
     def put(self, images: torch.LongTensor, other: "DistilledModel") -> bool:
         """See `VectorModel.put`."""
+        put_codebook(self, other)
         return self.conditions.put_values(images, other.conditions)
 
     def merge_prompts(self) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .attention_transformers import FOLDED, fold_heads
 from .cache_transformers import LanguageCache, cache_argument
-from .conditions import Conditions, check_raster, rows_of, spread
+from .conditions import Conditions, check_raster, put_codebook, rows_of, spread
 from .layers import additive, causal_mask
 
 
@@ -286,7 +286,18 @@ class LanguageTokenModel:
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
         steps = None if self._steps is None else self._steps.cpu().numpy().tobytes()
-        return self.network, self.layout.grids, steps, self._groups, self._row_end is None
+        # Prompts of up to twice as many tokens share a width, so that short ones do not attend to that of a long one.
+        width = self.conditions.length // PROMPT_MULTIPLE
+        attention = self._decoder.config._attn_implementation
+        return (
+            self.network,
+            self.layout.grids,
+            steps,
+            self._groups,
+            self._row_end is None,
+            width.bit_length(),
+            attention,
+        )
 
     def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
         """See `TokenModel.take`."""
@@ -303,6 +314,9 @@ class LanguageTokenModel:
         """See `TokenModel.put`."""
         rows = rows_of(images, self._groups, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
+        put_codebook(self, other)
+        if self._row_end is not None:
+            self._row_end.copy_(other._row_end)
         return self.conditions.put(images, other.conditions)
 
     @property

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .conditions import Conditions, with_unconditional
+from .conditions import Conditions, put_codebook, with_unconditional
 from .layers import causal_mask
 
 
@@ -72,6 +72,7 @@ class PrefixModel:
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
         self.layout.put(images, other.layout)
+        put_codebook(self, other)
         return self.conditions.put(images, other.conditions)
 
     def merge_prompts(self) -> None:

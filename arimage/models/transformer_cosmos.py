@@ -17,7 +17,7 @@ from torch import nn
 from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 from .cache import SlotCache
-from .conditions import Conditions, spread
+from .conditions import Conditions, put_codebook, spread
 from .layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
 
 
@@ -418,6 +418,7 @@ class CosmosTokenModel:
         """See `TokenModel.put`."""
         if self.context is not None:
             self.context.index_copy_(0, images, other.context)
+        put_codebook(self, other)
         return self.conditions.put(images, other.conditions)
 
     def prefill(

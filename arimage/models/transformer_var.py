@@ -16,7 +16,7 @@ from torch import nn
 from ..kernels.linear import linear
 from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .cache import GrowingCache
-from .conditions import Conditions, spread, with_unconditional
+from .conditions import Conditions, put_codebook, spread, with_unconditional
 from .layers import Linear, attend, init_normal
 from .pruning import Pruning, fed_cells, only, pruning_of
 
@@ -389,6 +389,7 @@ class VARScaleModel:
 
     def put(self, images: torch.LongTensor, other: "VARScaleModel") -> bool:
         """See `ScaleModel.put`."""
+        put_codebook(self, other)
         return self.conditions.put(images, other.conditions)
 
     def merge_prompts(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from huggingface_hub import file_exists, snapshot_download
@@ -25,15 +26,14 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.contract.supports import Traits
-from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
 from .checks import as_decoding, as_texts, with_dtype
+from .compiling import CompileMixin
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
-from .lora import LoraMixin, adapter_state
-from .offload import OffloadMixin
+from .lora import LoraMixin
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
 from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
@@ -46,10 +46,9 @@ logger = logging.get_logger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
-CONDITIONS = {"prompt", "class_labels", "prompt_embeds", "input_ids", "tokens", "video"}
 
 
-class ARPipeline(LoraMixin, OffloadMixin):
+class ARPipeline(LoraMixin, CompileMixin):
     """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
     `generate`, and
 
@@ -84,7 +83,6 @@ class ARPipeline(LoraMixin, OffloadMixin):
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
         self.known_captions: KnownCaptions | None = None
-        self._compiled: CompiledSteps | None = None
         self._tiling: Tiling | None = None
 
     # Abilities
@@ -289,14 +287,32 @@ class ARPipeline(LoraMixin, OffloadMixin):
         return next((path.parent for path in paths if cached in path.parts), None)
 
     @classmethod
-    def from_pipe(cls, pipeline: "ARPipeline", **kwargs):
-        pipe = super().from_pipe(pipeline, **with_dtype(kwargs))
-        pipe.generation_config = dict(pipeline.generation_config)
-        pipe.decoding = pipeline.decoding
-        for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
-            setattr(pipe, name, getattr(pipeline, name))
-        pipe._tiling = pipeline._tiling
-        pipe.known_captions = pipeline.known_captions
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs):
+        """A pipeline that shares the components of `pipeline`, which is one of this library, or one of diffusers with
+        the same components. Unlike in diffusers, they keep their dtypes.
+
+        Args:
+            kwargs: components to replace, and `dtype` or `torch_dtype`, which `pipeline` has from then on too.
+
+        Raises:
+            ValueError: if the components do not fit together, or a dtype is not a floating-point type.
+        """
+        given = {name: kwargs.pop(name, None) for name in ("dtype", "torch_dtype")}
+        dtypes = {name: dtype for name, dtype in given.items() if dtype is not None}
+        modules, options = cls._get_signature_keys(cls)
+        parts = {name: part for name, part in pipeline.components.items() if name in modules}
+        settings = {name: pipeline.config[name] for name in options if name in pipeline.config}
+        pipe = cls(**{**settings, **parts, **kwargs})
+        pipe.register_to_config(_name_or_path=pipeline.name_or_path)
+        if isinstance(pipeline, ARPipeline):
+            pipe.generation_config = dict(pipeline.generation_config)
+            pipe.decoding = pipeline.decoding
+            for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
+                setattr(pipe, name, getattr(pipeline, name))
+            pipe._tiling = pipeline._tiling
+            pipe.known_captions = pipeline.known_captions
+        if dtypes:
+            pipe.to(dtype=next(iter(with_dtype(dtypes).values())))
         return pipe
 
     @classmethod
@@ -337,60 +353,6 @@ class ARPipeline(LoraMixin, OffloadMixin):
     def disable_vae_tiling(self) -> None:
         """Decode whole images to pixels again."""
         self.tiling.disable_tiling()
-
-    # Compilation
-
-    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
-        """Compile the steps of calls with `torch.compile`: forward pass, sampling and bookkeeping of a step become one
-        graph. On a CUDA device the step is also captured in a CUDA graph, so that it takes a single launch.
-
-        A decoding is compiled when a call first uses it, and again for every new batch size, image size or window, and
-        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. The graphs
-        and the cache of a call are kept for the next one of the same kind, which then captures nothing, see `warm_up`;
-        moving or replacing weights drops them. The images are the same as without compilation, up to the rounding of
-        fused operators. Prefill and image decoding stay eager; the steps do too while hooks move the weights of a
-        component (offloading, several devices). `from_pipe` and `save_pretrained` do not keep this setting.
-
-        Args:
-            kept_bytes: how much memory kept caches may take; those that were not used for the longest time are freed
-                first.
-            options: passed to `torch.compile`, for example `mode="max-autotune"`; by default `fullgraph` is True and
-                `dynamic` is False. `backend="eager"` captures without compiling.
-        """
-        self._compiled = CompiledSteps(kept_bytes=kept_bytes, **options)
-
-    def warm_up(
-        self,
-        *args,
-        batch_sizes: Sequence[int] = (1,),
-        decodings: Sequence[Decoding | str] | None = None,
-        **kwargs,
-    ) -> None:
-        """Make calls once, so that later ones of the same kinds compile and capture nothing.
-
-        Args:
-            batch_sizes: the numbers of images that are generated at a time.
-            decodings: the decodings of these calls; None is the default one.
-            args, kwargs: arguments of the calls, such as height or guidance_scale; without any condition, a prompt or
-                a class is added.
-        """
-        if not args and CONDITIONS.isdisjoint(kwargs):
-            kwargs |= {"prompt": "a red heart"} if self.num_classes is None else {"class_labels": 0}
-        for decoding in [None] if decodings is None else decodings:
-            for size in batch_sizes:
-                generator = torch.Generator().manual_seed(0)
-                self(*args, **{self.per_prompt: size}, decoding=decoding, generator=generator, **kwargs)
-
-    @property
-    def _steps(self) -> CompiledSteps | None:
-        """The compiler of the steps of a call; None where they run eagerly."""
-        steps, parts = self._compiled, self.components.values()
-        if steps is None or self.has_hooks or not (steps.compiles or self._execution_device.type == "cuda"):
-            return None
-        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
-        addresses = [each.data_ptr() for part in modules for each in (*part.parameters(), *part.buffers())]
-        steps.use_weights([*addresses, *adapter_state(modules)])
-        return steps
 
     # Parts of `prepare`
 

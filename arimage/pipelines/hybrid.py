@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import DiffusionPipeline
 
 from ..decoding.contract.noise import Purpose, normals
-from .base import ARImagePipeline, ARPipeline
+from .base import ARImagePipeline
 from .call import DecoderSettings, GenerationCall
 
 
@@ -28,21 +27,6 @@ class HybridPipeline(ARImagePipeline):
     `"tokens"`, `"hand_off"`, `"decoder"` and `"pixels"`. With `output_type="latent"` the decoder does not run. Tokens
     that an interrupted call has not decided are 0 for the decoder.
     """
-
-    @classmethod
-    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs):
-        """A pipeline that shares the components of `pipeline`, which is one of this class or of the class of diffusers
-        with the same components. Unlike in diffusers, they keep their dtypes and devices.
-
-        Args:
-            kwargs: components to replace.
-        """
-        settings = {name: pipeline.config[name] for name in cls._get_signature_keys(cls)[1] if name in pipeline.config}
-        pipe = cls(**{**settings, **pipeline.components, **kwargs})
-        pipe.register_to_config(_name_or_path=pipeline.name_or_path)
-        if isinstance(pipeline, ARPipeline):
-            pipe.generation_config, pipe.decoding = dict(pipeline.generation_config), pipeline.decoding
-        return pipe
 
     @property
     def tiling(self) -> Any:

@@ -1,6 +1,6 @@
 """Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575), which continue an image or a video."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +129,15 @@ class CosmosPipeline(ARPipeline):
     def num_frames(self) -> int:
         """The number of frames that the weights were trained for, and the largest that a call generates."""
         return self.vq.num_frames(self.transformer.config.shape[0])
+
+    def _example(self, given: Container[str]) -> dict[str, Any]:
+        example: dict[str, Any] = {}
+        if self.transformer.reads_text and "prompt" not in given and "prompt_embeds" not in given:
+            example["prompt"] = "a red heart"
+        if not self.config.begins_with_text and all(name not in given for name in ("image", "video", "tokens")):
+            height, width = self.image_sizes[0]
+            example["image"] = Image.new("RGB", (width, height), "grey")
+        return example
 
     @torch.no_grad()
     def prepare(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
-from ..decoding.run.capture import CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
 from ..models.denoising_head import diffusion_tables
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from ..tokenizers.upscaler import ImageUpscaler
@@ -119,14 +119,14 @@ class LatentLlamaPipeline(UpscalingPipeline):
         config = self.transformer.config
         return (config.grid_size * config.patch_size * self.vq.scale_factor,) * 2
 
-    def compile(self, **options) -> None:
+    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
         """Compile the forward passes of the transformers and their heads with `torch.compile`, which takes `options`.
         A step calls a head many times, so it is not compiled as a whole. On a CUDA device it is captured as a whole,
         see `ARPipeline.compile`."""
         for part in filter(None, (self.transformer, self.drafter)):
             part.compile(**options)
             part.denoising_head.compile(**options)
-        self._compiled = CompiledSteps(compiles=False)
+        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}

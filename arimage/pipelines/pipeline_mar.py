@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding
-from ..decoding.run.capture import CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
 from ..models.denoising_head import DenoisingHead, diffusion_tables
 from ..models.transformer_mar import MARLatentModel, MARTransformer
 from ..tokenizers.tiling import Tiling
@@ -120,13 +120,13 @@ class MARPipeline(ClassOrTextPipeline):
         """Pixels per latent of the image tokenizer along each side."""
         return 2 ** (len(self.vae.config["block_out_channels"]) - 1)
 
-    def compile(self, **options) -> None:
+    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
         """Compile the forward passes of the transformer and the head with `torch.compile`, which takes `options`. A
         step calls the head a hundred times, so it is not compiled as a whole. On a CUDA device it is captured as a
         whole, see `ARPipeline.compile`."""
         for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
             part.compile(**options)
-        self._compiled = CompiledSteps(compiles=False)
+        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}

@@ -26,7 +26,7 @@ class CallRun:
 
     def __init__(self, pipe: DiffusionPipeline, call: GenerationCall, batch_size: int):
         self.pipe, self.call, self.count = pipe, call, len(call.seeds)
-        self.batch = Batch(call.decoding, min(batch_size, self.count), pipe._steps)
+        self.batch = Batch(call.decoding, min(batch_size, self.count), pipe.steps_of(call.decoding))
         self.tensors: dict[str, torch.Tensor] = {}
         self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
         self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
@@ -105,6 +105,8 @@ class CallRun:
             self._copy(self.batch.running)
             tensors = {name: self.tensors[name].clone() for name in call.callback_tensor_inputs}
             self._use(call.callback(self.pipe, passes - 1, passes, tensors))
+            # The callback may have changed weights or adapters.
+            self.batch.use(self.pipe.steps_of(call.decoding))
         return call.interrupted
 
     def _use(self, returned: Any) -> None:
@@ -195,7 +197,8 @@ class CallRun:
         if call.output_type == "latent":
             return
         began = call.now()
-        pixels = pipe.decode_result(call, self.tensors[pipe.decoded_tensor][self._index(images)]).float()
+        tokens = self.tensors[pipe.decoded_tensor][self._index(images)]
+        pixels = self.batch.with_room(lambda: pipe.decode_result(call, tokens)).float()
         for image, picture in zip(images, pipe.to_images(call, pixels), strict=True):
             self._images[image] = picture
         self._tokenizer_seconds += call.now() - began

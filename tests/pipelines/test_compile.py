@@ -152,11 +152,14 @@ def test_a_state_is_kept_for_the_next_call_and_freed_with_the_others(llamagen, c
 
     for _ in range(2):
         tokens(llamagen, "ar", callback_on_step_end=callback)
+    [kept] = llamagen._compiled.kept._states.values()
+    state = weakref.ref(kept.state)
+    del kept
     gc.collect()
-    assert counting.graphs == 1 and models[0]() is not None and models[-1]() is None
+    assert counting.graphs == 1 and state() is not None and models[0]() is models[-1]() is None
     llamagen.compile(backend=counting)
     gc.collect()
-    assert models[0]() is None
+    assert state() is None
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class RequestBatch:
     ):
         self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
         self._on_pass, self._on_images, self._decoder = on_pass, on_images, decoder
-        self._batch = Batch(kind[1], size, pipe._steps)
+        self._batch = Batch(kind[1], size, pipe.steps_of(kind[1]))
         # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
         # Int64 [rows, N], the forward passes before the one that decided each token, of the images `_counted`.
@@ -142,7 +142,8 @@ class RequestBatch:
         self._beginning = [
             Place(ticket, index, call, row, ticket.passes) for row, (ticket, index) in enumerate(images)
         ]
-        return Images(self._beginning, call.model, call.sampling, call.seeds)
+        # Pixels may be decoded in another thread after other images have taken their rows.
+        return Images(self._beginning, call.model, call.sampling, call.seeds).copy()
 
     def _on_step(self) -> bool:
         batch, state = self._batch, self._batch.state

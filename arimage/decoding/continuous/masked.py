@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ class MaskedState(LockstepState):
     say. `tokens` are vectors, float32 [B, N, D], zeros where they are not decided."""
 
     image_dims = {"accepted": 1, "masked": 1}
+    structure = frozenset({"padded"})
+    renewed = frozenset({"taken", "sets"})
 
     model: MaskedLatentModel
     sampling: LatentSampling
@@ -57,10 +59,6 @@ class MaskedState(LockstepState):
     @property
     def step_shape(self) -> Hashable:
         return None if self.over else self.sets[self.taken]
-
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        self.sets = other.sets
-        return super().put(rows, other)
 
 
 def masked_counts(tokens: int, steps: int) -> list[int]:

@@ -41,6 +41,7 @@ class PathState(CursorState):
 
     image_dims = {"accepted": 1, "conditions": 1}
     shared = frozenset({"stds"})
+    structure = frozenset({"window"})
 
     model: CausalLatentModel
     sampling: LatentSampling

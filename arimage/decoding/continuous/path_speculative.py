@@ -17,6 +17,8 @@ from .path_coupling import PathState, log_ratio, sample_again, sample_paths, sta
 class PathDraftState(PathState):
     """Adds to `PathState`: `draft_cache`, the cache of the drafter. Undecided positions do not hold paths."""
 
+    settled = PathState.settled | {"draft_cache"}
+
     draft_cache: Any
 
     @property

@@ -22,6 +22,8 @@ _ROWS = {
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
 }
+# Those that steps leave out where no row sets them.
+OPTIONAL = ("min_p", "guided_tokens", "allowed", "forced")
 # Those that may be one number per scale.
 _PER_SCALE = ("guidance_scale", "temperature")
 
@@ -121,7 +123,7 @@ class Sampling:
         """
         stacked = samplings[0]._changed()
         for name, (dtype, _) in _ROWS.items():
-            given = [value for sampling in samplings if (value := sampling._given(name)) is not None]
+            given = [value for sampling in samplings if (value := sampling.given(name)) is not None]
             shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
             rows = None if shape is None else torch.empty(shape, dtype=dtype, device=device)
             object.__setattr__(stacked, name, rows)
@@ -137,7 +139,7 @@ class Sampling:
             ValueError: if `other` has a setting that is None in the stack.
         """
         for name, (dtype, absent) in _ROWS.items():
-            mine, value = getattr(self, name), other._given(name)
+            mine, value = getattr(self, name), other.given(name)
             if isinstance(value, tuple):
                 raise ValueError(
                     f"{name} is one number per scale, but images of this batch have settings of their own: give one "
@@ -154,7 +156,7 @@ class Sampling:
                 )
             mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
 
-    def _given(self, name: str):
+    def given(self, name: str):
         """A setting of a row, None if it has no effect."""
         value, absent = getattr(self, name), _ROWS[name][1]
         return None if isinstance(value, Real) and value == absent else value
@@ -216,7 +218,7 @@ class Sampling:
             every = torch.arange(batch_size, device=images.device).split(1)
             stack = type(self).stack([self.take(row) for row in every], images.device)
         for name, (dtype, absent) in _ROWS.items():
-            if getattr(stack, name) is None and (value := other._given(name)) is not None:
+            if getattr(stack, name) is None and (value := other.given(name)) is not None:
                 value = torch.as_tensor(value)
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
                 rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)

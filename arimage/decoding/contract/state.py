@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from .distribution import Sampling
 from .models import Model
@@ -28,12 +29,20 @@ class DecodingState:
         head_calls: sequential calls of denoising heads so far; 0 for models without one.
         image_dims: the batch dimension of those tensors where it is not the first.
         shared: the tensors that all images share, which have no batch dimension.
+        structure: the values that steps are made for, hashable: images may use a state one after another only if these
+            are equal.
+        renewed: the values that further images bring with them, see `restart`.
+        settled: the values that follow from the decoding and the network, or that `put` of the class takes care of. A
+            field that holds no tensor is the model, the sampling settings, or in one of these three.
         refillable: whether finished images may be replaced by others, see `put`.
         student_passes: forward passes of a student that drafted these images at the start.
     """
 
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
     shared: ClassVar[frozenset[str]] = frozenset()
+    structure: ClassVar[frozenset[str]] = frozenset()
+    renewed: ClassVar[frozenset[str]] = frozenset()
+    settled: ClassVar[frozenset[str]] = frozenset({"cache"})
     # Set by decodings of models with a denoising head.
     head_calls = 0
     refillable: ClassVar[bool] = True
@@ -177,7 +186,13 @@ class DecodingState:
 
     def restart(self, rows: torch.LongTensor, other: Self) -> bool:
         """`put` into a state whose images are all finished."""
+        for name in self.renewed:
+            setattr(self, name, getattr(other, name))
         return self.put(rows, other)
+
+    def finish(self) -> None:
+        """Finish all images as they are: further steps change nothing."""
+        self.finished.fill_(True)
 
     def _put_images(self, rows: torch.LongTensor, other: Self) -> bool:
         if other.cache is None:
@@ -190,6 +205,8 @@ class DecodingState:
                 # The states may have different numbers of spare columns.
                 values = values[:, : theirs.shape[1]]
             values.index_copy_(dim, rows, theirs)
+        for name in self.shared:
+            getattr(self, name).copy_(getattr(other, name))
         # Two calls of `decode` may have one model.
         return self.model is not other.model and self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
 
@@ -213,9 +230,9 @@ class DecodingState:
 
     @property
     def nbytes(self) -> int:
-        """The size of the state and its caches."""
-        tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        return sum(each.nbytes for each in (*tensors, *self.caches))
+        """The memory that the state holds: its tensors, those of its caches and of its sampling settings, and the
+        conditions of its images."""
+        return held_bytes(self)
 
     @property
     def shapes(self) -> tuple:
@@ -296,6 +313,10 @@ class CursorState(DecodingState):
         self.cursor.add_(count)
         torch.ge(self.cursor, self.model.num_tokens, out=self.finished)
 
+    def finish(self) -> None:
+        self.cursor.fill_(self.model.num_tokens)
+        super().finish()
+
 
 @dataclass
 class LockstepState(DecodingState):
@@ -303,6 +324,7 @@ class LockstepState(DecodingState):
     so the host knows where they are."""
 
     refillable = False
+    renewed = frozenset({"taken"})
 
     taken: int = field(default=0, kw_only=True)
 
@@ -324,8 +346,28 @@ class LockstepState(DecodingState):
         for mine, theirs in zip(*((one.forced, one.allowed) for one in (self.sampling, other.sampling)), strict=True):
             if mine is not None:
                 mine.copy_(theirs)
-        self.taken = other.taken
         return self._put_images(rows, other)
+
+
+def held_bytes(*values: Any) -> int:
+    """The memory of all tensors in these objects, their attributes and containers, each storage once. The weights of
+    networks belong to others."""
+    waiting, seen, storages = list(values), set(), {}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, nn.Module | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+    return sum(storages.values())
 
 
 def not_finite(vectors: torch.Tensor) -> torch.BoolTensor:

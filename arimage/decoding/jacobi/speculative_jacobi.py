@@ -35,6 +35,9 @@ class JacobiState(WindowState):
         vectors: float32 [B, N + capacity, D], the noisy vectors of these drafts; [B, 0] if K is 0.
     """
 
+    structure = WindowState.structure | {"levels"}
+    settled = WindowState.settled | {"accepts", "adaptive"}
+
     accepts: Accepts
     adaptive: AdaptiveWindow | None
     levels: int
@@ -72,11 +75,8 @@ class JacobiState(WindowState):
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         if self.adaptive is not None:
             self.adaptive.restart()
+        self.accepts.put(other.accepts)
         return super().put(rows, other)
-
-    def restart(self, rows: torch.LongTensor, other: Self) -> bool:
-        self.window = other.window
-        return super().restart(rows, other)
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         if self.levels:

@@ -38,6 +38,9 @@ class WindowState(CursorState):
             for "uniform".
     """
 
+    structure = frozenset({"init"})
+    renewed = frozenset({"window"})
+
     model: TokenModel
     window: int
     positions: torch.LongTensor
@@ -55,6 +58,11 @@ class WindowState(CursorState):
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
         return self.furthest - 1, self.window
+
+    def finish(self) -> None:
+        slots = torch.arange(self.positions.shape[1], device=self.positions.device)
+        self.positions.copy_(self.model.num_tokens + slots)
+        super().finish()
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         """Called after the `positions` [B, W] that `entered` [B, W] the window have been drafted."""

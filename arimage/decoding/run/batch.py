@@ -3,7 +3,7 @@ is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,13 +11,16 @@ from ..contract.distribution import Sampling
 from ..contract.models import Model
 from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
-from .kept import Kept, KeptStates, key_of
+from .kept import Kept, KeptStates, can_be_kept, key_of
 from .watch import INTERVAL, Watch
 
 
 Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
 """Returns the function that takes the steps of a state; a `CompiledSteps`, which also keeps states. Its `str` says
 how, see `DecodingState.time_steps`."""
+
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -27,13 +30,18 @@ class Images:
     Attributes:
         names: the caller's name for each of the M images.
         model: a model that is bound to these images only. The batch rebinds it when other images take their rows.
-        sampling, seeds: how to sample them, and their seeds, int64 [M].
+        sampling, seeds: how to sample them, and their seeds, int64 [M], which the batch overwrites too.
     """
 
     names: Sequence[Hashable]
     model: Model
     sampling: Sampling
     seeds: torch.LongTensor
+
+    def copy(self) -> "Images":
+        """The same images with tensors of their own, for a caller that needs the others later."""
+        rows = torch.arange(len(self.seeds), device=self.seeds.device)
+        return Images(self.names, self.model.take(rows), self.sampling.take(rows), self.seeds.clone())
 
 
 class Batch:
@@ -64,8 +72,8 @@ class Batch:
         self._kept: KeptStates | None = getattr(compiled, "kept", None)
         self._take_step: Callable[[DecodingState], None] | None = None
         self._watch: Any = None
-        # What images must have in common with these to use their rows later.
-        self._key: Hashable = None
+        # Whether the state may be kept, and its `Kept.began`.
+        self._keeps, self._captured_since = False, 0
         # The number of steps taken before the image in each row began.
         self._began: list[int] = []
 
@@ -100,7 +108,7 @@ class Batch:
         if not running:
             # Free the memory of the finished images before the prefill.
             self.state = self._take_step = None
-        state = self._start(images)
+        state = self.with_room(lambda: self._start(images))
         self.begins += 1
         self.calls_per_pass.append(state.head_calls)
         rows, moved = self._admit(state, count)
@@ -108,11 +116,11 @@ class Batch:
             self.names[row], self._began[row] = name, self.steps
         if self._fixed and self.state.refillable:
             self._resize(self.size)
-        self.state.allocate()
+        self.with_room(self.state.allocate)
         # Flags that the watch has copied belong to other images.
         self._watch.restart()
         if moved:
-            self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
+            self._capture_again()
         if not running:
             assert self._take_step is not None
             self.state.time_steps(self._take_step, "" if self._compiled is None else str(self._compiled))
@@ -120,17 +128,14 @@ class Batch:
 
     def _start(self, images: Images) -> DecodingState:
         """Prefill `images`."""
+        if self._kept is not None:
+            # Another call may write its images over these, while this one decodes tokens to pixels.
+            images = images.copy()
         model: Any = images.model
         if hasattr(model, "compact"):
             model.compact = True
         decoding = self.state.starter(self.decoding) if self.running else self.decoding
-        try:
-            return decoding.start(images.model, images.sampling, images.seeds)
-        except torch.OutOfMemoryError:
-            # States of other calls may be in the way.
-            if self._kept is None or not self._kept.clear():
-                raise
-        return decoding.start(images.model, images.sampling, images.seeds)
+        return decoding.start(model, images.sampling, images.seeds)
 
     def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
         """Assign rows to the `count` images of a state. Returns these rows, and whether tensors that steps use were
@@ -142,12 +147,14 @@ class Batch:
             return rows, self.state.put(torch.tensor(rows, device=device), state)
         kept = None
         if self._kept is not None:
-            self._key = key_of(self.decoding, self.size if state.refillable else count, state)
-            kept = self._kept.take(self._key)
+            self._keeps = can_be_kept(state)
+            size = self.size if state.refillable else count
+            kept = self._kept.take(key_of(self.decoding, size, state)) if self._keeps else None
         if kept is None:
             self.state, self._watch = state, Watch(state.finished)
         else:
             self.state, self._take_step, self._watch = kept.state, kept.take_step, kept.watch
+            self._captured_since = kept.began
         self.names, self._began = [None] * len(self.state.seeds), [0] * len(self.state.seeds)
         return range(count), kept is None or self.state.restart(torch.arange(count, device=device), state)
 
@@ -188,9 +195,41 @@ class Batch:
             idle = self.steps - max(ends)
             self.steps -= idle
             del self.calls_per_pass[self.forward_passes :]
-            if self._kept is not None and self._key is not None and self.state.finished.all():
-                assert self._take_step is not None
-                self._kept.keep(self._key, Kept(self.state, self._take_step, self._watch))
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the state, whose rows are all idle, for further calls."""
+        if self._kept is None or not self._keeps or getattr(self._take_step, "failed", False):
+            return
+        assert self._take_step is not None
+        # The images may have been interrupted.
+        self.state.finish()
+        # Of the state as it is now, since images that joined may have brought settings and longer prompts.
+        key = key_of(self.decoding, len(self.names), self.state)
+        self._kept.keep(key, Kept(self.state, self._take_step, self._watch, self._captured_since))
+
+    def with_room(self, function: Callable[[], _T]) -> _T:
+        """What `function` returns. If memory runs out, the states of other calls are freed, and it is called again."""
+        try:
+            return function()
+        except torch.OutOfMemoryError:
+            if self._kept is None or not self._kept.clear():
+                raise
+        return function()
+
+    def use(self, compiled: Compiled | None) -> None:
+        """Take the further steps with `compiled`. If weights have changed since their graphs were captured, they are
+        captured again."""
+        kept = getattr(compiled, "kept", None)
+        if compiled is self._compiled and (kept is None or kept.cleared == self._captured_since):
+            return
+        self._compiled, self._kept = compiled, kept
+        if self.running:
+            self._capture_again()
+
+    def _capture_again(self) -> None:
+        self._captured_since = 0 if self._kept is None else self._kept.cleared
+        self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
 
     @property
     def _fixed(self) -> bool:

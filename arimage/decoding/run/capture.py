@@ -1,15 +1,19 @@
 """Decoding steps compiled with `torch.compile` and replayed from CUDA graphs."""
 
+import contextlib
 import gc
 import logging
+import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..contract.state import DecodingState, LockstepState
 from ..contract.supports import Decoding
@@ -27,6 +31,17 @@ KEPT_BYTES = 8 << 30
 _RECOMPILATIONS = 1024
 # Steps are captured here, since the CUDA graphs of inductor exclude functions that mutate their inputs.
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+@dataclass
+class Place:
+    """Where steps are captured: one stream and one memory pool for all graphs that run on one stream. Graphs may share
+    the pool, because none of them reads what another left there. CUDA records whatever is launched on a capturing
+    stream, so one thread at a time uses it, with the `lock`."""
+
+    stream: torch.cuda.Stream
+    pool: Any = field(default_factory=torch.cuda.graph_pool_handle)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class CompiledSteps:
@@ -50,11 +65,14 @@ class CompiledSteps:
             options["mode"] = _WITHOUT_GRAPHS[options["mode"]]
         self.compiles, self._options = compiles, {"fullgraph": True, "dynamic": False, **options}
         self._compiled: dict[Hashable, Callable] = {}
-        # One stream and one memory pool per device, for all graphs.
-        self._places: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}
+        # By device and by the stream that replays the graphs.
+        self._places: dict[Hashable, Place] = {}
         # The decodings and batch sizes whose steps could not be captured.
         self._eager: set[Hashable] = set()
-        self.kept, self._weights = KeptStates(kept_bytes), []
+        self.kept = KeptStates(kept_bytes)
+        self._weights: Sequence[Hashable] = ()
+        self._tensors: list[weakref.ref] = []
+        self._lock = threading.Lock()
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
@@ -63,35 +81,54 @@ class CompiledSteps:
         options = (f"{name}={getattr(value, '__name__', value)}" for name, value in sorted(self._options.items()))
         return f"compiled with {', '.join(options)}"
 
-    def use_weights(self, weights: list[Hashable]) -> None:
-        """Called before steps with the addresses of the weights, and the scales of adapters: a graph reads the weights
-        where they were, and multiplies by the scales that there were, when it was captured. So graphs of others are
-        dropped."""
-        if weights != self._weights:
-            self.kept.clear()
-        self._weights = weights
+    def use_weights(self, modules: Iterable[nn.Module], settings: Sequence[Hashable] = ()) -> bool:
+        """Called before steps with the networks that they call, and the `settings` of these, such as the scales of
+        adapters: a graph reads the weights where they were, and multiplies by the scales that there were, when it was
+        captured. So if others are in use now, kept states are freed, and those in use are not kept. Returns whether
+        that is so."""
+        tensors = list(tensors_of(modules))
+        weights = (*settings, *((id(each), each.data_ptr(), each.dtype, each.shape) for each in tensors))
+        with self._lock:
+            # A tensor may have the place of one that is gone.
+            same = weights == self._weights and all(known() is not None for known in self._tensors)
+            if not same:
+                self.kept.clear()
+                self._eager.clear()
+                self._weights, self._tensors = weights, [weakref.ref(each) for each in tensors]
+        return not same
 
     def __call__(self, decoding: Decoding, state: DecodingState) -> Step:
         """The function that takes the steps of `state`, which `decoding` has started."""
         key, step = (type(decoding), len(state.seeds)), decoding.step
-        if self.compiles:
-            if key not in self._compiled:
-                self._compiled[key] = torch.compile(_copy_of(type(decoding).step), **self._options)
-            step = partial(self._compiled[key], decoding)
-        if not state.seeds.is_cuda or key in self._eager:
-            return step
-        device = state.seeds.device
-        if device not in self._places:
-            self._places[device] = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        return CapturedStep(step, device, *self._places[device], lambda: self._eager.add(key))
+        with self._lock:
+            if self.compiles:
+                if key not in self._compiled:
+                    self._compiled[key] = torch.compile(_copy_of(type(decoding).step), **self._options)
+                step = partial(self._compiled[key], decoding)
+            if not state.seeds.is_cuda or key in self._eager:
+                return step
+            device = state.seeds.device
+            user = device, torch.cuda.current_stream(device).cuda_stream
+            if user not in self._places:
+                self._places[user] = Place(torch.cuda.Stream(device))
+            return CapturedStep(step, device, self._places[user], partial(self._failed, key))
+
+    def _failed(self, key: Hashable, error: RuntimeError) -> None:
+        """Called when a capture has failed."""
+        if isinstance(error, torch.OutOfMemoryError):
+            # It may succeed in the next call.
+            self.kept.clear()
+        else:
+            self._eager.add(key)
 
 
 @dataclass
 class Capture:
-    """A CUDA graph, and by how much its step raises `head_calls` of the state."""
+    """A CUDA graph, by how much its step raises `head_calls` of the state, and the memory that it took."""
 
     graph: torch.cuda.CUDAGraph
     head_calls: int
+    nbytes: int
 
 
 class CapturedStep:
@@ -104,23 +141,26 @@ class CapturedStep:
 
     Args:
         step: the function to capture, which must not read the device.
-        stream, pool: where graphs are captured, and their memory. Graphs may share it, because none of them reads what
-            another left there.
         on_failure: called when a capture has failed.
+
+    Attributes:
+        failed: whether a capture has failed.
     """
 
-    def __init__(
-        self, step: Step, device: torch.device, stream: torch.cuda.Stream, pool: Any, on_failure: Callable[[], None]
-    ):
-        self._step, self._device = step, device
-        self._stream, self._pool, self._on_failure = stream, pool, on_failure
+    def __init__(self, step: Step, device: torch.device, place: Place, on_failure: Callable[[RuntimeError], None]):
+        self._step, self._device, self._place, self._on_failure = step, device, place, on_failure
         self._captures: dict[Hashable, Capture] = {}
         self._taken = Counter()
-        self._failed = False
+        self.failed = False
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the graphs took."""
+        return sum(capture.nbytes for capture in self._captures.values())
 
     def __call__(self, state: DecodingState) -> None:
         shape = state.step_shape
-        if shape is None or self._failed:
+        if shape is None or self.failed:
             self._step(state)
         elif shape in self._captures:
             capture = self._captures[shape]
@@ -130,16 +170,17 @@ class CapturedStep:
             if isinstance(state, LockstepState):
                 state.taken += 1
         else:
-            self._warm_up(state)
-            self._taken[shape] += 1
-            # A step at which an image is only once is captured right after it.
-            if self._taken[shape] == (1 if isinstance(state, LockstepState) else WARM_UP):
-                self._capture(state, shape)
+            with self._place.lock, _without_autocast_cache():
+                self._warm_up(state)
+                self._taken[shape] += 1
+                # A step at which an image is only once is captured right after it.
+                if self._taken[shape] == (1 if isinstance(state, LockstepState) else WARM_UP):
+                    self._capture(state, shape)
 
     def _capture(self, state: DecodingState, shape: Hashable) -> None:
         """Capture the step that has just been taken once more, which runs nothing."""
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-        calls, taken = state.head_calls, 0
+        calls, taken, reserved = state.head_calls, 0, torch.cuda.memory_reserved(self._device)
         if isinstance(state, LockstepState):
             taken = state.taken
             state.taken -= 1
@@ -150,14 +191,17 @@ class CapturedStep:
             # `graph` leaves its stream current if it fails. Other threads may use the device during the capture.
             with (
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph, pool=self._place.pool, stream=self._place.stream, capture_error_mode="thread_local"
+                ),
             ):
                 self._step(state)
-            self._captures[shape] = Capture(graph, state.head_calls - calls)
+            nbytes = max(torch.cuda.memory_reserved(self._device) - reserved, 0)
+            self._captures[shape] = Capture(graph, state.head_calls - calls, nbytes)
         except RuntimeError as error:
             logger.warning("steps are not replayed from CUDA graphs, since a capture failed: %s", error)
-            self._failed = True
-            self._on_failure()
+            self.failed = True
+            self._on_failure(error)
         finally:
             if isinstance(state, LockstepState):
                 state.taken = taken
@@ -169,10 +213,36 @@ class CapturedStep:
     def _warm_up(self, state: DecodingState) -> None:
         """Take a step on the capture stream."""
         current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        self._place.stream.wait_stream(current)
+        with torch.cuda.stream(self._place.stream):
             self._step(state)
-        current.wait_stream(self._stream)
+        current.wait_stream(self._place.stream)
+
+
+def tensors_of(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    """The parameters and buffers of modules. Quantised ones, which may have no address of their own, are followed by
+    the tensors that they consist of."""
+    waiting = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    while waiting:
+        tensor = waiting.pop()
+        yield tensor
+        if hasattr(tensor, "__tensor_flatten__"):
+            waiting += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        state = getattr(tensor, "quant_state", None)
+        if state is not None:
+            # Packed weights of bitsandbytes.
+            waiting += [each for each in vars(state).values() if isinstance(each, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Let autocast cast weights again in every step: a graph would read casts that are freed when its block ends."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 def _copy_of(function: Callable) -> Callable:

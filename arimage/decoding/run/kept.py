@@ -4,20 +4,37 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
+from typing import Any
 
-from ..contract.distribution import LatentSampling
+import torch
+
+from ..contract.distribution import OPTIONAL, LatentSampling
 from ..contract.state import DecodingState, LockstepState
 from ..contract.supports import Decoding
 from .watch import Watch
 
 
+# Kept states take at most this share of the memory that a CUDA device has left without them.
+SHARE = 0.5
+
+
 @dataclass
 class Kept:
-    """A state whose images are all finished, the function that takes its steps, and its watch."""
+    """A state whose images are all finished, the function that takes its steps, and its watch.
+
+    Attributes:
+        began: the `KeptStates.cleared` of the moment when its steps were compiled or captured.
+    """
 
     state: DecodingState
     take_step: Callable[[DecodingState], None]
     watch: Watch
+    began: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory: the state and the graphs of its steps."""
+        return self.state.nbytes + getattr(self.take_step, "nbytes", 0)
 
 
 class KeptStates:
@@ -26,10 +43,14 @@ class KeptStates:
 
     Args:
         most: how many bytes all states may take; those that were not used for the longest time are freed first.
+
+    Attributes:
+        cleared: how often all states were freed. Graphs that were captured before belong to other weights, or took
+            memory that was needed elsewhere: their states are not kept.
     """
 
     def __init__(self, most: int):
-        self._most = most
+        self._most, self.cleared = most, 0
         self._states: OrderedDict[Hashable, Kept] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,28 +65,78 @@ class KeptStates:
     def keep(self, key: Hashable, kept: Kept) -> None:
         """Keep a state until a call takes it, or there is no room for it."""
         with self._lock:
+            if kept.began != self.cleared:
+                return
             self._states.pop(key, None)
             self._states[key] = kept
-            while sum(each.state.nbytes for each in self._states.values()) > self._most:
-                self._states.popitem(last=False)
+            sizes = {name: each.nbytes for name, each in self._states.items()}
+            most = min(self._most, room_for(kept.state.seeds.device, sum(sizes.values())))
+            while sum(sizes.values()) > most:
+                name, _ = self._states.popitem(last=False)
+                del sizes[name]
 
     def clear(self) -> bool:
         """Free all states; returns whether there were any."""
         with self._lock:
             any_left = bool(self._states)
             self._states.clear()
+            self.cleared += 1
             return any_left
 
 
-def key_of(decoding: Decoding, size: int, state: DecodingState) -> Hashable | None:
-    """What images must have in common to use the memory and the graphs of a state with `size` rows after each other;
-    None if they cannot, since nothing is captured, or the model does not say."""
-    models = getattr(state.model, "put_key", None)
-    if models is None or state.over or state.step_shape is None:
-        return None
-    sampling, settings = state.sampling, ()
+def room_for(device: torch.device, kept: int) -> float:
+    """How many bytes states may take on a device where `kept` bytes are taken by states."""
+    if device.type != "cuda":
+        return float("inf")
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return SHARE * (free + unused + kept)
+
+
+def can_be_kept(state: DecodingState) -> bool:
+    """Whether further images may use the memory and the graphs of a state that has just been started: its steps can be
+    captured, and its model says what they must have in common."""
+    return hasattr(state.model, "put_key") and not state.over and state.step_shape is not None
+
+
+def key_of(decoding: Decoding, size: int, state: DecodingState) -> Hashable:
+    """What images must have in common to use the memory and the graphs of a state with `size` rows after each
+    other."""
+    models: Any = state.model
+    structure = tuple((name, getattr(state, name)) for name in sorted(state.structure))
+    return decoding, size, models.put_key, state.shapes, structure, _settings(state), modes(state.seeds.device)
+
+
+def _settings(state: DecodingState) -> tuple:
+    """The sampling settings that steps are made for."""
+    sampling = state.sampling
     if isinstance(state, LockstepState) or isinstance(sampling, LatentSampling):
         # The host reads them in steps.
-        settings = tuple(getattr(sampling, item.name) for item in fields(sampling) if item.compare)
-        settings += sampling.forced is None, sampling.allowed is None
-    return decoding, size, models, state.shapes, settings
+        numbers = tuple(getattr(sampling, item.name) for item in fields(sampling) if item.compare)
+        return (*numbers, sampling.forced is None, sampling.allowed is None)
+    # Rows of a stack have their own numbers, but a setting that is computed in steps is computed for all images.
+    return tuple(name for name in OPTIONAL if sampling.given(name) is not None)
+
+
+def modes(device: torch.device) -> tuple:
+    """The modes of PyTorch that change what a step computes on a device, or which tensors it leaves behind, and the
+    stream that its graphs run on: they share memory, so they may not run at the same time."""
+    kind, cuda = device.type, torch.backends.cuda
+    matmul = cuda.matmul
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        (matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision),
+        (matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction),
+        (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.mkldnn.enabled),
+        (
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+        torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else None,
+    )

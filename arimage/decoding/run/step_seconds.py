@@ -35,10 +35,11 @@ def step_seconds(
         how: how steps are compiled; "" if they are not.
         start: returns a function that takes a step with a window of the given size.
     """
-    known = _known.setdefault(model.network, {})
+    # It may have moved, or have another dtype, since it was measured.
+    network = _describe(model)
+    known = _known.setdefault(model.network, {}).setdefault(network, {})
     key = f"{batch_size} images of {model.num_tokens} tokens{', guided' if guided else ''}{how and f', {how}'}"
     if key not in known:
-        network = _describe(model)
         table = {} if network is None else read_table(TABLE)
         # JSON keys are strings.
         if network is None or key not in table.get(network, {}):

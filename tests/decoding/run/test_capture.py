@@ -20,7 +20,7 @@ from arimage.decoding import (
 )
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps
+from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps, Place
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel
 
@@ -173,7 +173,7 @@ def test_other_threads_use_the_device_during_a_capture(device):
     class State:
         step_shape, head_calls = (), 0
 
-    captured = CapturedStep(step, there.device, torch.cuda.Stream(), None, pytest.fail)
+    captured = CapturedStep(step, there.device, Place(torch.cuda.Stream()), pytest.fail)
     for _ in range(WARM_UP + 1):
         captured(State())
     assert read == [[0, 1, 2]] * (WARM_UP + 1) and device.captures == 1

@@ -1,0 +1,545 @@
+"""What is kept between calls follows whatever changes between them: masks, modes, weights, adapters, memory."""
+
+import contextlib
+import gc
+import threading
+import time
+
+import card
+import numpy as np
+import pytest
+import tiny
+import tiny_cosmos
+import tiny_emu3
+import tiny_latent_llama
+import tiny_mar
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerator.runs import FAMILIES, call, differences, equal, families, pipeline, small
+from adapters import STYLE, adapter
+from families import flat, seeded
+from PIL import Image
+
+from arimage import LlamaGenPipeline
+from arimage.decoding import DraftTreeDecoding
+from arimage.decoding.contract.state import DecodingState
+from arimage.decoding.run import batch, step_seconds
+from arimage.decoding.run.capture import CapturedStep, CompiledSteps, tensors_of
+
+
+@contextlib.contextmanager
+def compiled(pipe):
+    """The pipeline with compiled steps that compile nothing."""
+    pipe.compile(backend="eager")
+    try:
+        yield pipe._compiled.kept
+    finally:
+        pipe.uncompile()
+
+
+def fresh(family="llamagen-text", place="cuda"):
+    """A pipeline of its own, whose weights a test may change."""
+    with torch.no_grad():
+        pipe = FAMILIES[family]()
+    pipe.set_progress_bar_config(disable=True)
+    return card.move(pipe) if place == "cuda" else pipe
+
+
+# What a state holds
+
+
+@families(["llamagen-text", "arpg", "var-text", "emu3", "mar", "latent-llama", "llamagen-dd"])
+def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
+    states, admit = [], batch.Batch._admit
+    monkeypatch.setattr(
+        batch.Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count)
+    )
+    pipe = pipeline(family, "cpu")
+    for name in pipe.decoding_names:
+        call(pipe, small(name), 1)
+    assert states
+    for state in states:
+        named = state.structure | state.renewed | state.settled | {"model", "sampling", "head_calls"}
+        values = {name: value for name, value in vars(state).items() if value is not None}
+        left = [name for name, value in values.items() if not isinstance(value, torch.Tensor) and name not in named]
+        assert left == [], type(state)
+        hash(tuple(getattr(state, name) for name in sorted(state.structure)))
+
+
+def edits(pipe, sizes, batch_size=None):
+    """Edits with several masks, of which each leaves another number of tokens."""
+    height, width = pipe.image_sizes[0]
+    picture = Image.new("RGB", (width, height), (200, 30, 60))
+    masks = np.zeros((len(sizes), height, width), np.float32)
+    for mask, rows in zip(masks, sizes, strict=True):
+        mask[: height * rows // 4] = 1
+    settings = {"decoding": "groups:groups=4", "output_type": "latent", "image": picture}
+    if batch_size is not None:
+        out = pipe(class_labels=[0] * len(sizes), mask_image=masks, batch_size=1, generator=seeded(0), **settings)
+        return [flat(out.tokens)]
+    return [
+        flat(pipe(class_labels=0, mask_image=mask[None], generator=seeded(0), **settings).tokens) for mask in masks
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_edits_that_keep_other_numbers_of_tokens(batch_size):
+    expected, pipe = edits(pipeline("arpg", "cpu"), (1, 3, 1), batch_size), pipeline("arpg", "replayed")
+    with card.card():
+        pipe._compiled.kept.clear()
+        found = edits(pipe, (1, 3, 1), batch_size)
+    assert all(map(equal, expected, found)) and all((tokens >= 0).all() for tokens in expected)
+
+
+def test_what_a_call_still_needs_is_not_overwritten():
+    """Another call may begin while the pixels of the first one are decoded."""
+    pipe = tiny.any_order_pipeline("arpg")
+    pipe.set_progress_bar_config(disable=True)
+    settings = {"class_labels": 1, "order": "random", "output_type": "pt"}
+    expected, decode = pipe(generator=seeded(0), **settings), pipe.decode_tokens
+
+    def nested(call, tokens):
+        pipe.decode_tokens = decode
+        pipe(generator=seeded(5), **settings)
+        return decode(call, tokens)
+
+    with compiled(pipe):
+        pipe(generator=seeded(3), **settings)
+        pipe.decode_tokens = nested
+        found = pipe(generator=seeded(0), **settings)
+    assert torch.equal(expected.tokens, found.tokens) and torch.equal(expected.images, found.images)
+
+
+def test_the_noise_of_a_call_stays_the_callers():
+    pipe = tiny.distilled_pipeline("llamagen", teacher=False)
+    pipe.set_progress_bar_config(disable=True)
+    noise = torch.randn(2, 1, 16, pipe.transformer.config.codebook_dim, generator=seeded(0))
+    given = noise.clone()
+    with compiled(pipe):
+        for each in given:
+            pipe(class_labels=1, noise=each, decoding="few-step", output_type="latent")
+    assert torch.equal(given, noise)
+
+
+# Modes
+
+
+def autocast():
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+MODES = {
+    "deterministic": lambda: torch.backends.cudnn.flags(deterministic=True),
+    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    "autocast": autocast,
+}
+
+
+@pytest.fixture
+def bfloat16(monkeypatch):
+    """Without a GPU, `torch.autocast` disables itself."""
+    for name in ("is_available", "is_bf16_supported"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_have_graphs_of_their_own(mode, bfloat16):
+    pipe, captures = fresh(), []
+    with card.card() as device:
+        pipe.compile()
+        for _ in range(2):
+            for context in (MODES[mode], contextlib.nullcontext):
+                with context():
+                    call(pipe, "ar")
+                captures.append(device.captures)
+    assert captures == [1, 2, 2, 2]
+
+
+def test_a_call_under_inference_mode_leaves_nothing_that_another_cannot_write():
+    pipe = pipeline("llamagen-text", "cpu")
+    with compiled(pipe):
+        with torch.inference_mode():
+            first = call(pipe, "sjd-coupled:window=4")
+        assert differences(first, call(pipe, "sjd-coupled:window=4")) == []
+
+
+def test_graphs_do_not_read_the_casts_of_autocast(bfloat16):
+    """Which are kept for weights with gradients, and freed when its block ends."""
+    pipe = fresh()
+    for weight in pipe.transformer.parameters():
+        weight.requires_grad_(True)
+    with card.card():
+        pipe.compile()
+        found = []
+        for _ in range(2):
+            with autocast():
+                found.append(call(pipe, "ar")["tokens"].elem)
+            gc.collect()
+    assert torch.equal(*found)
+
+
+def test_other_streams_have_graphs_of_their_own(monkeypatch):
+    """They may run at the same time, and graphs share memory."""
+    pipe = fresh()
+    with card.card() as device:
+        pipe.compile()
+        call(pipe, "ar")
+        monkeypatch.setattr(card.Stream, "cuda_stream", 1)
+        call(pipe, "ar")
+        assert device.captures == 2 and len(pipe._compiled._places) == 2
+
+
+# Threads
+
+
+def test_one_thread_at_a_time_launches_on_the_stream_of_captures(monkeypatch):
+    pipe, busy, overlaps, errors = fresh(), threading.Lock(), [], []
+
+    @contextlib.contextmanager
+    def alone():
+        free = busy.acquire(blocking=False)
+        overlaps.extend([] if free else ["overlap"])
+        time.sleep(0.02)
+        yield
+        if free:
+            busy.release()
+
+    def warm_up(step, state, plain=CapturedStep._warm_up):
+        with alone():
+            plain(step, state)
+
+    @contextlib.contextmanager
+    def graph(*args, **options):
+        with alone(), card.DEVICE.capture(*args, **options):
+            yield
+
+    def run(count):
+        try:
+            call(pipe, "sjd-coupled:window=4", count)
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(CapturedStep, "_warm_up", warm_up)
+    with card.card():
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        pipe.compile()
+        threads = [threading.Thread(target=run, args=(count,)) for count in (2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == [] and overlaps == []
+
+
+# Weights and adapters
+
+
+@families(["llamagen-text", "var-text", "emu3", "lumina", "llamagen-dd", "cosmos-text"])
+def test_weights_that_change_in_place(family):
+    """As `load_state_dict` and an optimizer do. Nothing that a step reads may be a copy of them."""
+
+    def change(pipe):
+        with torch.no_grad():
+            for part in pipe.components.values():
+                for weight in part.parameters() if isinstance(part, torch.nn.Module) else ():
+                    weight.mul_(torch.linspace(0.8, 1.2, weight.numel(), device=weight.device).view(weight.shape))
+
+    cpu, pipe = fresh(family, "cpu"), fresh(family)
+    names = [small(name) for name in ("ar", "sjd2", "lantern", "gsd", "next-scale", "few-step", "flow")]
+    names = [name for name in names if name.partition(":")[0] in cpu.decoding_names]
+    for name in names:
+        call(cpu, name)
+    change(cpu)
+    expected = {name: call(cpu, name) for name in names}
+    with card.card():
+        pipe.compile()
+        for name in names:
+            call(pipe, name)
+        # They share memory with those on the CPU.
+        change(pipe)
+        found = {name: differences(expected[name], call(pipe, name)) for name in names}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def replace_weights(module):
+    """As `module.to(...)` does."""
+    for part in module.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                part._parameters[name] = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+    gc.collect()
+
+
+def test_weights_that_are_replaced_while_a_call_runs():
+    expected, pipe = call(pipeline("llamagen-text", "cpu"), "ar"), fresh()
+
+    def replace(pipe, step, passes, tensors):
+        if step == 8:
+            replace_weights(pipe.transformer)
+
+    with card.card():
+        pipe.compile()
+        assert differences(expected, call(pipe, "ar", callback_on_step_end=replace)) == []
+
+
+def test_weights_of_a_drafter_of_its_own():
+    with torch.no_grad():
+        pipe = tiny.text_pipeline()
+        drafter = tiny.drafter(pipe.transformer, 7)
+    pipe.set_progress_bar_config(disable=True)
+    decoding = DraftTreeDecoding(drafter=drafter)
+    expected = call(pipe, decoding)
+    card.move(pipe), card.move_module(drafter)
+    with card.card(), torch.no_grad():
+        pipe.compile()
+        call(pipe, decoding)
+        replace_weights(drafter)
+        assert differences(expected, call(pipe, decoding)) == []
+
+
+class Packed(torch.Tensor):
+    """A tensor that consists of others, as quantised ones do, and has no address."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        packed = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        packed.inner = inner
+        return packed
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        return cls(args[0].inner) if operator is torch.ops.aten.detach.default else NotImplemented
+
+
+def test_quantised_weights_are_known_by_what_they_consist_of():
+    module, steps = torch.nn.Module(), CompiledSteps(backend="eager")
+    module.weight = torch.nn.Parameter(Packed(torch.zeros(3)), requires_grad=False)
+    assert module.weight.data_ptr() == 0 and any(each is module.weight.inner for each in tensors_of([module]))
+    assert steps.use_weights([module]) and not steps.use_weights([module])
+    module.weight.inner = torch.zeros(3)
+    assert steps.use_weights([module])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_adapters_that_change_while_a_call_runs(nested):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+    def change(pipe, step, passes, tensors):
+        if step == 4:
+            pipe.set_adapters(STYLE, 0.2)
+            if nested:
+                call(pipe, "sjd-coupled:window=4")
+
+    def run(pipe):
+        pipe.set_adapters(STYLE, 1.0)
+        first = call(pipe, "ar", callback_on_step_end=change)
+        second = call(pipe, "ar")
+        pipe.set_adapters(STYLE, 1.0)
+        return {"first": first["tokens"], "second": second["tokens"], "third": call(pipe, "ar")["tokens"]}
+
+    cpu, pipe = fresh(place="cpu"), fresh(place="cpu")
+    for each in (cpu, pipe):
+        each.load_lora_weights(adapter(each, targets="proj"), STYLE)
+    card.move(pipe)
+    expected = run(cpu)
+    with card.card():
+        pipe.compile()
+        assert differences(expected, run(pipe)) == []
+    assert not torch.equal(expected["second"], expected["third"])
+
+
+def test_steps_with_hooks_run_eagerly_and_free_what_is_kept():
+    pipe, seen = fresh(), []
+    with card.card() as device:
+        pipe.compile()
+        call(pipe, "ar")
+        handle = pipe.transformer.blocks[0].register_forward_hook(lambda *_: seen.append(1))
+        passes = call(pipe, "ar")["forward_passes"]
+        assert len(seen) >= passes and len(pipe._compiled.kept) == 0
+        handle.remove()
+        call(pipe, "ar")
+        assert device.captures == 2 and len(pipe._compiled.kept) == 1
+        add_hook_to_module(pipe.transformer, ModelHook())
+        call(pipe, "ar")
+        assert len(pipe._compiled.kept) == 0
+
+
+# Memory
+
+
+def test_memory_that_runs_out_is_taken_from_what_is_kept(monkeypatch):
+    pipe = fresh(place="cpu")
+    with compiled(pipe) as states:
+
+        def unless_full(function):
+            def run(*args, **options):
+                if len(states):
+                    raise torch.OutOfMemoryError("out of memory")
+                return function(*args, **options)
+
+            return run
+
+        call(pipe, "ar", 1)
+        for owner, name in ((batch.Batch, "_start"), (DecodingState, "allocate"), (pipe, "decode_result")):
+            assert len(states) > 0
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, unless_full(getattr(owner, name)))
+                pipe("a red heart", decoding="ar", generator=seeded(0))
+            call(pipe, "ar", 1)
+
+
+def test_a_capture_without_memory_is_tried_again(monkeypatch):
+    pipe, fails = fresh(), [True]
+
+    @contextlib.contextmanager
+    def graph(*args, **options):
+        if fails and fails.pop():
+            raise torch.OutOfMemoryError("out of memory")
+        with card.DEVICE.capture(*args, **options):
+            yield
+
+    with card.card() as device:
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        pipe.compile()
+        captures = [device.captures for _ in range(3) if call(pipe, "ar")]
+    assert captures == [0, 1, 1]
+
+
+def test_what_is_kept_leaves_half_of_the_memory(monkeypatch):
+    pipe = fresh()
+    with card.card():
+        pipe.compile()
+        call(pipe, "ar", 1)
+        [state] = pipe._compiled.kept._states.values()
+        for free, count in ((3 * state.nbytes, 2), (state.nbytes, 1)):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+            pipe._compiled.kept.clear()
+            call(pipe, "ar", 1)
+            call(pipe, "sjd-coupled:window=4", 1)
+            assert len(pipe._compiled.kept) == count
+
+
+def test_graphs_and_conditions_count_as_memory(monkeypatch):
+    pipe = fresh("emu3")
+    with card.card():
+        reserved = iter(range(0, 10**9, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
+        pipe.compile()
+        call(pipe, "ar", 1)
+        [state] = pipe._compiled.kept._states.values()
+        assert state.take_step.nbytes == 1000 and state.nbytes == state.state.nbytes + 1000
+        with_prompt = state.state.nbytes
+        prompt = state.state.model.conditions._values.pop("prompt")
+        assert state.state.nbytes <= with_prompt - prompt.nbytes
+
+
+@pytest.mark.parametrize(
+    ("family", "decoding"),
+    [
+        ("llamagen-text", "ar"),
+        ("llamagen-text", "eagle"),
+        ("llamagen-text", "sjd-coupled:window=4"),
+        ("llamagen-text", "sjd-tree:window=6,depth=3"),
+        ("llamagen-text", "sjd-lazy:window=8,chain=4,tokens=4"),
+        ("llamagen-text", "zipar:window=2"),
+        ("llamagen-text", "pjd:window=4"),
+        ("arpg", "groups:groups=4"),
+        ("var-text", "next-scale"),
+        ("mar", "mar"),
+        ("latent-llama", "ar"),
+        ("llamagen-dd", "flow:window=4"),
+    ],
+)
+def test_an_interrupted_call_leaves_its_graphs_to_others(family, decoding):
+    def stop(pipe, step, passes, tensors):
+        pipe._interrupt = step == 2
+
+    expected, pipe = [call(pipeline(family, "cpu"), decoding, count) for count in (3, 1)], pipeline(family, "replayed")
+    with card.card() as device:
+        pipe._compiled.kept.clear()
+        call(pipe, decoding)
+        captures = device.captures
+        call(pipe, decoding, callback_on_step_end=stop)
+        assert differences(expected[0], call(pipe, decoding)) == [] and device.captures == captures
+        # Fewer images than rows.
+        call(pipe, decoding, callback_on_step_end=stop, batch_size=3)
+        assert differences(expected[1], call(pipe, decoding, 1, batch_size=3)) == []
+
+
+def test_short_prompts_do_not_attend_to_the_width_of_a_long_one():
+    pipe = tiny_emu3.pipeline()
+
+    def widths(prompt):
+        pipe(prompt, decoding="ar", output_type="latent", generator=seeded(0))
+        *_, latest = pipe._compiled.kept._states.values()
+        return latest.state.cache.keys[0].shape[2]
+
+    with compiled(pipe):
+        short, long, again = map(widths, ("a red heart", "a red heart " * 200, "a red heart"))
+    assert again == short < long
+
+
+def test_settings_that_a_call_did_without_are_not_computed_for_it():
+    pipe, settings = fresh(), {"output_type": "latent", "decoding": "ar"}
+    with card.card():
+        pipe.compile()
+        for more in ({}, {"min_p": 0.1}, {}, {"temperature": 0.5}):
+            pipe("a red heart", generator=seeded(0), **settings, **more)
+        *_, latest = pipe._compiled.kept._states.values()
+        assert latest.state.sampling.stacked and latest.state.sampling.min_p is None
+
+
+def test_compiling_is_taken_back():
+    pipe = pipeline("llamagen-text", "cpu")
+    pipe.compile(backend="eager")
+    call(pipe, "ar")
+    pipe.uncompile()
+    assert pipe.steps_of(pipe.decoding) is None
+
+
+@pytest.mark.parametrize("make", [tiny_mar.pipeline, tiny_latent_llama.pipeline])
+def test_kept_bytes_of_models_whose_steps_are_not_compiled_as_a_whole(make):
+    with torch.no_grad():
+        pipe = make()
+    pipe.compile(kept_bytes=0, backend="eager")
+    assert pipe._compiled.kept._most == 0
+
+
+# Other parts of a pipeline
+
+
+@pytest.mark.parametrize(("kind", "given"), [("video", {}), ("text", {}), ("video", {"image": True})])
+def test_a_video_model_warms_up_by_what_it_reads(kind, given):
+    with torch.no_grad():
+        pipe = tiny_cosmos.pipeline(kind)
+    if given:
+        given = {"image": Image.new("RGB", pipe.image_sizes[0][::-1])}
+    pipe.warm_up(**given, output_type="latent", generator=seeded(1))
+
+
+def test_from_pipe_leaves_the_dtype_of_what_it_shares():
+    with torch.no_grad():
+        pipe = tiny.text_pipeline()
+    pipe.to(dtype=torch.bfloat16)
+    assert LlamaGenPipeline.from_pipe(pipe).transformer.dtype == torch.bfloat16
+    assert LlamaGenPipeline.from_pipe(pipe, torch_dtype=torch.float16).transformer.dtype == torch.float16
+
+
+def test_the_window_is_chosen_by_the_times_of_the_present_dtype(monkeypatch):
+    measured = []
+
+    def measure(model, step):
+        measured.append(next(model.network.parameters()).dtype)
+        return {1: 1.0, 4: 1.1}
+
+    monkeypatch.setattr(step_seconds, "_measure", measure)
+    monkeypatch.setattr(step_seconds, "read_table", lambda name: {})
+    monkeypatch.setattr(step_seconds, "write_table", lambda name, table: None)
+    pipe = fresh(place="cpu")
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        pipe.to(dtype=dtype)
+        pipe("a red heart", decoding="sjd-coupled:window=auto", output_type="latent", generator=seeded(0))
+    assert measured == [torch.float32, torch.bfloat16]
