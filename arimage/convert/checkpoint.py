@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from ..models.mixin import align_weights
 from .paths import CheckpointError, check_file, check_vacant
 
 
@@ -210,6 +211,7 @@ def fill(
         # Safetensors saves contiguous tensors only.
         tensors[name] = tensor.contiguous()
     model.load_state_dict(tensors, assign=True)
+    align_weights(model)
     return model.eval()
 
 

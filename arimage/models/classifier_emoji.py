@@ -1,9 +1,11 @@
 """A small classifier of emoji. `arimage train classifier` trains it, and the evaluation of emoji uses its features."""
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
+
+from .mixin import ModelMixin
 
 
 class EmojiClassifier(ModelMixin, ConfigMixin):

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from diffusers.models.attention import LuminaFeedForward
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Width, checked
+from .mixin import ModelMixin
 
 
 MAX_REFERENCES = 5

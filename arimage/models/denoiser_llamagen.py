@@ -5,12 +5,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..schema import Epsilon, Layers, Width, checked
 from .layers import Linear
+from .mixin import ModelMixin
 from .transformer_llamagen import LlamaGenTransformer, RMSNorm
 
 

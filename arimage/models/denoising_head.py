@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..schema import Flag, Layers, Width, checked
 from .layers import Linear
+from .mixin import ModelMixin
 
 
 # Width of the sines and cosines that encode the timestep.

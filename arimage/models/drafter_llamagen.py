@@ -3,12 +3,13 @@ transformer's next features."""
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 
 from ..schema import Count, Epsilon, Positive, Share, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, heads_per_key
+from .mixin import ModelMixin
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 

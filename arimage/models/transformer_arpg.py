@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -16,6 +16,7 @@ from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width,
 from .cache import SlotCache
 from .conditions import check_image
 from .layers import FeedForward, Linear, additive, attend, heads_per_key, init_normal
+from .mixin import ModelMixin
 from .prefix import PrefixModel
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 

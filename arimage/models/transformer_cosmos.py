@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -19,6 +19,7 @@ from ..schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checke
 from .cache import SlotCache
 from .conditions import Conditions, put_codebook, spread
 from .layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
+from .mixin import ModelMixin
 
 
 # The authors' YaRN settings: positions are stretched twice, with a ramp between the frequencies that turn 4 times and

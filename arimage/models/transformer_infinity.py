@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -15,6 +15,7 @@ from ..schema import Count, Layers, Width, checked
 from .cache import GrowingCache
 from .infinity_schedules import Grid, PixelClass, Schedule
 from .layers import Linear, attend, init_normal
+from .mixin import ModelMixin
 from .pruning import Pruning, only
 from .transformer_var import Float32Linear, Offset, block_causal_mask, layer_norm
 

@@ -4,7 +4,7 @@
 from typing import ClassVar, Literal, Self
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -14,6 +14,7 @@ from .cache import SlotCache
 from .conditions import check_raster, spread
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from .layers import Linear, additive, heads_per_key, init_normal
+from .mixin import ModelMixin
 from .prefix import PrefixModel
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 

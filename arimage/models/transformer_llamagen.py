@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -15,6 +15,7 @@ from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, check
 from .cache import SlotCache
 from .conditions import check_raster, spread
 from .layers import FeedForward, Linear, additive, attend, causal_mask, check_groups, heads_per_key, init_normal
+from .mixin import ModelMixin
 from .original_names import LLAMAGEN_NAMES
 from .prefix import PrefixModel
 

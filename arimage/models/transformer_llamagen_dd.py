@@ -4,7 +4,7 @@ forward pass."""
 from typing import Literal
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from .distilled import VectorHead, known_flags
 from .layers import Linear, additive, heads_per_key
+from .mixin import ModelMixin
 from .transformer_llamagen import Block, ClassOrTextCondition, LlamaGenTransformer, RMSNorm, check_heads
 
 

@@ -3,7 +3,7 @@ see each other."""
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from ..schema import Count, Epsilon, Layers, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, attend
+from .mixin import ModelMixin
 from .paired import PairedModel, teacher_forcing_mask
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -16,6 +16,7 @@ from ..schema import Count, Layers, Positive, Side, Width, checked
 from .conditions import Conditions
 from .denoising_head import diffusion_tables
 from .layers import Linear, additive, attend
+from .mixin import ModelMixin
 
 
 class Block(nn.Module):

@@ -2,7 +2,7 @@
 each image token."""
 
 import torch
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -11,6 +11,7 @@ from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, heads_per_key
+from .mixin import ModelMixin
 from .original_names import LLAMAGEN_NAMES
 from .paired import PairedModel, teacher_forcing_mask
 from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -18,6 +18,7 @@ from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width,
 from .cache import GrowingCache
 from .conditions import Conditions, put_codebook, spread, with_unconditional
 from .layers import Linear, attend, init_normal
+from .mixin import ModelMixin
 from .pruning import Pruning, fed_cells, only, pruning_of
 
 

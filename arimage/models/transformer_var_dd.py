@@ -3,7 +3,7 @@ forward pass."""
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .distilled import VectorHead, known_flags
 from .layers import Linear
+from .mixin import ModelMixin
 from .transformer_var import Attention, FeedForward, Float32Linear, layer_norm
 
 

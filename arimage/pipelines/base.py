@@ -26,6 +26,7 @@ from ..decoding import (
     decoding_to_dict,
 )
 from ..decoding.contract.supports import Traits
+from ..models.mixin import align_weights
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
@@ -194,6 +195,12 @@ class ARPipeline(LoraMixin, CompileMixin):
             raise RuntimeError("_interrupt is set outside of a call: set it in the callback of the call to stop")
 
     # Loading and saving
+
+    def __setattr__(self, name: str, value: Any):
+        # Whoever loaded it: components of diffusers and transformers too.
+        if isinstance(value, torch.nn.Module):
+            align_weights(value)
+        super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: str | os.PathLike, safe_serialization: bool = True, **kwargs) -> None:
         if not safe_serialization:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 
+from ..models.mixin import ModelMixin
 from ..schema import Count, Flag, Layers, Width, Widths, checked
 from .tiling import TilingMixin
 from .vq_llamagen import Decoder, Encoder

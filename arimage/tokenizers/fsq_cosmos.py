@@ -6,7 +6,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.autoencoders.autoencoder_kl_cosmos import (
     CosmosCausalAttention,
@@ -21,6 +21,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from pydantic import Field
 from torch import nn
 
+from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Side, Width, Widths, checked
 from .tiling import TilingMixin
 

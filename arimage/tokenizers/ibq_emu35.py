@@ -1,8 +1,9 @@
 """The image tokenizer of Emu3.5: index backpropagation quantisation, IBQ (https://arxiv.org/abs/2412.02692)."""
 
 import torch
-from diffusers import ModelMixin, VQModel  # noqa: F401 `from_pretrained` looks for ModelMixin in this module
+from diffusers import VQModel
 
+from ..models.mixin import ModelMixin
 from .tiling import TilingMixin
 
 
@@ -10,7 +11,7 @@ from .tiling import TilingMixin
 POSITIONS = 256
 
 
-class IBQModel(TilingMixin, VQModel):
+class IBQModel(TilingMixin, ModelMixin, VQModel):
     """A `VQModel` whose codes are the vectors with the largest inner product, not the nearest ones.
 
     Encoder and codebook stay in float32 when the model is loaded in half precision, which would change one code in

@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
+from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Widths, checked
 from .vq_llamagen import channels_last
 

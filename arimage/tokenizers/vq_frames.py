@@ -3,9 +3,10 @@
 from typing import Self
 
 import torch
-from diffusers import ConfigMixin, ModelMixin  # noqa: F401 diffusers looks for the base classes here
+from diffusers import ConfigMixin  # noqa: F401 diffusers looks for the base classes here
 from diffusers.utils.accelerate_utils import apply_forward_hook
 
+from ..models.mixin import ModelMixin  # noqa: F401
 from .vq_llamagen import LlamaGenVQModel
 
 

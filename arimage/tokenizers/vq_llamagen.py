@@ -5,13 +5,14 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
 from ..kernels.group_norm import group_norm_silu
+from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Width, Widths, checked
 from .tiling import TilingMixin
 

@@ -4,12 +4,13 @@ fine."""
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import ConfigMixin, ModelMixin
+from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..kernels.codebook import nearest_code
+from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
 from .tiling import TilingMixin
 from .vq_llamagen import Decoder, Encoder, rows
