@@ -32,6 +32,7 @@ from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
 from .checks import as_decoding, as_texts, with_dtype
 from .compiling import CompileMixin
+from .forked import limit_forks, warn_if_forked
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
 from .lora import LoraMixin
@@ -81,6 +82,7 @@ class ARPipeline(LoraMixin, CompileMixin):
 
     def __init__(self):
         super().__init__()
+        limit_forks()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.decoding = AutoregressiveDecoding()
         self.known_captions: KnownCaptions | None = None
@@ -457,6 +459,7 @@ class ARPipeline(LoraMixin, CompileMixin):
             raise ValueError(
                 f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
             )
+        warn_if_forked()
         decoding = self.decoding if decoding is None else as_decoding(decoding)
         return RunOptions(decoding, output_type, return_dict, callback_on_step_end, list(names), batch_size)
 
