@@ -83,9 +83,10 @@ class TreeShape:
         self._table = torch.stack([before, rank, group, level + 1])
         # The root comes first, since NaN is sorted before all numbers. The rest of its group come last: they are no
         # candidates.
-        self._root = torch.full((1, 1, width), -1.0, device=device).index_fill_(2, rank[:1], torch.nan)
+        others = torch.full((1, 1, width), -1.0, device=device, dtype=torch.float32)
+        self._root = others.index_fill_(2, rank[:1], torch.nan)
         self._none = torch.zeros(1, 1, width, dtype=torch.long, device=device)
-        self._eye = torch.eye(self.nodes + 1, device=device)
+        self._eye = torch.eye(self.nodes + 1, device=device, dtype=torch.float32)
         self.all = rank[None, :width]
         self.levels = torch.arange(-1, depth, device=device)
         # They see decided tokens and themselves.

@@ -53,7 +53,7 @@ class ZipARDecoding(DecodingMethod):
         check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
-        none = torch.zeros(len(seeds), model.vocab_size, device=model.device)
+        none = torch.zeros(len(seeds), model.vocab_size, device=model.device, dtype=torch.float32)
         return start_rows(ZipARState, model, sampling, seeds, self._context(model), draft_probabilities=none)
 
     def step(self, state: ZipARState) -> None:

@@ -120,7 +120,7 @@ class PlacedCache(RowCache):
         """See `arimage.decoding.contract.cache.Cache`."""
         self.allocate()
         index = self.index(slots)[None, :, None, :, None]
-        likeness = torch.zeros(index.shape[1], index.shape[3], device=index.device)
+        likeness = torch.zeros(index.shape[1], index.shape[3], device=index.device, dtype=torch.float32)
         for stack in self.key_stacks:
             layers, _, heads, _, width = stack.shape
             at = index.to(stack.device).expand(layers, -1, heads, -1, width)

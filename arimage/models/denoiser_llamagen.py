@@ -69,6 +69,6 @@ class LlamaGenDenoiser(ModelMixin, ConfigMixin):
     def embed(self, vectors: torch.FloatTensor, noise: torch.FloatTensor) -> torch.Tensor:
         """Embeddings [B, Q, hidden_size] of vectors [B, Q, codebook_dim] whose noise levels are `noise` [B, Q] in (0,
         1]."""
-        angles = math.pi * noise[..., None] * 2.0 ** torch.arange(_WAVES, device=noise.device)
+        angles = math.pi * noise[..., None] * 2.0 ** torch.arange(_WAVES, device=noise.device, dtype=torch.float32)
         inputs = torch.cat([vectors, angles.cos(), angles.sin()], dim=-1).to(self.dtype)
         return self.out_proj(F.silu(self.vector_proj(inputs)))

@@ -88,7 +88,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
             timesteps: steps of training, 0 .. num_train_timesteps - 1, broadcast to [...].
             conditions: [..., C].
         """
-        ranks = torch.arange(FREQUENCIES // 2, device=tokens.device)
+        ranks = torch.arange(FREQUENCIES // 2, device=tokens.device, dtype=torch.float32)
         angles = timesteps[..., None].float() * torch.exp(-math.log(10000) / (FREQUENCIES // 2) * ranks)
         time = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.dtype)
         time = self.time_fc2(F.silu(self.time_fc1(time)))

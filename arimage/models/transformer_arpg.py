@@ -340,7 +340,7 @@ class ARPGTokenModel(PrefixModel):
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the group itself."""
-        return torch.full((count,), (rank + count) / self.num_tokens, device=self.device)
+        return torch.full((count,), (rank + count) / self.num_tokens, device=self.device, dtype=torch.float32)
 
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`

@@ -51,7 +51,7 @@ def rotary_table(
     """Cosines and sines [T * H * W, head_dim / 2, 2] in float32 for a grid of (frames, rows, columns)."""
     frequencies = []
     for width, length in zip(axis_widths(head_dim), YARN_LENGTHS, strict=True):
-        frequency = theta ** (-torch.arange(0, width, 2, device=device) / width)
+        frequency = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
         if yarn:
             slow, fast = (2 * math.pi * turns / length for turns in (YARN_SLOW, YARN_FAST))
             kept = ((frequency - slow) / (fast - slow)).clamp(0, 1)

@@ -227,9 +227,9 @@ class LatentLlamaModel(PrefixModel):
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `LatentModel.denoise`; one standard deviation [1]."""
         tables = self._tables(num_diffusion_steps)
-        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device)
+        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
         mean = self._mean(tokens, timesteps, conditions, guidance, *coefficients(tables, step))
-        return mean, torch.full((1,), tables.middle_std(step), device=tokens.device)
+        return mean, torch.full((1,), tables.middle_std(step), device=tokens.device, dtype=torch.float32)
 
     def denoise_paths(
         self,
@@ -240,9 +240,9 @@ class LatentLlamaModel(PrefixModel):
     ) -> torch.FloatTensor:
         """See `CausalLatentModel.denoise_paths`."""
         tables = self._tables(num_diffusion_steps)
-        timesteps = torch.tensor(tables.timesteps, device=paths.device)
+        timesteps = torch.tensor(tables.timesteps, device=paths.device, dtype=torch.float32)
         steps = [coefficients(tables, step) for step in range(len(tables.timesteps))]
-        parts = torch.tensor(steps, device=paths.device).T[..., None]
+        parts = torch.tensor(steps, device=paths.device, dtype=torch.float32).T[..., None]
         return self._mean(paths, timesteps, conditions[:, :, :, None], guidance[:, :, None], *parts)
 
     def _tables(self, num_diffusion_steps: int | tuple[int, ...]) -> DiffusionTables:

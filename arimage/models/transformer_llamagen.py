@@ -27,7 +27,7 @@ def rotary_table(
     the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys
     and attention averages them; with `prefix_keys` they rotate by nothing."""
     quarter = head_dim // 4
-    frequencies = theta ** (-torch.arange(quarter, device=device) * 2.0 / (head_dim // 2))
+    frequencies = theta ** (-torch.arange(quarter, device=device, dtype=torch.float32) * 2.0 / (head_dim // 2))
     row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
     angles = torch.cat(
         [

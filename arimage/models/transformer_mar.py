@@ -218,7 +218,7 @@ class MARLatentModel:
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `LatentModel.denoise`."""
         tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
-        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device)
+        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
         predicted = self.head(tokens.expand(self.groups, -1, -1, -1), timesteps, conditions)
         noise, place = predicted.chunk(2, dim=-1)
         guided = noise[0] if self.groups == 1 else noise[1] + guidance * (noise[0] - noise[1])

@@ -149,4 +149,4 @@ class RandARTokenModel(PairedModel):
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the groups before."""
-        return torch.full((count,), rank / self.num_tokens, device=self.device)
+        return torch.full((count,), rank / self.num_tokens, device=self.device, dtype=torch.float32)

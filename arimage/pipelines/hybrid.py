@@ -102,7 +102,7 @@ class HybridPipeline(ARImagePipeline):
         have similar colours, and unknown ones are grey."""
         grid, codebook = call.layout.current(tokens, tokens >= 0), getattr(call.model, "codebook", None)
         assert codebook is not None
-        axes = torch.randn(codebook.shape[1], 3, generator=torch.Generator().manual_seed(0))
+        axes = torch.randn(codebook.shape[1], 3, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         vectors = F.normalize(codebook[grid.clamp(min=0).to(codebook.device)].float(), dim=-1)
         colours = (
             (vectors @ axes.to(vectors.device)).tanh().masked_fill((grid < 0)[..., None].to(vectors.device), GREY)

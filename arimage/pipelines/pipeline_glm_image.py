@@ -250,7 +250,8 @@ class GlmImagePipeline(HybridPipeline):
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         config = self.vae.config
         mean, std = (
-            torch.tensor(values).view(1, -1, 1, 1).to(latents) for values in (config.latents_mean, config.latents_std)
+            torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).to(latents)
+            for values in (config.latents_mean, config.latents_std)
         )
         # One at a time, for which there is room after the decoder.
         return torch.cat([self.vae.decode(one.to(self.vae.dtype)).sample for one in (latents * std + mean).split(1)])

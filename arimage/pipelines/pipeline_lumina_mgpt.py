@@ -117,7 +117,7 @@ class LuminaMGPTPipeline(ChameleonPipeline):
             self.edit(call, image, mask_image)
         elif image is not None:
             half = (size[0] // 2, size[1])
-            panel, _ = prepare_image(image, torch.ones(1, 1, *half), half, count)
+            panel, _ = prepare_image(image, torch.ones(1, 1, *half, dtype=torch.float32), half, count)
             call.above = self.encode_image(call.per_image(panel))
         if prompt is not None:
             input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)

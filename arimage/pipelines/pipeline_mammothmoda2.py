@@ -273,7 +273,9 @@ class MammothModa2Pipeline(HybridPipeline):
         # A scheduler holds the state of its run.
         scheduler = type(self.scheduler).from_config(self.scheduler.config)
         shift = math.sqrt(latents.shape[2] * latents.shape[3]) / UNSHIFTED_SIDE
-        scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), mu=shift, device=latents.device)
+        scheduler.set_timesteps(
+            sigmas=torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist(), mu=shift, device=latents.device
+        )
         for timestep in self.progress_bar(scheduler.timesteps):
             # From noise at 0 to the image at 1, the other way round than diffusers' time.
             time = (1 - timestep / scheduler.config.num_train_timesteps).expand(len(latents))

@@ -104,7 +104,7 @@ class InfinityVQModel(TilingMixin, ModelMixin, ConfigMixin):
     def empty_latents(self, count: int, finest: tuple[int, int], device: torch.device) -> torch.Tensor:
         """Latents [B, C, H, W] in float32 before the first map, of images whose finest map is `finest`."""
         rows, columns = (side * self.patch for side in finest)
-        return torch.zeros(count, self.config.latent_channels, rows, columns, device=device)
+        return torch.zeros(count, self.config.latent_channels, rows, columns, device=device, dtype=torch.float32)
 
     def scale_input(self, scale: tuple[int, int], latents: torch.Tensor) -> torch.Tensor:
         """The transformer's inputs [B, h * w, b] for a map of `scale`: the latents of the maps before it."""

@@ -93,7 +93,7 @@ def open_masked(
         raise ValueError(f"num_inference_steps is {steps}: give at most {size}, as many as an image has tokens")
     order, unknown = random_orders(seeds, size), [size] * len(seeds)
     known = torch.zeros_like(order, dtype=torch.bool)
-    tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device)
+    tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device, dtype=torch.float32)
     if sampling.forced is not None:
         known = ~sampling.forced.isnan().any(-1)
         tokens[:, :size] = torch.where(known[..., None], sampling.forced, 0)

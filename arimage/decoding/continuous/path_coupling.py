@@ -116,11 +116,11 @@ def start_paths(
         paths=paths,
         means=torch.zeros_like(paths[:, :, 1:]),
         held=torch.zeros_like(every, dtype=torch.bool),
-        stds=torch.zeros(steps, 1, device=model.device),
+        stds=torch.zeros(steps, 1, device=model.device, dtype=torch.float32),
         conditions=conditions.new_zeros(groups, len(seeds), size, width) if keep_conditions else None,
         **buffers,
     )
-    state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device)
+    state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device, dtype=torch.float32)
     first = every[:, :1]
     path, means, stds = sample_paths(model, sampling, conditions[:, :, None], state.guidance(first), paths[:, :1])
     state.stds.copy_(stds)

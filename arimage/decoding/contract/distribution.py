@@ -267,7 +267,7 @@ class Sampling:
         where a token is forced."""
         self._check_allowed(vocab_size)
         if self.allowed is None:
-            weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device)
+            weights = torch.full((vocab_size,), 1 / vocab_size, device=positions.device, dtype=torch.float32)
         else:
             allowed = self.allowed if self.allowed.ndim == 1 else self.allowed[:, None]
             weights = allowed.float() / allowed.sum(-1, keepdim=True)

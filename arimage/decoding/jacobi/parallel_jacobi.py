@@ -90,7 +90,7 @@ class ParallelJacobiDecoding(DecodingMethod):
             seeds,
             context,
             column=column,
-            draft_probabilities=torch.zeros(*column.shape, model.vocab_size, device=model.device),
+            draft_probabilities=torch.zeros(*column.shape, model.vocab_size, device=model.device, dtype=torch.float32),
             start=start,
             start_sums=start_sums,
         )

@@ -86,7 +86,7 @@ class JacobiState(WindowState):
     def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The arguments of `DenoisingModel.forward` that replace the tokens at `positions` [B, W]."""
         vectors, level = self._at(positions)
-        return {"vectors": vectors, "noise": level / self.levels}
+        return {"vectors": vectors, "noise": level.float() / self.levels}
 
     def is_token(self, positions: torch.LongTensor) -> torch.BoolTensor:
         """Bool [B, W], which of `positions` [B, W] are fed as tokens."""
@@ -213,7 +213,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         else:
             window = capacity = self.window + -self.window % model.block
         level = seeds.new_zeros(len(seeds), 0)
-        vectors = torch.zeros(len(seeds), 0, device=model.device)
+        vectors = torch.zeros(len(seeds), 0, device=model.device, dtype=torch.float32)
         if self.levels:
             assert model.codebook is not None
             room = model.num_tokens + min(capacity, model.num_tokens)

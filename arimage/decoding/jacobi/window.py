@@ -80,7 +80,9 @@ def start_distribution(
     model: TokenModel, sampling: Sampling, batch_size: int
 ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
     """The uniform distribution [B, V] over the allowed tokens, and its cumulative sums."""
-    allowed = torch.ones(model.vocab_size, device=model.device) if sampling.allowed is None else sampling.allowed
+    allowed = sampling.allowed
+    if allowed is None:
+        allowed = torch.ones(model.vocab_size, device=model.device, dtype=torch.bool)
     allowed = allowed.float().expand(batch_size, -1)
     count = allowed.sum(-1, keepdim=True)
     # Sums of whole numbers, divided at the end: so the last sum is exactly 1, and tokens that are not allowed add
@@ -124,7 +126,9 @@ def open_window(
         cursor=known + model.block,
         window=window,
         positions=known[:, None] + model.block + ahead,
-        draft_probabilities=torch.zeros(len(seeds), capacity, model.vocab_size, device=model.device),
+        draft_probabilities=torch.zeros(
+            len(seeds), capacity, model.vocab_size, device=model.device, dtype=torch.float32
+        ),
         fresh=fresh,
         init=init,
         start=start,

@@ -32,7 +32,7 @@ class AdaptiveWindow:
     def __init__(self, seconds: dict[int, float], num_tokens: int, device: torch.device | str = "cpu"):
         self.num_tokens = num_tokens
         # Accepted drafts per image and step, and steps, since the last choice.
-        self._seen = torch.zeros(2, device=device)
+        self._seen = torch.zeros(2, device=device, dtype=torch.float32)
         self.begin(seconds)
 
     def begin(self, seconds: dict[int, float]) -> None:

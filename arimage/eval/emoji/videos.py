@@ -47,7 +47,7 @@ class ObjectTrack:
         area = self.mask.flatten(1).float().mean(1)
         self.visible = (area >= COVERS[0]) & (area <= COVERS[1])
         weights = self.mask.float() / self.mask.flatten(1).sum(1).clamp(min=1)[:, None, None]
-        centres = (torch.arange(side) + 0.5) / side
+        centres = (torch.arange(side, dtype=torch.float32) + 0.5) / side
         right, down = (weights * centres).sum((1, 2)), (weights * centres[:, None]).sum((1, 2))
         self.places = torch.stack([right, down], dim=1)
         distances = (centres - right[:, None, None]) ** 2 + (centres[:, None] - down[:, None, None]) ** 2
@@ -71,11 +71,9 @@ class ObjectTrack:
     @cached_property
     def turn(self) -> int:
         """Degrees clockwise from one frame to the next: the one of `ANGLES` that explains the video best."""
-        before = self.pictures(torch.zeros(len(self.frames)))[:-1]
-        errors = [
-            float((self.pictures(torch.full((len(self.frames),), float(angle)))[1:] - before).abs().mean())
-            for angle in ANGLES
-        ]
+        before = self.pictures(torch.zeros(len(self.frames), dtype=torch.float32))[:-1]
+        angles = torch.tensor(ANGLES, dtype=torch.float32)[:, None].expand(-1, len(self.frames))
+        errors = [float((self.pictures(angle)[1:] - before).abs().mean()) for angle in angles]
         return ANGLES[int(np.argmin(errors))]
 
     @cached_property
@@ -91,7 +89,7 @@ class ObjectTrack:
         found = set()
         if turning_points(self.places[:, 1]) >= 2:
             found.add("bouncing")
-            down = torch.zeros(())
+            down = torch.zeros((), dtype=torch.float32)
         for value, least, names in (
             (right, MOVED, ("right", "left")), (down, MOVED, ("down", "up")), (grown, GROWN, ("growing", "shrinking")),
         ):  # fmt: skip
@@ -134,7 +132,7 @@ def turning_points(values: torch.Tensor) -> int:
 def gallery_pictures(gallery: torch.Tensor) -> torch.Tensor:
     """The pictures of a gallery on white, [K, 3, S, S] in [0, 1], as `ObjectTrack.pictures` returns them: float
     [K, 3, 32, 32] in [0, 1]."""
-    return ObjectTrack((gallery * 255).round().byte()).pictures(torch.zeros(len(gallery)))
+    return ObjectTrack((gallery * 255).round().byte()).pictures(torch.zeros(len(gallery), dtype=torch.float32))
 
 
 def check_video(

@@ -43,8 +43,8 @@ def probabilities(
     cuts_min = isinstance(min_p, torch.Tensor) or min_p > 0
     if cuts_k or cuts_p or cuts_min:
         top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
-        top_p = torch.as_tensor(_by_row(top_p), device=device) if cuts_p else None
-        min_p = torch.as_tensor(_by_row(min_p), device=device) if cuts_min else None
+        top_p = torch.as_tensor(_by_row(top_p), device=device, dtype=torch.float32) if cuts_p else None
+        min_p = torch.as_tensor(_by_row(min_p), device=device, dtype=torch.float32) if cuts_min else None
         _cut(logits, probabilities, top_k, top_p, min_p)
     return probabilities
 

@@ -336,13 +336,15 @@ def probabilities(
     if isinstance(scale, torch.Tensor):
         # pyright takes any tensor for a number, see `stubPath`.
         scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0  # pyright: ignore[reportAttributeAccessIssue]
-    settings = [temperature, top_k, top_p]
+    settings = [(temperature, torch.float32), (top_k, torch.int64), (top_p, torch.float32)]
     if isinstance(min_p, torch.Tensor) or min_p > 0:
-        settings.append(min_p)
-    if any(isinstance(setting, torch.Tensor) for setting in settings):
+        settings.append((min_p, torch.float32))
+    if any(isinstance(setting, torch.Tensor) for setting, _ in settings):
         rows = [
-            setting if isinstance(setting, torch.Tensor) else torch.full((batch,), setting, device=logits.device)
-            for setting in settings
+            setting
+            if isinstance(setting, torch.Tensor)
+            else torch.full((batch,), setting, dtype=dtype, device=logits.device)
+            for setting, dtype in settings
         ]
         temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
     allowed = None if allowed is None else allowed.contiguous()
